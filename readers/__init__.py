@@ -7,6 +7,7 @@ errors name the file. `matex_data.abc` describes the contract for readers in oth
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence, Set
 from contextlib import ExitStack
 from functools import wraps
@@ -16,9 +17,10 @@ from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.fields import NO_MATCH, expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
+from matex_data.index.whole import FILE, SAMPLE, check_sample, files_as_samples
 from matex_data.readers import compression
 from matex_data.readers.collective import IndexingRanks, StampingRanks
-from matex_data.readers.fits.headers import holds_rows
+from matex_data.readers.fits.headers import holds_rows, tables_behind
 from matex_data.readers.formats import (
     FORMATS,
     HDF5_MAGIC,
@@ -131,6 +133,8 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     for name in (*by_both, *by_magic, *by_text, *by_name_alone):
         if name == "images" and (holds_rows(path, head) or {"hdu", "sample_axis"} & set(options or {})):
             return "fits"
+        if name == "images":
+            _tell_tables(path, head)
         return _kind_of_hdf5(path) if name == "hdf5" else name
     _refuse_content(path, head, text, by_name)
     for name in by_name:
@@ -145,6 +149,14 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
         if unsupported.matches_name(path):
             raise unsupported.error(path, known_formats())
     raise _unknown_format(path, head)
+
+
+def _tell_tables(path: str, head: bytes) -> None:
+    """Warn of tables behind an image of FITS, which is read alone."""
+    tables = tables_behind(path, head)
+    if tables:
+        text = f"{path}: the image is read, and not the tables {tables} behind it; hdu={tables[0]!r} reads that table"
+        warnings.warn(text, stacklevel=2)
 
 
 def refuse_folder(path: str, names: Set[str]) -> None:
@@ -326,12 +338,13 @@ def _indexed(
     trust: Trust | None,
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows."""
+    options, samples = _samples(name, options)
     check_options(name, function, options, leading=2)
     _check_place(name, path)
     try:
         given = {**options, **_trust_of(name, trust)}
         found = _with_patterns(names, path, lambda chosen: function(path, chosen, **given))
-        return found.with_stamps({path: stamp})
+        return samples(found).with_stamps({path: stamp})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
     except OSError as error:
@@ -364,17 +377,32 @@ def collective_reader(name: str) -> Reader | None:
         /,
         **options: Any,
     ) -> Index:
+        options, samples = _samples(name, options)
         check_options(name, function, options, leading=3)
         _check_place(name, paths[0])
         own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         stamping = StampingRanks(ranks, own)
         given = {**options, **_trust_of(name, trust)}
-        index = _with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **given))
+        index = samples(_with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **given)))
         if stamping.gathered:
             return index
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively
+
+
+def _samples(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Index], Index]]:
+    """Return the options of a reader, and what makes the samples that the user asks for of those of the reader.
+
+    Raises
+    ------
+    FormatError : files of the format have no such samples.
+    """
+    sample, own = options.get(SAMPLE), format_named(name).samples
+    check_sample(sample, own, name)
+    if sample != FILE or FILE in own:
+        return dict(options), lambda index: index
+    return {key: value for key, value in options.items() if key != SAMPLE}, files_as_samples
 
 
 def _trust_of(name: str, trust: Trust | None) -> dict[str, Trust]:

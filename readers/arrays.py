@@ -7,10 +7,11 @@ Format of .npy: https://numpy.org/doc/stable/reference/generated/numpy.lib.forma
 from __future__ import annotations
 
 import ast
+import re
 import struct
 import zipfile
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import prod
 from typing import IO, Any
@@ -22,6 +23,7 @@ from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
+from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.whole_file import CompressedFileRows, max_decompressed, read_to_end
@@ -34,6 +36,7 @@ PLAIN_KINDS = "biufcmMSUV"  # of ``numpy.dtype.kind``, without pointers to objec
 MAX_EMPTY_ROWS = 1 << 20  # samples of no bytes, of which a damaged header can claim any number
 RESTORE = "the file is damaged: restore it from its source"
 
+_LONG = re.compile(r"(?<=\d)L(?=\s*[,)])")  # behind an integer, as Python 2 wrote it
 _PARSING = Lock()  # until Python 3.12.1, two threads that parse at once may fail (CPython's issue 106905)
 
 
@@ -46,6 +49,7 @@ def index(
     shape: Sequence[int] = (),
     offset: int = 0,
     verify: bool = True,
+    sample: str | None = None,
 ) -> Index:
     """Index an .npy file, the arrays in an .npz file, or a raw binary file.
 
@@ -57,13 +61,15 @@ def index(
     offset : bytes before the first sample of a raw binary file.
     verify : compare the checksums of uncompressed arrays in an .npz file, which reads them once on one rank. The
         checksums of compressed arrays are always compared.
+    sample : "file": the arrays of a file are one sample, of whatever lengths, and single numbers are fields as well.
+        None: a sample is a row along the first axis.
 
     Raises
     ------
     FieldNotFound : there is no such array.
     FormatError : the file is damaged, holds Python objects, or is raw and ``dtype`` is missing.
     """
-    array = None
+    array, numbers = None, set[str]() if sample == FILE else None
     with open_binary(path) as file:
         head = file.read(8)
         if head.startswith(NUMPY_MAGIC) and dtype is None:
@@ -72,9 +78,9 @@ def index(
     if dtype is not None:
         fields, layouts = _single_field(path, names, field, _raw_array(path, dtype, tuple(shape), offset))
     elif array is not None:
-        fields, layouts = _single_field(path, names, field, array)
+        fields, layouts = _single_field(path, names, field, array, numbers)
     elif head.startswith((ZIP_MAGIC, EMPTY_ZIP_MAGIC)):
-        fields, layouts = _members(path, names, verify)
+        fields, layouts = _members(path, names, verify, numbers)
     else:
         raise FormatError(
             "the file is no NumPy array",
@@ -82,6 +88,8 @@ def index(
             expected=f"{NUMPY_MAGIC!r} (.npy) or {ZIP_MAGIC!r} (.npz) at the start, or dtype= and shape= of a raw file",
             found=repr(head),
         )
+    if numbers is not None:
+        return whole_file(path, fields, layouts, numbers)
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
@@ -124,13 +132,22 @@ class StoredArray:
 
 
 def _single_field(
-    path: str, names: Sequence[str] | None, name: str, array: StoredArray
+    path: str, names: Sequence[str] | None, name: str, array: StoredArray, numbers: set[str] | None = None
 ) -> tuple[dict[str, Field], dict[str, Layout]]:
     if names is not None and list(names) != [name]:
         other = next(n for n in names if n != name)
         raise FieldNotFound("the file has no such field", file=path, field=other, expected=f"{name!r}, its only one")
+    array = _with_axis(array, name, numbers)
     check_shape(path, None, array.shape, array.dtype)
     return {name: array.field(name)}, {name: array.layout()}
+
+
+def _with_axis(array: StoredArray, name: str, numbers: set[str] | None) -> StoredArray:
+    """Return a single number as a row; ``numbers`` collects the names of such arrays, unless it is None."""
+    if array.shape or numbers is None:
+        return array
+    numbers.add(name)
+    return replace(array, shape=(1,))
 
 
 def _raw_array(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> StoredArray:
@@ -219,7 +236,10 @@ def read_header(file: IO[bytes], path: str, member: str | None, size: int) -> St
 def _parse_header(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Return dtype, shape and order of an .npy header, and accept exactly the headers that NumPy accepts."""
     with _PARSING:
-        header = ast.literal_eval(text)
+        try:
+            header = ast.literal_eval(text)
+        except SyntaxError:
+            header = ast.literal_eval(_LONG.sub("", text))
     if not isinstance(header, dict) or set(header) != {"descr", "fortran_order", "shape"}:
         raise ValueError(f"expected a dict of descr, fortran_order and shape, found {text[:80]!r}")
     shape, fortran = header["shape"], header["fortran_order"]
@@ -230,14 +250,17 @@ def _parse_header(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     return np.lib.format.descr_to_dtype(header["descr"]), tuple(int(n) for n in shape), fortran
 
 
-def _members(path: str, names: Sequence[str] | None, verify: bool) -> tuple[dict[str, Field], dict[str, Layout]]:
+def _members(
+    path: str, names: Sequence[str] | None, verify: bool, numbers: set[str] | None
+) -> tuple[dict[str, Field], dict[str, Layout]]:
+    """Return the fields of an .npz file and their layouts; see `_with_axis` for ``numbers``."""
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     try:
         with open_binary(path) as file, open_zip(file) as archive:
             members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
             for name in _selected(path, names, members):
-                array = _member_array(archive, path, name, members[name], verify)
+                array = _with_axis(_member_array(archive, path, name, members[name], verify), name, numbers)
                 if array.shape:
                     fields[name], layouts[name] = array.field(name), _member_layout(file, path, members[name], array)
                 elif names is not None:

@@ -69,23 +69,28 @@ class DecodedFileRows(LibraryRows):
     file : the file.
     field : name, shape and dtype.
     rows : number of rows.
+    nbytes : size of the elements of all ragged samples.
     """
 
     file: DecodedFile
     field: Field
     rows: int
+    nbytes: int = 0
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        row_bytes = max(1, prod(self.field.shape) * self.field.dtype.itemsize)
-        return max(1, min(self.rows, BLOCK_BYTES // row_bytes))
+        row_bytes = self.nbytes // max(1, self.rows) or prod(self.field.shape) * self.field.dtype.itemsize
+        return max(1, min(self.rows, BLOCK_BYTES // max(1, row_bytes)))
+
+    def inner_bytes(self) -> int:
+        return self.nbytes
 
     def stored_bytes(self) -> int:
         return self.rows * prod(self.field.shape) * self.field.dtype.itemsize
 
     def read(self, start: int, stop: int) -> Array:
         array = self.file.array(self.field.name)
-        if array.shape != (self.rows, *self.field.shape) or array.dtype != self.field.dtype:
+        if array.shape != (self.rows, *self.field.shape) or array.dtype != self.field.array_dtype:
             remedy = "open the data set again"
             raise DecodeError("the file has changed", file=self.file.path, field=self.field.name, remedy=remedy)
         return array[start:stop]

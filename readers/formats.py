@@ -53,6 +53,9 @@ class Format:
         is given for all files of a data set but the first one.
     takes_trust : the reader has the parameter ``trust``, a `matex_data.abc.Trust`, which it asks before it looks at
         another file that its file names. Users give ``trusted=`` to `open_dataset`; ``trust`` is no option.
+    samples : values of its option ``sample``, of readers that have one: what a sample is, such as ("particle",
+        "iteration"). Of any format, ``sample="file"`` makes a file a sample; a reader that has "file" among these does
+        so itself, as for files whose arrays differ in length.
     remote : the reader opens files by `matex_data.abc.open_binary` and its relatives alone, so that their paths may be
         URLs of object stores. Built-in readers do so without it.
 
@@ -77,6 +80,7 @@ class Format:
     concurrent: bool = False
     takes_static: bool = False
     takes_trust: bool = False
+    samples: tuple[str, ...] = ()
     remote: bool = False
 
     def matches_name(self, path: str) -> bool:
@@ -154,12 +158,14 @@ FORMATS: dict[str, Format] = {
         suffixes=(".mat",),
         magic=((0, b"MATLAB 5.0 MAT-file"),),  # version 4 has none, version 7.3 is HDF5
         extra="matex_data[matlab]",
+        samples=("file",),
     ),
     "hdf5": Format(
         "matex_data.readers.hdf5.reader:index",
         suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
         magic=HDF5_MAGIC,
         takes_trust=True,
+        samples=("file", "group"),
     ),
     "netcdf": Format(
         "matex_data.readers.netcdf.reader:index",
@@ -169,7 +175,9 @@ FORMATS: dict[str, Format] = {
         takes_static=True,
         takes_trust=True,
     ),
-    "openpmd": Format("matex_data.readers.openpmd.reader:index", takes_trust=True),  # HDF5 files with a mark
+    "openpmd": Format(  # HDF5 files with a mark
+        "matex_data.readers.openpmd.reader:index", takes_trust=True, samples=("particle", "iteration")
+    ),
     "csv": Format(
         "matex_data.readers.csv.reader:index",
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
@@ -254,9 +262,10 @@ FORMATS: dict[str, Format] = {
         magic=((0, b"\x93NUMPY"),),
         verified=True,
         concurrent=True,
+        samples=("file",),
     ),
-    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True),
-    "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True),
+    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True, samples=("file",)),
+    "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True, samples=("file",)),
     "idx": Format(
         "matex_data.readers.idx:index",
         suffixes=(".idx", ".idx.gz"),
@@ -275,9 +284,13 @@ FORMATS: dict[str, Format] = {
         stamped=False,
         takes_trust=True,
     ),
-    "fits": Format(
-        "matex_data.readers.fits.reader:index", concurrent=True
-    ),  # FITS files that begin with a table or a cube
+    "fits": Format(  # FITS files that begin with a table, a spectrum or a cube, and those that are compressed
+        "matex_data.readers.fits.reader:index",
+        suffixes=tuple(f"{kind}{end}" for kind in (".fits", ".fit", ".fts") for end in (".gz", ".fz")),
+        text=rb"SIMPLE  = {20}T",
+        concurrent=True,
+        samples=("file",),
+    ),
     "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
 }
 """Built-in formats by name. They take precedence over those of other packages."""

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable
 from typing import TypeVar
 
+import numpy as np
+
 from matex_data._types import Array
 from matex_data.lru import LeastRecentlyUsed
 
@@ -47,8 +49,11 @@ class Kept:
 def _nbytes(decoded: Array | dict[str, Array]) -> int:
     if isinstance(decoded, dict):
         return sum(map(_nbytes, decoded.values()))
-    texts = sum(map(len, decoded.ravel().tolist())) + _OBJECT_BYTES * decoded.size if decoded.dtype.hasobject else 0
-    return int(decoded.nbytes) + texts
+    if not decoded.dtype.hasobject:
+        return int(decoded.nbytes)
+    objects = decoded.ravel().tolist()
+    contents = sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in objects)
+    return int(decoded.nbytes) + contents + _OBJECT_BYTES * decoded.size
 
 
 kept = Kept(KEPT_BYTES)

@@ -15,15 +15,17 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
+from matex_data.index.whole import FILE, whole_file
 from matex_data.readers import left_out
-from matex_data.readers.decoded_files import DecodedFile, rows_of
+from matex_data.readers.decoded_files import DecodedFile, DecodedFileRows, rows_of
+from matex_data.readers.matlab_cells import cell_field, cell_rows, cell_shapes
 from matex_data.readers.matlab_elements import inflated
 from matex_data.storage.files import is_of_system, open_whole
 
 RESTORE = "the file is damaged: restore it from its source"
 
 
-def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0) -> Index:
+def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0, sample: str | None = None) -> Index:
     """Index the arrays of a MATLAB file. One rank decodes it for their shapes; later, each rank decodes it once.
 
     Parameters
@@ -31,6 +33,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     names : arrays, and those in structures as ``structure/member``. None: all but single numbers and texts.
     sample_axis : axis of the arrays along which the samples lie, as NumPy counts: -1 is the last one. Vectors, of one
         row or of one column, have a number for each sample.
+    sample : "file": the arrays of a file are one sample, of whatever lengths, with single numbers and texts. None: a
+        sample is a row along the axis.
 
     Raises
     ------
@@ -45,7 +49,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     file = MatlabFile(path, stamp, sample_axis, variables)
     arrays, unread = file.contents()
     if names is None:
-        chosen = [name for name, array in arrays.items() if len(array) > 1] or list(arrays)
+        rows = [name for name, array in arrays.items() if len(array) > 1]
+        chosen = list(arrays) if sample == FILE else rows or list(arrays)
         if unread:
             left_out.warn(f"{path}: {len(unread)} variables", unread)
     else:
@@ -59,6 +64,10 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
                 "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, others)}"
             )
     lengths = {name: len(arrays[name]) for name in chosen}
+    layouts = {name: _layout(file, name, arrays[name]) for name in chosen}
+    fields = {name: layout.field for name, layout in layouts.items()}
+    if sample == FILE and chosen:
+        return whole_file(path, fields, layouts, [name for name in chosen if arrays[name].shape == (1,)])
     if len(set(lengths.values())) != 1:
         raise FormatError(
             "the variables differ in their number of samples" if lengths else "the file has no variable with samples",
@@ -67,9 +76,14 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
             found=lengths or left_out.shown(unread),
             remedy="select variables with inputs= and targets=, or give the axis of the samples with sample_axis=",
         )
-    layouts = {name: rows_of(file, name, arrays[name]) for name in chosen}
-    rows = next(iter(lengths.values()))
-    return Index({name: layout.field for name, layout in layouts.items()}, [FileIndex(path, rows, layouts)])
+    return Index(fields, [FileIndex(path, next(iter(lengths.values())), layouts)])
+
+
+def _layout(file: MatlabFile, name: str, array: Array) -> DecodedFileRows:
+    if not array.dtype.hasobject or not isinstance(array[0], np.ndarray):
+        return rows_of(file, name, array)
+    field = cell_field(name, [cell.shape for cell in array], array[0].dtype)
+    return DecodedFileRows(file, field, len(array), sum(cell.nbytes for cell in array))
 
 
 @declared
@@ -129,6 +143,8 @@ class MatlabFile(DecodedFile):
             raise _NoRowsError("an empty array")
         if value.dtype.names is not None:
             raise _NoRowsError("an array of structures")
+        if value.dtype.kind == "O" and _holds_arrays(value):
+            return _cells(value)
         if value.dtype.kind in "OU":
             value = _texts(value)
         elif value.dtype.kind not in "biufc":
@@ -151,6 +167,23 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
             yield from _arrays(f"{name}/{member}", value.reshape(-1)[0][member])
     else:
         yield name, value
+
+
+def _holds_arrays(value: Array) -> bool:
+    """Return whether a vector of cells has arrays of numbers alone."""
+    cells = value.ravel().tolist()
+    numeric = all(isinstance(cell, np.ndarray) and cell.dtype.kind in "biufc" for cell in cells)
+    return numeric and value.ndim == 2 and 1 in value.shape
+
+
+def _cells(value: Array) -> Array:
+    cells = value.ravel().tolist()
+    try:
+        shapes = cell_shapes([cell.shape for cell in cells])
+    except ValueError as error:
+        raise _NoRowsError(str(error)) from error
+    dtype = np.result_type(*[cell.dtype.newbyteorder("=") for cell in cells])
+    return cell_rows(cells, shapes, dtype, len(set(shapes)) == 1)
 
 
 def _texts(value: Array) -> Array:

@@ -1,4 +1,4 @@
-"""Layouts made of other layouts: one after the other, one as a single row, and a sum."""
+"""Layouts made of other layouts: one after the other, and a sum."""
 
 from __future__ import annotations
 
@@ -66,6 +66,9 @@ class Concatenated(Layout):
     def stored_bytes(self) -> int:
         return sum(part.stored_bytes() for part in self.parts)
 
+    def inner_bytes(self) -> int:
+        return sum(part.inner_bytes() for part in self.parts)
+
     def end(self) -> int:
         return max((part.end() for part in self.parts), default=0)
 
@@ -95,46 +98,6 @@ def with_shared_blocks(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
         name: replace(layout, first=first) if isinstance(layout, Concatenated) else layout
         for name, layout in layouts.items()
     }
-
-
-@declared
-@dataclass(frozen=True, eq=False)
-class WholeParts(Layout):
-    """Layouts of one file of which each is a single row: an array of fixed shape, or of variable length.
-
-    Parameters
-    ----------
-    parts : the rows.
-    ragged : the rows are 1-D arrays of their own length.
-    dtype : of their elements.
-    """
-
-    parts: tuple[Layout, ...]
-    ragged: bool
-    dtype: np.dtype[Any]
-    block_rows: int = 1
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return len(self.parts)
-
-    def stored_bytes(self) -> int:
-        return sum(part.stored_bytes() for part in self.parts)
-
-    def inner_bytes(self) -> int:
-        """Return the size of the elements of all rows of variable length in memory, in bytes."""
-        return sum(part.rows for part in self.parts) * self.dtype.itemsize if self.ragged else 0
-
-    def end(self) -> int:
-        return max((part.end() for part in self.parts), default=0)
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        for number, to in zip(rows.numbers.tolist(), rows.destination.tolist(), strict=True):
-            part = self.parts[number]
-            if self.ragged:
-                out[to] = np.empty(part.rows, self.dtype)
-            if part.rows:
-                yield from part.requests(_all_rows(part.rows), out[to], cache)
 
 
 @declared
@@ -179,7 +142,3 @@ class Sum(Layout):
 
 def _add(out: Array, destination: Integers, added: Array) -> None:
     out[destination] += added
-
-
-def _all_rows(count: int) -> RowSelection:
-    return RowSelection(np.array([0]), np.array([count]), np.arange(count, dtype=np.int64))

@@ -24,6 +24,7 @@ from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index, check_same
 from matex_data.index.paths import PathTable
 from matex_data.index.stamps import Stamp
+from matex_data.index.whole import FILE, SAMPLE, WHOLES, united
 from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator, pickle_error
 from matex_data.mpi.shared import share
@@ -38,6 +39,7 @@ T = TypeVar("T")
 
 NETCDF = "netcdf"  # the format whose samples have a coordinate
 MOST_NAMED = 5  # files in a warning
+MANY_SMALL, SMALL = 32, 1 << 20  # files, of as many bytes, each of which may be a sample
 SHARED_FACTS = 256  # files from which on a message costs less than a look at all of them
 
 
@@ -220,10 +222,13 @@ def _index_all(
             index = index.in_columns()
     else:
         index_one = partial(_index_one, reading, resolved, known, stale)
-        own = _index_share(comm, files, index_one, format_named(resolved).concurrent)
+        whole = reading.options.get(SAMPLE) in WHOLES
+        own = _index_share(comm, files, index_one, format_named(resolved).concurrent, whole)
         by_rank = comm.gather(own)
-        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, len(files)))
+        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, len(files), whole))
     comm.agreed(partial(_tell_notices, index))
+    if reading.options.get(SAMPLE) is None and FILE in format_named(resolved).samples:
+        comm.agreed(partial(_tell_rows, index))
     return _on_all_ranks(comm, index)
 
 
@@ -233,6 +238,18 @@ def _tell_notices(index: Index | None) -> None:
     for notice in {layout.notice: None for file in files for layout in file.layouts.values()}:
         if notice:
             warnings.warn(notice, stacklevel=6)
+
+
+def _tell_rows(index: Index | None) -> None:
+    """Say what a sample is of many small files of arrays of one shape, on the rank that has the index."""
+    if index is None or len(index.files) < MANY_SMALL:
+        return
+    rows = index.files.rows
+    if rows[0] > 1 and bool((rows == rows[0]).all()) and rows[0] * sum(map(index.row_bytes, index.fields)) < SMALL:
+        text = (
+            f"each of the {len(rows)} files has {rows[0]} samples, its rows; sample='file' makes each file one sample"
+        )
+        warnings.warn(text, stacklevel=6)
 
 
 def share_facts(comm: Communicator, files: FileTable) -> None:
@@ -247,12 +264,19 @@ def share_facts(comm: Communicator, files: FileTable) -> None:
         files.set_facts(comm.allgather(files.facts_of(range(*rank_range(len(files), comm.rank, comm.size)))))
 
 
-def _joined(by_rank: Sequence[_Share], files: int) -> Index:
-    """Return one index of what the ranks have indexed; raise the error of the first file that has one."""
+def _joined(by_rank: Sequence[_Share], files: int, whole: bool) -> Index:
+    """Return one index of what the ranks have indexed; raise the error of the first file that has one.
+
+    Parameters
+    ----------
+    whole : a file, or a group of it, is a sample.
+    """
     first = by_rank[0].first
     for of_rank in by_rank:
         for index in (of_rank.first, of_rank.other):
-            if index is not None and first is not None:
+            if index is not None and first is not None and whole:
+                first = united(first, index)
+            elif index is not None and first is not None:
                 check_same(first, index)
         if of_rank.error is not None:
             raise pickle.loads(of_rank.error)
@@ -293,7 +317,7 @@ class _Share:
 
 
 def _index_share(
-    comm: Communicator, files: Sequence[str], index_one: Callable[[str, int], Index], concurrent: bool
+    comm: Communicator, files: Sequence[str], index_one: Callable[[str, int], Index], concurrent: bool, whole: bool
 ) -> _Share:
     """Index this rank's files, up to the first one that fails. A single rank raises the error.
 
@@ -303,6 +327,7 @@ def _index_share(
     files : of all ranks.
     index_one : indexes a file, given its path and number.
     concurrent : threads may index files at the same time.
+    whole : a file, or a group of it, is a sample.
     """
     table, first, other, failure = FileColumnsBuilder(), None, None, None
     own = range(*rank_range(len(files), comm.rank, comm.size))
@@ -315,8 +340,10 @@ def _index_share(
             index = result()
             first = first or Index(index.fields, index.files, index.static, index.facts)
             if (index.fields, index.facts) != (first.fields, first.facts):
-                other = index
-                break
+                if not whole:
+                    other = index
+                    break
+                first = united(first, index)
             if len(files) > 1:
                 for file in index.files:
                     table.add(file)

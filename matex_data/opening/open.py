@@ -14,6 +14,7 @@ from matex_data._types import Io
 from matex_data.dataset import Dataset
 from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.runs import Runs
+from matex_data.index.whole import SAMPLE
 from matex_data.io.sessions import read_sessions
 from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
@@ -44,6 +45,7 @@ def open_dataset(
     paths: Paths | Arrays,
     *,
     format: str | None = None,
+    sample: str | None = None,
     inputs: Names = None,
     targets: Names = None,
     weights: str | None = None,
@@ -85,6 +87,10 @@ def open_dataset(
         dict of arrays by name, a ``pandas.DataFrame``, or an ``xarray.Dataset``, with ``sample_dim=`` if its samples
         are not along the first dimension of its first variable.
     format : str, such as "hdf5". None: detected from the first bytes of the files, then from their suffix.
+    sample : str. What a sample is. None: what the format says, in most of them a row of the arrays or of the table.
+        "file": all rows of a file are one sample; a field has one array for each file, dense if their shapes agree,
+        else ragged. "group", of HDF5: each group with arrays of its own is one sample. "particle" or "iteration", of
+        openPMD.
     inputs, targets : str, or list of str. Names of fields. Neither: an element is a dict of all fields. Only inputs:
         ``x``. Both: ``(x, y)``. A list gives a dict by name, and so does a pattern such as ``"Muon_*"``, which stands
         for all fields that match it.
@@ -224,6 +230,7 @@ def open_dataset(
     created, hot = NewFields.of(file_fields, derive), tuple(as_list(one_hot))
     request = Request(elements, events, created, shape, hot, stack, static_as_inputs, along, missing)
     sessions = read_sessions(comm)
+    options = options if sample is None else {**options, SAMPLE: sample}
     arguments = (
         f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {one_hot=}, {flatten=}, "
         f"{pad=}, {keep=}, {stack=}, {static_as_inputs=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, "

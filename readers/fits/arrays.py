@@ -24,7 +24,8 @@ from matex_data.locks import Lock
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.fits.columns import Biased
 from matex_data.readers.fits.headers import RESTORE, Unit
-from matex_data.storage.files import is_of_system, open_binary
+from matex_data.readers.fits.opening import opened, tiled_image
+from matex_data.storage.files import is_of_system
 
 DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
 _ASTROPY_LOCK = Lock()  # threads may index several files
@@ -129,7 +130,7 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
     from astropy.io import fits
 
     try:
-        with _ASTROPY_LOCK, open_binary(path) as stored, fits.open(stored, memmap=False) as file:
+        with _ASTROPY_LOCK, opened(path) as (stored, _), fits.open(stored, memmap=False) as file:
             section = file[unit.number].section
             shape = tuple(section.shape)
             dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
@@ -146,9 +147,9 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
 
 
 @declared
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class CompressedImageRows(LibraryRows):
-    """Rows of a compressed image, which astropy reads.
+    """Rows of a compressed image, which astropy reads. The file stays open, and the tiles read last are kept.
 
     Parameters
     ----------
@@ -171,16 +172,28 @@ class CompressedImageRows(LibraryRows):
 
     def read(self, start: int, stop: int) -> Array:
         """Read rows, decompressed and scaled."""
-        from astropy.io import fits
+        parts: list[Array] = []
+        low = start
+        while low < stop:
+            number = low // self.block_rows
+            begin, end = number * self.block_rows, min(self.rows, (number + 1) * self.block_rows)
+            block = self._block(number, begin, end)
+            parts.append(block[low - begin : stop - begin])
+            low = end
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
 
+    def _block(self, number: int, begin: int, end: int) -> Array:
+        """Return the rows of the tiles of a block, which are decoded once for all that are read one after the other."""
         try:
-            with open_binary(self.path) as stored, fits.open(stored, memmap=False) as file:
-                rows = file[self.number].section[(*(slice(None),) * self.axis, slice(start, stop))]
+            image = tiled_image(self, self.path, self.number)
+            if image.block[0] != number:
+                rows = image.section[(*(slice(None),) * self.axis, slice(begin, end))]
+                image.block = number, np.moveaxis(rows, self.axis, 0).astype(self.dtype)
         except Exception as error:  # astropy raises errors of many kinds
             if is_of_system(error):
-                raise DataError("the file cannot be read", file=self.path, row=start, found=error) from error
+                raise DataError("the file cannot be read", file=self.path, row=begin, found=error) from error
             raise DecodeError(
-                "the compressed image cannot be read", file=self.path, row=start, found=error, remedy=RESTORE
+                "the compressed image cannot be read", file=self.path, row=begin, found=error, remedy=RESTORE
             ) from error
-        found: Array = np.moveaxis(rows, self.axis, 0).astype(self.dtype)
+        found: Array = image.block[1]
         return found

@@ -52,6 +52,13 @@ class Unit:
         return tuple(self.integer(f"NAXIS{axis}") for axis in range(self.integer("NAXIS"), 0, -1))
 
     @property
+    def image_shape(self) -> tuple[int, ...]:
+        """Return the lengths of the axes of an image, also of a compressed one; () of a table."""
+        if self.cards.get("ZIMAGE"):
+            return tuple(self.integer(f"ZNAXIS{axis}") for axis in range(self.integer("ZNAXIS"), 0, -1))
+        return self.shape if self.kind == "IMAGE" else ()
+
+    @property
     def nbytes(self) -> int:
         """Return the number of bytes of the data, without padding."""
         if not self.shape:
@@ -156,7 +163,7 @@ def _value(text: str) -> Any:
 
 
 def holds_rows(path: str, head: bytes) -> bool:
-    """Return whether the first data of a FITS file are a table, or an array of more than two axes.
+    """Return whether the first data of a FITS file are a table, a spectrum, or an array of more than two axes.
 
     A header behind the first one that is damaged counts as that of a table, whose reader says what is wrong with it.
 
@@ -164,18 +171,37 @@ def holds_rows(path: str, head: bytes) -> bool:
     ----------
     head : first bytes of the file, which tell the kind of most files.
     """
-    if not head.startswith(b"SIMPLE  ="):
-        return False
     headers = 0
     try:
-        with open_binary(path) as file:
-            for unit in units(path, file, file.seek(0, 2)):
-                headers += 1
-                if unit.nbytes and (unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")):
-                    is_cube = unit.kind == "IMAGE" and prod(unit.shape[:-2]) > 1
-                    return unit.is_table or is_cube
+        for unit in _units_with_data(path, head):
+            headers += 1
+            if unit is not None:
+                return unit.is_table or len(unit.image_shape) == 1 or prod(unit.image_shape[:-2]) > 1
     except (FormatError, ValueError):
         return headers > 0
     except OSError:
         return False
     return False
+
+
+def tables_behind(path: str, head: bytes) -> list[str]:
+    """Return names, or numbers, of the tables of a file of which the first data are an image.
+
+    Parameters
+    ----------
+    head : first bytes of the file.
+    """
+    try:
+        found = [unit for unit in _units_with_data(path, head) if unit is not None]
+    except (FormatError, ValueError, OSError):
+        return []  # who reads the image says what is wrong
+    return [unit.name or str(unit.number) for unit in found if unit.is_table]
+
+
+def _units_with_data(path: str, head: bytes) -> Iterator[Unit | None]:
+    """Yield the units of a FITS file; None for one without data or of another kind."""
+    if head.startswith(b"SIMPLE  ="):
+        with open_binary(path) as file:
+            for unit in units(path, file, file.seek(0, 2)):
+                is_data = unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")
+                yield unit if unit.nbytes and is_data else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Mapping, Sequence
+from typing import BinaryIO
 
 import numpy as np
 
@@ -22,7 +24,7 @@ READ_BYTES, LEAST_ROWS = 8 << 20, 64  # of an object, of which descriptors are r
 GAP_BYTES = 256 << 10  # between the descriptors of two rows that one request reads
 
 
-def table_index(path: str, unit: Unit, names: Sequence[str] | None) -> Index:
+def table_index(path: str, file: BinaryIO, unit: Unit, names: Sequence[str] | None) -> Index:
     """Return the index of a table; its rows are the samples.
 
     Raises
@@ -46,7 +48,7 @@ def table_index(path: str, unit: Unit, names: Sequence[str] | None) -> Index:
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     pointers = [column for column in chosen if column.pointer_bytes]
-    pairs = _descriptors(path, unit.begin, rows, width, pointers)
+    pairs = _descriptors(path, file, unit.begin, rows, width, pointers)
     for column in chosen:
         fields[column.name] = _field(column)
         if column.pointer_bytes:
@@ -93,7 +95,9 @@ def _field(column: FitsColumn) -> Field:
     return Field(column.name, (), column.dtype, True, attributes)
 
 
-def _descriptors(path: str, begin: int, rows: int, width: int, columns: Sequence[FitsColumn]) -> dict[str, Integers]:
+def _descriptors(
+    path: str, file: BinaryIO, begin: int, rows: int, width: int, columns: Sequence[FitsColumn]
+) -> dict[str, Integers]:
     """Return number of elements and position of each row, int64[rows, 2], of columns of variable length.
 
     Parameters
@@ -105,7 +109,7 @@ def _descriptors(path: str, begin: int, rows: int, width: int, columns: Sequence
         return {column.name: np.zeros((0, 2), np.int64) for column in columns}
     low = min(column.offset for column in columns)
     high = max(column.offset + 2 * column.pointer_bytes for column in columns)
-    stored = _parts_of_rows(path, begin + low, rows, width, high - low)
+    stored = _parts_of_rows(path, file, begin + low, rows, width, high - low)
     found = {}
     for column in columns:
         at, nbytes = column.offset - low, column.pointer_bytes
@@ -114,15 +118,20 @@ def _descriptors(path: str, begin: int, rows: int, width: int, columns: Sequence
     return found
 
 
-def _parts_of_rows(path: str, begin: int, rows: int, width: int, nbytes: int) -> Bytes:
+def _parts_of_rows(path: str, file: BinaryIO, begin: int, rows: int, width: int, nbytes: int) -> Bytes:
     """Return the same bytes of each row, uint8[rows, nbytes]: few are read but these if they lie far from one another.
 
     Parameters
     ----------
     begin : byte of the file where those of the first row begin.
     """
-    if not is_url(path):
-        memory: Bytes = np.memmap(path, np.uint8, "r", begin, ((rows - 1) * width + nbytes,))
+    if isinstance(file, io.BytesIO) or not is_url(path):
+        length = (rows - 1) * width + nbytes
+        memory: Bytes
+        if isinstance(file, io.BytesIO):
+            memory = np.frombuffer(file.getbuffer(), np.uint8, length, begin)
+        else:
+            memory = np.memmap(path, np.uint8, "r", begin, (length,))
         return np.lib.stride_tricks.as_strided(memory, (rows, nbytes), (width, 1))
     parts: list[memoryview] = []
     step = max(LEAST_ROWS, READ_BYTES // width)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import Any
 
 import h5py
@@ -28,6 +29,7 @@ from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.members import MATLAB_CLASS
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute
 from matex_data.readers.hdf5.rows import Hdf5Rows, opened_dataset
+from matex_data.readers.matlab_cells import cell_field, cell_rows, cell_shapes
 
 HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
 CELL_ROWS = 256  # of a block of a cell array, whose elements lie in no order
@@ -69,7 +71,7 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
         raise FormatError("the MATLAB array is empty", file=path, field=field.name, found=f"size {_sizes(dataset)}")
     is_object = has_attribute(dataset, b"MATLAB_object_decode")
     if kind == "cell" and not is_object:
-        return _texts_of_cell(dataset, path, field)
+        return _cells(dataset, path, field)
     if kind == "char":
         return _texts(dataset, path, field, layout)
     if kind not in NUMBERS or is_object:
@@ -162,6 +164,96 @@ def _text(characters: Array) -> bytes:
     """Return characters, in the order of a text, in UTF-8."""
     little = characters.astype(characters.dtype.newbyteorder("<"), copy=False).tobytes()
     return little.decode(ENCODINGS[characters.dtype.itemsize], "surrogatepass").encode("utf-8", "surrogatepass")
+
+
+def _cells(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layout]:
+    """Return the field of a cell array: arrays of numbers in a vector of cells, or texts."""
+    references = dataset[...].ravel()
+    first = dataset.file[references[0]]
+    if dataset.ndim != 2 or 1 not in dataset.shape or _class(first) not in NUMBERS:
+        return _texts_of_cell(dataset, path, field)
+    try:
+        items = [_checked_cell(dataset.file[reference]) for reference in references]
+        shapes = cell_shapes([_cell_shape(item) for item in items])
+        dtype = np.result_type(*{_cell_dtype(item) for item in items})
+    except (*HDF5_ERRORS, ValueError) as error:
+        problem = "the cell array has elements that are no samples of one field"
+        raise FormatError(problem, file=path, field=field.name, found=error, remedy=REMEDY) from error
+    found = cell_field(field.name, shapes, dtype)
+    nbytes = sum(prod(shape) for shape in shapes) * dtype.itemsize
+    kind = min(CELL_ROWS, len(items)), dtype, len(shapes[0]), found.ragged, nbytes
+    return replace(found, attributes=field.attributes), CellArrays(path, dataset.name, len(items), *kind)
+
+
+def _checked_cell(item: Any) -> h5py.Dataset:
+    """Return an array of numbers in a cell.
+
+    Raises
+    ------
+    TypeError : it is none.
+    """
+    kind = _class(item) if isinstance(item, h5py.Dataset) else "struct"
+    if kind not in NUMBERS or item.is_virtual or item.id.get_create_plist().get_external_count():
+        raise TypeError(f"an element of class {kind!r}, or in another file")
+    if item.dtype.names is not None:
+        raise TypeError("an element of complex numbers")
+    return item
+
+
+def _cell_shape(item: h5py.Dataset) -> tuple[int, ...]:
+    is_empty = has_attribute(item, b"MATLAB_empty") and item.attrs["MATLAB_empty"]
+    return tuple(int(n) for n in item[...].ravel()) if is_empty else tuple(item.shape[::-1])
+
+
+def _cell_dtype(item: h5py.Dataset) -> np.dtype[Any]:
+    kind = _class(item)
+    if kind == "logical":
+        return np.dtype(bool)
+    return np.dtype({"double": "f8", "single": "f4"}.get(kind, kind))
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class CellArrays(LibraryRows):
+    """Arrays of numbers in a vector of cells, each of which is a dataset of its own.
+
+    Parameters
+    ----------
+    path, name : of the file, and of the dataset of references in it.
+    rows, block_rows : number of cells, and of those of a block.
+    dtype : of the numbers.
+    axes : of a sample.
+    ragged : the arrays differ in shape.
+    nbytes : size of all numbers in memory.
+    """
+
+    path: str
+    name: str
+    rows: int
+    block_rows: int
+    dtype: np.dtype[Any]
+    axes: int
+    ragged: bool
+    nbytes: int
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
+    def inner_bytes(self) -> int:
+        return self.nbytes
+
+    def read(self, start: int, stop: int) -> Array:
+        try:
+            dataset = opened_dataset(self, self.path, self.name)
+            flat = (0, slice(start, stop)) if dataset.shape[0] == 1 else (slice(start, stop), 0)
+            items = [_checked_cell(dataset.file[reference]) for reference in dataset[flat]]
+            shapes = [_cell_shape(item) for item in items]
+            arrays = [item[...].T if np.prod(shape) else np.empty(0) for item, shape in zip(items, shapes, strict=True)]
+            shapes = [(prod(shape),) for shape in shapes] if self.axes == 1 else shapes
+            return cell_rows(arrays, shapes, self.dtype, not self.ragged)
+        except HDF5_ERRORS as error:
+            problem = "the cell array cannot be read"
+            raise DecodeError(problem, file=self.path, field=self.name, row=start, found=error) from error
 
 
 def _texts_of_cell(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layout]:

@@ -27,19 +27,29 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
+from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
+from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Pairings, Rows
+from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
-from matex_data.readers.hdf5.types import element_type, has_bytes_of, mislabelled, read_first, unreadable_members
+from matex_data.readers.hdf5.types import (
+    array_element,
+    element_type,
+    has_bytes_of,
+    mislabelled,
+    read_first,
+    unreadable_members,
+)
 from matex_data.storage.files import exists
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import Trust
@@ -59,6 +69,8 @@ def index(
     names: Sequence[str] | None = None,
     offsets: Mapping[str, Any] | None = None,
     allow_missing_sources: bool = False,
+    sample: str | None = None,
+    group: str | None = None,
     trust: Trust | None = None,
 ) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
@@ -68,12 +80,17 @@ def index(
     names : datasets by their path in the file, for example ``"run1/images"``, members of compound tables, for example
         ``"jets/pt"``, or patterns of these, ``"jets/*"``. None: every dataset that has a first axis and can be read; a
         warning lists those that cannot. Scalars are left out, a dataset with more than one name is read once, and soft
-        and external links are followed only if ``names`` has them.
+        and external links are followed only if ``names`` has them, but numbered external links of a group, such as
+        ``data_000001`` of an Eiger's master file, are one field, ``"entry/data/data"``.
     offsets : where samples of variable length begin. A key is the content: a dataset, a table, or a group of datasets.
         A value is the dataset of offsets or counts, ``"jets/offsets"``, which may say what it holds,
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
     allow_missing_sources : samples of a virtual dataset whose source is missing have the fill value; False: they are an
         error.
+    sample : "file": the datasets of a file are one sample, of whatever lengths, with single numbers and texts.
+        "group": a group is a sample, and the datasets that all of them have are the fields, as of molecules or of
+        demonstrations. None: a sample is a row along the first axis.
+    group : of ``sample="group"``, that whose groups are the samples. None: the one that has most groups.
     trust : where bytes may come from beside the folder of the file.
 
     Raises
@@ -84,19 +101,31 @@ def index(
     """
     try:
         with open_file(path, trust) as file:
+            if sample == GROUP:
+                return index_groups(file, path, names, group)
             pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
+            is_known = names is not None and all(name in file for name in names)
+            links = Links({}, ()) if is_known else Links.of(file)
             if names is None:
-                rows = _all(file, path, pairings, frames, allow_missing_sources)
+                links.tell_others(path)
+                chosen: Sequence[str] = [*_listed(file, path, pairings, frames), *links.series]
             else:
-                chosen = _expanded(file, path, names, pairings, frames)
-                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources)
-            rows = pairings.pair(rows, whole=names is None)
+                chosen = _expanded(file, path, names, pairings, frames, links)
+            single = _single_values(file, chosen) if sample == FILE else {}
+            chosen = [name for name in chosen if name not in single]
+            if names is None and (chosen or not single):
+                rows = _all(file, path, chosen, pairings, frames, allow_missing_sources, links)
+            else:
+                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources, links)
+            rows = {**pairings.pair(rows, whole=names is None), **single}
     except DataError:
         raise
     except HDF5_ERRORS as error:
         raise _file_error(path, error) from error
     layouts = {name: layout for name, (_, layout) in rows.items()}
     fields = {name: field for name, (field, _) in rows.items()}
+    if sample == FILE:
+        return whole_file(path, fields, layouts, single)
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
@@ -108,11 +137,13 @@ def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> l
     return pairings.listed(names)
 
 
-def _expanded(file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames) -> Sequence[str]:
+def _expanded(
+    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames, links: Links
+) -> Sequence[str]:
     """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
     if not any(map(is_pattern, names)):
         return names
-    datasets = _listed(file, path, pairings, frames)
+    datasets = [*_listed(file, path, pairings, frames), *links.series]
     tables = dict(_tables(file, datasets))
     members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
     expanded: list[str] = []
@@ -143,6 +174,7 @@ def _named(
     pairings: Pairings,
     frames: Frames,
     allow_missing: bool,
+    links: Links,
     unread: dict[str, FormatError] | None = None,
 ) -> Rows:
     """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
@@ -150,8 +182,15 @@ def _named(
     left_out: dict[str, FormatError] = {}
     tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
     columns: dict[str, FrameColumn] = {}
+
+    def of_link(dataset: h5py.Dataset, link: str) -> tuple[Field, Layout]:
+        return dataset_rows(dataset, path, link, allow_missing=allow_missing)
+
     for name in names:
         try:
+            if name in links.series:
+                found[name] = links.rows(file, path, name, of_link, _of_source)
+                continue
             column = frames.find(name)
             if column is not None:
                 columns[name] = column
@@ -226,9 +265,31 @@ def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str
     return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
 
 
-def _all(file: h5py.File, path: str, pairings: Pairings, frames: Frames, allow_missing: bool) -> Rows:
+def _single_values(file: h5py.File, names: Sequence[str]) -> Rows:
+    """Return the datasets among the names that are one number or one text, as a row each."""
+    found: Rows = {}
+    for name in names:
+        dataset = file.get(name)
+        if not isinstance(dataset, h5py.Dataset) or dataset.shape != ():
+            continue
+        stored, item, ragged = array_element(element_type(file[name]))
+        if not ragged and not item and (stored.kind in "biufcS" or h5py.check_string_dtype(dataset.dtype)):
+            value = np.asarray([dataset[()]], object if stored.hasobject else stored.newbyteorder("="))
+            found[name] = Field(name, (), value.dtype, attributes=attributes(dataset)), MemoryRows(value)
+    return found
+
+
+def _all(
+    file: h5py.File,
+    path: str,
+    names: Sequence[str],
+    pairings: Pairings,
+    frames: Frames,
+    allow_missing: bool,
+    links: Links,
+) -> Rows:
     unread: dict[str, FormatError] = {}
-    rows = _named(file, path, _listed(file, path, pairings, frames), pairings, frames, allow_missing, unread)
+    rows = _named(file, path, names, pairings, frames, allow_missing, links, unread)
     if not rows:
         shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
         found = "; ".join(shown) or "no dataset at all"
@@ -313,7 +374,7 @@ def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allo
 
 def _member_field(table: Table, name: str, member_path: MemberPath) -> Field:
     dtype, shape = member_type(table, member_path)
-    stored, item, ragged = _element(dtype)
+    stored, item, ragged = array_element(dtype)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     found = attributes(table.dataset, dtype)
     if native.names is not None:
@@ -345,7 +406,7 @@ def _field_and_layout(
     dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool
 ) -> tuple[Field, Layout]:
     memory = element_type(dataset)
-    stored, item, ragged = _element(memory)
+    stored, item, ragged = array_element(memory)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
     shape = (*dataset.shape[1:], *item)
     field = Field(name, shape, native, ragged, field_attributes)
@@ -358,21 +419,6 @@ def _field_and_layout(
     return field, layout
 
 
-def _element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
-    """Return the dtype of one number, the shape of one element, and whether elements have variable length."""
-    item_type = h5py.check_vlen_dtype(dtype)
-    if item_type is not None and h5py.check_string_dtype(dtype) is None:
-        return np.dtype(item_type), (), True
-    base = dtype
-    item: tuple[int, ...] = ()
-    while base.subdtype is not None:
-        inner, shape = base.subdtype
-        base, item = inner, item + shape
-    if base.names is None:
-        base = np.dtype(base.str)  # without the metadata that h5py adds to the dtype
-    return base, item, False
-
-
 def _byte_ranges(
     dataset: h5py.Dataset, path: str, name: str, stored: np.dtype[Any], item: tuple[int, ...]
 ) -> Layout | None:
@@ -382,7 +428,7 @@ def _byte_ranges(
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
     if dataset.is_virtual:
-        return source_layout(dataset, path, lambda source, at: _source_byte_ranges(source, at, name))
+        return source_layout(dataset, path, lambda source, at: _of_source(source, at, name))
     layout: Layout | None = None
     if storage == h5py.h5d.CHUNKED:
         layout = chunked_layout(dataset, path, stored, item)
@@ -395,10 +441,10 @@ def _byte_ranges(
     return layout
 
 
-def _source_byte_ranges(source: h5py.Dataset, path: str, name: str) -> Layout | None:
+def _of_source(source: h5py.Dataset, path: str, name: str) -> Layout | None:
     """Return the layout of a source of the virtual dataset ``name``; None if only the library can read its rows."""
     memory = element_type(source)
-    stored, item, ragged = _element(memory)
+    stored, item, ragged = array_element(memory)
     plain = not ragged and has_bytes_of(source.id.get_type(), memory)
     return _byte_ranges(source, path, name, stored, item) if plain else None
 

@@ -26,6 +26,21 @@ def element_type(dataset: h5py.Dataset) -> np.dtype[Any]:
     return stored.dtype if found is None else found  # the first one raises the error of h5py
 
 
+def array_element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
+    """Return the dtype of one number, the shape of one element, and whether elements have variable length."""
+    item_type = h5py.check_vlen_dtype(dtype)
+    if item_type is not None and h5py.check_string_dtype(dtype) is None:
+        return np.dtype(item_type), (), True
+    base = dtype
+    item: tuple[int, ...] = ()
+    while base.subdtype is not None:
+        inner, shape = base.subdtype
+        base, item = inner, item + shape
+    if base.names is None:
+        base = np.dtype(base.str)  # without the metadata that h5py adds to the dtype
+    return base, item, False
+
+
 def _memory_type(stored: h5py.h5t.TypeID) -> np.dtype[Any] | None:
     try:
         return stored.dtype  # type: ignore[no-any-return]

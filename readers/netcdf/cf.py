@@ -24,6 +24,7 @@ PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value
 
 ORIGIN = "1970-01-01T00:00:00"
 UNIT_SECONDS = {
+    "nanosecond": 1e-9, "nanosec": 1e-9, "nsec": 1e-9, "ns": 1e-9,
     "microsecond": 1e-6, "microsec": 1e-6, "us": 1e-6,
     "millisecond": 1e-3, "millisec": 1e-3, "msec": 1e-3, "ms": 1e-3,
     "second": 1.0, "sec": 1.0, "s": 1.0,
@@ -33,6 +34,8 @@ UNIT_SECONDS = {
     "week": 604800.0,
 }  # fmt: skip
 """Length of each unit of time; a plural s may follow. Months and years have no fixed length."""
+NAT = np.iinfo(np.int64).min
+"""Missing time of NumPy, which xarray writes as it is, without an attribute."""
 CALENDAR_DAYS = {"360_day": {"month": 30, "year": 360}, "365_day": {"year": 365}, "366_day": {"year": 366}}
 """Length in days of the units that some calendars fix."""
 
@@ -110,6 +113,8 @@ def cf_decoding(
     convert = Decoding(result, kind, missing, low, high, scale, offset)
     origin = time_origin(attributes.get("units"), attributes.get("calendar")) if decode_times else None
     if origin is not None:
+        if numbers == np.int64:
+            convert = replace(convert, missing=tuple(dict.fromkeys((*convert.missing, NAT))))
         return CfDecoding(np.dtype(np.float64), _to_seconds(convert, origin), origin.attributes(attributes, dropped))
     if attributes.get("dtype") == "bool" and result == numbers:
         return CfDecoding(np.dtype(bool), replace(convert, dtype=np.dtype(bool)), attributes)

@@ -44,12 +44,14 @@ class Labels:
     path, name : of the file and the coordinate.
     values : decoded, one for each entry.
     attributes : of the decoded values.
+    nearest : a value that is not there stands for the nearest one, of two as near ones the larger, as in pandas.
     """
 
     path: str
     name: str
     values: Array
     attributes: Mapping[str, Any]
+    nearest: bool = False
 
     @property
     def _calendar(self) -> str | None:
@@ -80,7 +82,13 @@ class Labels:
         return tuple(np.flatnonzero(self.values == self._number(wanted)).tolist())
 
     def _entry(self, value: Any) -> int:
-        found = np.flatnonzero(self.values == self._number(value))
+        number = self._number(value)
+        found = np.flatnonzero(self.values == number)
+        if self.nearest and not len(found) and self.values.dtype.kind in "iuf" and len(self.values):
+            values = self.values.astype(np.float64)
+            distance = np.abs(values - np.float64(number))
+            near = np.flatnonzero(distance == np.nanmin(distance, initial=np.inf))
+            found = near[values[near] == values[near].max(initial=-np.inf)]
         if len(found) != 1:
             raise FormatError(
                 f"the coordinate {self.name!r} has {'no' if not len(found) else 'several'} such value",
@@ -88,7 +96,7 @@ class Labels:
                 field=self.name,
                 expected=self._shown(value),
                 found=repr(value),
-                remedy="name a value of the coordinate; nothing is rounded or interpolated; isel= takes positions",
+                remedy='name a value of the coordinate, or give method="nearest"; isel= takes positions',
             )
         return int(found[0])
 

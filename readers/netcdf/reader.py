@@ -33,6 +33,7 @@ def index(
     isel: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     coordinate: bool = False,
+    method: str | None = None,
     trust: Trust | None = None,
 ) -> Index:
     """Index the variables of a netCDF file along one of its dimensions.
@@ -61,6 +62,8 @@ def index(
     dtype : of packed variables and of other floats of 64 bits but times: "float32". They are decoded in double
         precision, and then rounded. None: as xarray decodes them.
     coordinate : add the coordinate of the samples, if there is one, to the variables that are named: windows need it.
+    method : "nearest": a value of ``sel`` stands for the nearest of the coordinate, as in xarray; ends of slices, and
+        values of the sample dimension, do not. None: values are exact.
     trust : where bytes may come from beside the folder of the file.
 
     Raises
@@ -82,6 +85,7 @@ def index(
         isel=isel,
         dtype=dtype,
         coordinate=coordinate,
+        method=method,
     )
     with open_content(path, trust) as content:
         return index_content(content, options)

@@ -15,9 +15,12 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import LISTED, SAMPLE_COORDINATE, Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.subset import subset_rows
 from matex_data.machine import check_fits
+from matex_data.readers import left_out
 from matex_data.readers.netcdf.cf import PACKING_ATTRIBUTES, CfDecoding, cf_decoding
-from matex_data.readers.netcdf.selection import Selection, select
+from matex_data.readers.netcdf.contiguous import Observations
+from matex_data.readers.netcdf.selection import Coordinate, Selection, select
 from matex_data.readers.netcdf.variables import FileContent, Variable
 
 COMMON_ATTRIBUTES = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
@@ -47,8 +50,11 @@ class Options:
     isel: Mapping[str, Any] | None = None
     dtype: str | None = None
     coordinate: bool = False
+    method: str | None = None
 
     def __post_init__(self) -> None:
+        if self.method not in (None, "nearest"):
+            raise FormatError("sel= has no such method", expected='method="nearest"', found=repr(self.method))
         if self.dtype not in (None, "float32", "float64"):
             raise FormatError("unknown dtype of decoded numbers", expected='dtype="float32"', found=repr(self.dtype))
 
@@ -73,7 +79,8 @@ def index_content(content: FileContent, options: Options) -> Index:
     """
     path = content.path
     selected = _select(content, options.names) if options.names is not None else content.variables
-    dimension = content.sample_dimension(selected, options.sample_dim)
+    observations, requested = Observations.of(content, options.sample_dim)
+    dimension = content.sample_dimension(selected, requested)
     time_attributes = _attributes_of_bounds(content.variables)
 
     def decoding(variable: Variable, axis: int | None) -> CfDecoding:
@@ -83,10 +90,11 @@ def index_content(content: FileContent, options: Options) -> Index:
         of_variable = decoding(variable, None)
         return of_variable.decode(variable.values()), of_variable.attributes
 
-    selection = select(content, dimension, options.sel, options.isel, values)
+    selection = select(content, dimension, options.sel, options.isel, values, options.method is not None)
     along = content.alike(dimension)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
+    unread: dict[str, str] = {}
     for variable in _with_coordinate(selected, content, dimension) if options.coordinate else selected:
         axis = next((number for number, name in enumerate(variable.dimensions) if name in along), None)
         if axis is not None:
@@ -94,18 +102,30 @@ def index_content(content: FileContent, options: Options) -> Index:
             inner = (*variable.dimensions[:axis], *variable.dimensions[axis + 1 :])
             field, layouts[variable.name] = selection.field(field, layout, inner)
             fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
+        elif observations.has(variable):
+            reason = observations.add(variable, variable.rows(0, decoding(variable, 0)))
+            if reason is not None and options.names is not None:
+                raise FormatError("the variable cannot be read", file=path, field=variable.name, found=reason)
+            unread |= {} if reason is None else {variable.name: reason}
         elif options.names is not None and not options.static_as_inputs:
             raise _no_samples(path, variable, dimension)
+    if unread:
+        left_out.warn(f"{path}: {len(unread)} variables", unread)
+    for name, (field, layout) in observations.fields().items():
+        fields[name], layouts[name] = field, layout if selection.rows is None else subset_rows(layout, selection.rows)
     if not fields:
         found = f"{len(content.variables)} variables without it"
         raise FormatError("the file has no samples", file=path, expected=f"a variable along {dimension!r}", found=found)
     static = {
         variable.name: selection.values(values(variable)[0], variable.dimensions)
         for variable in content.variables
-        if options.static and along.isdisjoint(variable.dimensions) and _fits_static(variable, path)
+        if options.static
+        and along.isdisjoint(variable.dimensions)
+        and not observations.has(variable)
+        and _fits_static(variable, path)
     }
     indexed = [variable for variable in selected if variable.name in fields]
-    facts = _facts(content, indexed, fields, dimension, options.packing, selection)
+    facts = _facts(content, indexed, fields, {dimension, *observations.counts}, options.packing, selection, values)
     rows = content.dimensions[dimension] if selection.rows is None else len(selection.rows)
     files = [FileIndex(path, rows, group_interleaved(layouts))]
     return Index(fields, files, static, facts)
@@ -129,9 +149,10 @@ def _facts(
     content: FileContent,
     indexed: Sequence[Variable],
     fields: Mapping[str, Field],
-    dimension: str,
+    dimensions: set[str],
     packing: bool,
     selection: Selection,
+    decoded: Coordinate,
 ) -> dict[str, str]:
     """Return facts that all files of a data set have in common: units, calendars, and the other coordinates."""
     keys = COMMON_ATTRIBUTES if packing else COMMON_ATTRIBUTES + PACKING_ATTRIBUTES
@@ -139,10 +160,10 @@ def _facts(
     for variable in indexed:
         attributes = fields[variable.name].attributes
         facts.update({f"{key!r} of {variable.name!r}": str(attributes[key]) for key in keys if key in attributes})
-    others = {name for variable in indexed for name in variable.dimensions} - {dimension}
+    others = {name for variable in indexed for name in variable.dimensions} - dimensions
     for variable in content.variables:
         if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= MAX_STATIC_BYTES:
-            numbers = np.atleast_1d(selection.values(variable.values(), variable.dimensions))
+            numbers = np.atleast_1d(selection.values(decoded(variable)[0], variable.dimensions))
             numbers = np.ascontiguousarray(numbers, _native(numbers.dtype))
             digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
             facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"

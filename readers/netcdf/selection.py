@@ -64,6 +64,7 @@ def select(
     sel: Mapping[str, Any] | None,
     isel: Mapping[str, Any] | None,
     coordinate: Coordinate,
+    nearest: bool = False,
 ) -> Selection:
     """Return the selection of a file.
 
@@ -74,6 +75,7 @@ def select(
     sel : values of coordinates: one, a list, or a slice with both ends, by dimension.
     isel : positions, likewise, by dimension.
     coordinate : reads a coordinate.
+    nearest : values of ``sel`` may lie between those of a coordinate of a sample.
 
     Raises
     ------
@@ -100,7 +102,7 @@ def select(
                 axes[name] = _positions(content, name, value)
                 continue
             values, attributes = coordinate(_variable_of(content, name))
-            labels = Labels(content.path, name, values, attributes)
+            labels = Labels(content.path, name, values, attributes, nearest and name != dimension)
             if name == dimension:
                 rows = labels.samples(value)
                 listed = len(value) if is_list(value) else None

@@ -12,17 +12,17 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.combined import Concatenated, WholeParts, with_shared_blocks
+from matex_data.index.combined import Concatenated, with_shared_blocks
 from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.whole import Rows, Whole
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.openpmd.components import UNITS, Component, read_component
 from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select
 from matex_data.storage.trust import Trust
 
-SAMPLES = ("particle", "iteration")
 ALIASES = {
     **{f"{record}/{axis}": prefix + axis for record, prefix in (("position", ""), ("momentum", "p")) for axis in "xyz"},
     **{f"electricField/{axis}": f"E{axis}" for axis in "xyz"},
@@ -79,7 +79,6 @@ def index(
     FormatError : the file is no openPMD series or damaged, it lacks a species or an iteration, or iterations differ
         in their records.
     """
-    _check("sample", sample, SAMPLES)
     _check("units", units, UNITS)
     options = Options((species,) if isinstance(species, str) else tuple(species or ()), units)
     numbers = None if iterations is None else [int(n) for n in np.ravel(np.asarray(iterations, np.int64))]
@@ -158,7 +157,7 @@ def _iterations(
                 Constant(0, 0) if part is None else part.rows(parts[name][1], fields[name].dtype)
                 for part, parts in zip(present, particles, strict=True)
             ]
-            layouts[name] = WholeParts(tuple(rows[: len(chosen)]), True, fields[name].dtype)
+            layouts[name] = _wholes(rows[: len(chosen)], fields[name].dtype)
     for name, (field, layout) in _meshes(path, used, len(chosen), options.units, names, set(fields)).items():
         fields[name], layouts[name] = field, layout
     times = np.array([one.time for one in chosen])
@@ -209,8 +208,13 @@ def _meshes(
             continue
         field = replace(_field(path, field_name, parts, parts[0].shape), name=field_name)
         rows = [part.rows(part.shape[0], field.dtype) for part in parts[:count]]
-        found[field_name] = field, WholeParts(tuple(rows), False, field.dtype)
+        found[field_name] = field, _wholes(rows, field.dtype, parts[0].shape[1:])
     return found
+
+
+def _wholes(rows: Sequence[Layout], dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Concatenated:
+    """Return the layout of which all rows, of a shape, of each iteration are one."""
+    return Concatenated(tuple(Whole(Rows(one, shape, dtype)) for one in rows))
 
 
 def _check_shapes(path: str, name: str, used: Sequence[Iteration], parts: Sequence[Component]) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.declared import declared
+from matex_data.readers.netcdf.cf import NAT
 from matex_data.readers.zarr.codecs import problem
 
 MAX_CHUNK_ITEMS = 1 << 40
@@ -30,6 +32,9 @@ _COMPRESSORS = {
     "gzip": {"level"},
 }
 """Options of the codecs of version 3 whose encoded data have all that decoding needs."""
+_TIMES = {"numpy.datetime64": "M", "numpy.timedelta64": "m"}
+_UNITS = {"W": "weeks", "D": "days", "h": "hours", "m": "minutes", "s": "seconds"}
+_UNITS |= {"ms": "milliseconds", "us": "microseconds", "μs": "microseconds", "ns": "nanoseconds"}
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # attribute of version 2, by which xarray names the axes
 
 
@@ -116,11 +121,12 @@ def parse(document: Mapping[str, Any]) -> ArrayMetadata:
 
 def _version_2(document: Mapping[str, Any]) -> ArrayMetadata:
     shape, chunk_shape = _lengths(document["shape"]), _lengths(document["chunks"])
-    dtype = TEXT if document["dtype"] == "|O" else _dtype(document["dtype"], document["dtype"])
-    attributes = dict(document.get("attributes") or {})
+    code, of_times = _counted(document["dtype"])
+    dtype = TEXT if code == "|O" else _dtype(code, document["dtype"])
+    attributes = {**(document.get("attributes") or {}), **of_times}
     names = attributes.pop(DIMENSIONS, None)
     fill = _fill(document.get("fill_value"), dtype)
-    if names is not None and document.get("fill_value") is not None and dtype.kind in "iuf":
+    if names is not None and document.get("fill_value") is not None and dtype.kind in "iuf" and not of_times:
         attributes.setdefault("_FillValue", fill)  # xarray's convention
     compressor = document.get("compressor")
     codecs = [*(document.get("filters") or []), *([compressor] if compressor else [])]
@@ -149,9 +155,10 @@ def _version_3(document: Mapping[str, Any]) -> ArrayMetadata:
     codecs = [_named(codec) for codec in document["codecs"]]
     if any(codec["name"] == "sharding_indexed" for codec in codecs):
         shards, chunk_shape, codecs = _sharding(codecs, chunk_shape)
-    dtype, order, stages = _stages(codecs, _type(document["data_type"]), len(shape))
+    kind, of_times = _counted(document["data_type"])
+    dtype, order, stages = _stages(codecs, _type(kind), len(shape))
     is_default = keys["name"] == "default"
-    attributes = dict(document.get("attributes") or {})
+    attributes = {**(document.get("attributes") or {}), **of_times}
     names = document.get("dimension_names") or attributes.pop(DIMENSIONS, None)
     return ArrayMetadata(
         shape=shape,
@@ -229,10 +236,30 @@ def _type(kind: Any) -> np.dtype[Any]:
     if kind in ("string", "variable_length_bytes"):
         return TEXT
     if isinstance(kind, str):
-        return _dtype(_TYPES.get(kind), kind)
+        return _dtype("<i8" if kind == "<i8" else _TYPES.get(kind), kind)
     length = (kind.get("configuration") or {}).get("length_bytes", 0)
     codes = {"null_terminated_bytes": f"S{length}", "fixed_length_utf32": f"U{length // 4}"}
     return _dtype(codes.get(kind["name"]), kind["name"])
+
+
+def _counted(kind: Any) -> tuple[Any, dict[str, Any]]:
+    """Return the type of integers that NumPy's times are stored as, and the attributes that say so by CF.
+
+    A type that is none of times is returned as it is.
+    """
+    if isinstance(kind, Mapping) and kind.get("name") in _TIMES:
+        options = kind.get("configuration") or {}
+        order, letter = "<", _TIMES[kind["name"]]
+        count, unit = options.get("scale_factor", 1), options.get("unit")
+    elif isinstance(kind, str) and (match := re.fullmatch(r"([<>])([Mm])8\[(\d*)([a-zA-Z]+)\]", kind)):
+        order, letter, count, unit = match[1], match[2], match[3] or 1, match[4]
+    else:
+        return kind, {}
+    if unit not in _UNITS:
+        return kind, {}
+    units = _UNITS[unit] + (" since 1970-01-01" if letter == "M" else "")
+    scale = {} if int(count) == 1 else {"scale_factor": int(count)}
+    return f"{order}i8", {"units": units, "_FillValue": NAT, **scale}
 
 
 def _dtype(code: Any, name: Any) -> np.dtype[Any]:
@@ -271,6 +298,8 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> Any:
     if dtype == TEXT:
         return value.encode() if isinstance(value, str) else b""
     native = dtype.newbyteorder("=")
+    if value == "NaT":
+        value = NAT
     if value is None:
         return np.zeros((), native)[()]
     if dtype.kind == "S" and isinstance(value, str):

@@ -9,6 +9,7 @@ from typing import Any
 
 from matex_data.errors import FormatError
 from matex_data.readers.zarr.arrays import ArrayMetadata, UnreadableArray, parse
+from matex_data.readers.zarr.multiscales import Pyramid, pyramids
 from matex_data.readers.zarr.stores import MARKS, Store
 from matex_data.storage.trust import Trust, joined
 
@@ -20,8 +21,8 @@ _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Inde
 Document = dict[str, Any]
 
 
-def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]:
-    """Return the arrays of a store by name, and the reason for each that cannot be read.
+def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str], list[Pyramid]]:
+    """Return the arrays of a store by name, the reason for each that cannot be read, and the pyramids of images.
 
     Raises
     ------
@@ -30,6 +31,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
     """
     arrays: dict[str, ArrayMetadata] = {}
     unread: dict[str, str] = {}
+    known: list[Pyramid] = []
     is_empty = True
     for name, document in _documents(store):
         is_empty = False
@@ -38,6 +40,8 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
                 if store.folder is not None:
                     (store.trust | Trust.of([store.folder])).check(joined(store.folder, name), store.path, name)
                 arrays[name] = _checked(parse(document), store)
+            else:
+                known += pyramids(name, document.get("attributes") or {})
         except UnreadableArray as reason:
             unread[name] = str(reason)
         except _DAMAGED as error:
@@ -47,7 +51,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str]]
             ) from error
     if is_empty:
         raise FormatError("no Zarr store", file=store.path, expected=f"one of {MARKS}", found="none of them")
-    return arrays, unread
+    return arrays, unread, known
 
 
 def _checked(array: ArrayMetadata, store: Store) -> ArrayMetadata:

@@ -23,6 +23,7 @@ from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.dimensions import named_dimensions
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
 from matex_data.readers.zarr.layouts import StoredArray, rows_of
+from matex_data.readers.zarr.multiscales import of_level
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
@@ -48,7 +49,9 @@ def index(
     isel: Mapping[str, Any] | None = None,
     dtype: str | None = None,
     coordinate: bool = False,
+    method: str | None = None,
     version: str | None = None,
+    level: int | None = None,
     trust: Trust | None = None,
 ) -> Index:
     """Index the arrays of a Zarr store along one of their dimensions.
@@ -61,10 +64,12 @@ def index(
         that is the root of its store is named ``"data"``.
     sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units, else the
         first one of all arrays. Axes without names are called ``dim_0``, ``dim_1``: axes of equal length are equal.
-    decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate :
+    decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate, method :
         see `matex_data.readers.netcdf.reader.index`.
     version : of an Icechunk repository: name of a branch or a tag, or identifier of a snapshot. None: the branch
         ``main``. All ranks read the snapshot that it is now, whatever is committed later.
+    level : of images of OME-Zarr, whose axes have the names of its metadata: 0 is the full resolution. None: the same;
+        arrays of other levels are read if ``names`` has them.
     trust : where bytes may come from beside the store, or the folder of references or of a repository.
 
     Raises
@@ -86,8 +91,9 @@ def index(
         isel=isel,
         dtype=dtype,
         coordinate=coordinate,
+        method=method,
     )
-    return index_store(open_store(path, version, trust or NONE), options)
+    return index_store(open_store(path, version, trust or NONE), options, level)
 
 
 def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
@@ -110,9 +116,10 @@ def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> St
     return ZipFile(path) if is_zip else JsonReferences(path, trust)
 
 
-def index_store(store: Store, options: Options) -> Index:
+def index_store(store: Store, options: Options, level: int | None = None) -> Index:
     """Index the arrays of a store; see `index`."""
-    arrays, unread = read_arrays(store)
+    arrays, unread, known = read_arrays(store)
+    arrays = of_level(store.path, arrays, known, level, options.names)
     for name in options.names or ():
         if name.strip("/") in unread:
             raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])

@@ -20,7 +20,7 @@ import pyarrow.parquet as pq
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.locks import cached_property
-from matex_data.readers.zarr.stores import Extent, Store, read, size_of
+from matex_data.readers.zarr.stores import Extent, Keys, Store, size_of, value_of
 from matex_data.storage.files import names_in, read_bytes
 from matex_data.storage.objects import check_url, is_url
 from matex_data.storage.trust import NONE, Trust, folder_of, joined
@@ -44,18 +44,16 @@ class JsonReferences(Store):
     trust: Trust = NONE
 
     def get(self, key: str) -> bytes | None:
-        return _value(self._entries.get(key))
+        return value_of(self._entries.get(key))
 
     def folders(self, folder: str) -> list[str]:
-        return _folders(self._entries, folder)
+        return self._entries.folders(folder)
 
     def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
-        prefix = f"{folder}/" if folder else ""
-        found = self._entries.items()
-        return ((key.removeprefix(prefix), entry) for key, entry in found if key.startswith(prefix))
+        return self._entries.within(folder)
 
     @cached_property
-    def _entries(self) -> dict[str, Extent | bytes]:
+    def _entries(self) -> Keys:
         try:
             document = json.loads(read_bytes(self.path))
             refs = document.get("refs", document) if isinstance(document, dict) else None
@@ -66,7 +64,7 @@ class JsonReferences(Store):
                 )
             templates = {key: str(value) for key, value in (document.get("templates") or {}).items()}
             targets = _Targets(self.path, self.trust)
-            return {key: self._entry(value, templates, targets) for key, value in refs.items()}
+            return Keys({key: self._entry(value, templates, targets) for key, value in refs.items()})
         except OSError as error:
             raise DataError("the file cannot be read", file=self.path, found=error) from error
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
@@ -105,7 +103,7 @@ class ParquetReferences(Store):
         return None if document is None else json.dumps(document).encode()
 
     def folders(self, folder: str) -> list[str]:
-        return _folders(self._metadata["metadata"], folder)
+        return self._documents.folders(folder)
 
     def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
         array = self._metadata["metadata"][f"{folder}/.zarray".lstrip("/")]
@@ -143,6 +141,10 @@ class ParquetReferences(Store):
             raise FormatError("the references are damaged", file=path, found=error, remedy=RESTORE) from error
 
     @cached_property
+    def _documents(self) -> Keys:
+        return Keys(dict.fromkeys(self._metadata["metadata"], b""))
+
+    @cached_property
     def _metadata(self) -> dict[str, Any]:
         found: dict[str, Any] = json.loads(read_bytes(f"{self.path}/.zmetadata"))
         return found
@@ -162,19 +164,6 @@ def parquet_references(path: str, trust: Trust = NONE) -> ParquetReferences | No
         return None
     is_table = isinstance(document, dict) and type(document.get("record_size")) is int and document["record_size"] > 0
     return ParquetReferences(path, trust) if is_table and isinstance(document.get("metadata"), dict) else None
-
-
-def _value(entry: Extent | bytes | None) -> bytes | None:
-    if entry is None or isinstance(entry, bytes):
-        return entry
-    data = read(entry)
-    return None if data is None else data.tobytes()
-
-
-def _folders(keys: Mapping[str, Any], folder: str) -> list[str]:
-    prefix = f"{folder}/" if folder else ""
-    inner = (key[len(prefix) :] for key in keys if key.startswith(prefix))
-    return sorted({name.partition("/")[0] for name in inner if "/" in name})
 
 
 class _Targets:

@@ -9,7 +9,8 @@ import os
 import zipfile
 import zlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -33,6 +34,8 @@ REPOSITORY_MARKS = ("repo", "refs/branch.main/ref.json")
 """Names of which an Icechunk repository has one, beside its folder of snapshots."""
 MAX_READ = 1 << 30  # bytes of one call: the system reads at most 2 GiB
 RESTORE = "the file is damaged there: restore it from its source"
+_HAS_DESCRIPTOR, _IS_UTF8 = 0x08, 0x800  # flags of a member of a zip file
+_ZIP64_EXTRA = 20  # bytes of the extra field that has sizes of 64 bits
 _LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the lengths of name and extra field at 26
 
 
@@ -133,32 +136,29 @@ class ZipFile(Store):
     path: str
 
     def get(self, key: str) -> bytes | None:
-        extent = self._members.get(key)
-        data = None if extent is None else read(extent)
-        return None if data is None else data.tobytes()
+        return value_of(self._members.get(key))
 
     def folders(self, folder: str) -> list[str]:
-        prefix = f"{folder}/" if folder else ""
-        inner = (key[len(prefix) :] for key in self._members if key.startswith(prefix))
-        return sorted({name.partition("/")[0] for name in inner if "/" in name})
+        return self._members.folders(folder)
 
     def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
-        prefix = f"{folder}/" if folder else ""
-        found = self._members.items()
-        return ((key.removeprefix(prefix), extent) for key, extent in found if key.startswith(prefix))
+        return self._members.within(folder)
 
     @cached_property
-    def _members(self) -> dict[str, Extent]:
+    def _members(self) -> Keys:
         try:
             with open_binary(self.path) as raw, open_zip(raw) as file:
-                return _within_folder(dict(self._extents(file, raw)))
+                return Keys(_within_folder(dict(self._extents(file, raw))))
         except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
             raise FormatError("the zip file is damaged", file=self.path, found=error) from error
         except OSError as error:
             raise DataError("the file cannot be read", file=self.path, found=error) from error
 
-    def _extents(self, file: zipfile.ZipFile, raw: BinaryIO) -> Iterator[tuple[str, Extent]]:
-        for member in file.infolist():
+    def _extents(self, file: zipfile.ZipFile, raw: BinaryIO) -> Iterator[tuple[str, Extent | bytes]]:
+        members = file.infolist()
+        ordered = sorted(member.header_offset for member in members)
+        following = dict(zip(ordered, [*ordered[1:], file.start_dir], strict=True))
+        for member in members:
             deflated = member.compress_type == zipfile.ZIP_DEFLATED
             if not deflated and member.compress_type != zipfile.ZIP_STORED:
                 raise FormatError(
@@ -168,22 +168,103 @@ class ZipFile(Store):
                     found=f"{member.filename!r} with compression method {member.compress_type}",
                     remedy="unpack it, or write it with zip -0",
                 )
-            raw.seek(member.header_offset)
-            header = raw.read(_LOCAL_HEADER)
-            if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
-                raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
-            begin = member.header_offset + _LOCAL_HEADER + sum(np.frombuffer(header[26:30], "<u2").tolist())
+            begin = _likely_begin(member, following[member.header_offset]) or self._begin(member, raw)
             inflated = member.file_size if deflated else 0
             yield member.filename, Extent(self.path, begin, member.compress_size, member.CRC + 1, inflated)
 
+    def _begin(self, member: zipfile.ZipInfo, raw: BinaryIO) -> int:
+        """Return where the data of a member begin, by the header in front of them."""
+        raw.seek(member.header_offset)
+        header = raw.read(_LOCAL_HEADER)
+        if len(header) < _LOCAL_HEADER or header[:4] != b"PK\x03\x04":
+            raise FormatError("the zip file is damaged", file=self.path, byte=member.header_offset)
+        return member.header_offset + _LOCAL_HEADER + int(np.frombuffer(header[26:30], "<u2").sum())
 
-def _within_folder(members: dict[str, Extent]) -> dict[str, Extent]:
+
+def _likely_begin(member: zipfile.ZipInfo, following: int) -> int | None:
+    """Return where the data of a member begin, by the central directory alone; None if that does not tell.
+
+    The data end where the next member begins, unless a descriptor follows them. What is left in front of them is the
+    header with the name and an extra field, of a length that writers use; the checksum shows any other case.
+
+    Parameters
+    ----------
+    following : byte position of the next member, or of the central directory.
+    """
+    if member.flag_bits & _HAS_DESCRIPTOR:
+        return None
+    begin = following - member.compress_size
+    name = member.orig_filename.encode("utf-8" if member.flag_bits & _IS_UTF8 else "cp437", "replace")
+    extra = begin - member.header_offset - _LOCAL_HEADER - len(name)
+    return begin if extra in (0, len(member.extra), _ZIP64_EXTRA) else None
+
+
+class Keys:
+    """Values of a store by key, of which those in a folder are found without a look at all others.
+
+    Parameters
+    ----------
+    values : bytes, or where they lie.
+
+    Examples
+    --------
+    >>> keys = Keys({"a/b/0.0": b"1", "a/b/.zarray": b"2", "a/.zgroup": b"3", "a0": b"4"})
+    >>> keys.folders(""), keys.folders("a"), list(keys.within("a/b"))
+    (['a'], ['b'], [('.zarray', b'2'), ('0.0', b'1')])
+    """
+
+    def __init__(self, values: Mapping[str, Extent | bytes]) -> None:
+        self._values = values
+        self._sorted = sorted(values)
+
+    def get(self, key: str) -> Extent | bytes | None:
+        """Return the value of a key; None if there is none."""
+        return self._values.get(key)
+
+    def within(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
+        """Yield the keys within a folder, without its name, and their values."""
+        prefix = f"{folder}/" if folder else ""
+        for number in range(*self._range(prefix)):
+            key = self._sorted[number]
+            yield key[len(prefix) :], self._values[key]
+
+    def folders(self, folder: str) -> list[str]:
+        """Return the names of the folders within a folder, sorted."""
+        prefix = f"{folder}/" if folder else ""
+        number, end = self._range(prefix)
+        found = []
+        while number < end:
+            name, slash, _ = self._sorted[number][len(prefix) :].partition("/")
+            if slash:
+                found.append(name)
+                number = self._range(f"{prefix}{name}/")[1]
+            else:
+                number += 1
+        return sorted(found)
+
+    def _range(self, prefix: str) -> tuple[int, int]:
+        """Return the first of the sorted keys that begin with a text, and the first one behind them."""
+        if not prefix:
+            return 0, len(self._sorted)
+        last = prefix[:-1] + chr(ord(prefix[-1]) + 1)
+        return bisect_left(self._sorted, prefix), bisect_left(self._sorted, last)
+
+
+def _within_folder(members: dict[str, Extent | bytes]) -> dict[str, Extent | bytes]:
     """Return the members of a store that was zipped with its folder, by their names within it; others as they are."""
     folders = {name.partition("/")[0] for name in members if name.partition("/")[2] in MARKS}
     if len(folders) != 1 or not members.keys().isdisjoint(MARKS):
         return members
     prefix = f"{folders.pop()}/"
     return {name.removeprefix(prefix): extent for name, extent in members.items() if name.startswith(prefix)}
+
+
+def value_of(entry: Extent | bytes | None) -> bytes | None:
+    """Return the bytes of a key; None if there are none."""
+    if entry is None or isinstance(entry, bytes):
+        return entry
+    data = read(entry)
+    return None if data is None else data.tobytes()
 
 
 def is_store(path: str) -> bool:

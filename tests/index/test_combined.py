@@ -9,11 +9,12 @@ import numpy as np
 import pytest
 
 from matex_data.fields import Field
-from matex_data.index.combined import Concatenated, Sum, WholeParts, with_shared_blocks
+from matex_data.index.combined import Concatenated, Sum, with_shared_blocks
 from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
+from matex_data.index.whole import Rows, Whole
 from tests.support.serial import every_row, random_rows
 
 
@@ -58,10 +59,10 @@ def test_blocks_of_concatenated_fields() -> None:
     assert with_shared_blocks({"a": plain})["a"] is plain
 
 
-def test_whole_parts(path: Path) -> None:
+def test_wholes(path: Path) -> None:
     parts = (_strided(0, 3), _strided(40, 0), Constant(2, 1.5), _strided(90, 10))
     wanted = [np.arange(3.0), np.empty(0), np.array([1.5, 1.5]), np.arange(90.0, 100)]
-    layout = WholeParts(parts, True, np.dtype(float))
+    layout = Concatenated(tuple(Whole(Rows(part, (), np.dtype(float))) for part in parts))
     index = _index(path, layout, ragged=True)
     for found, expected in zip(every_row(index, "x"), wanted, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -69,7 +70,7 @@ def test_whole_parts(path: Path) -> None:
         rows, numbers = random_rows(index, "x", np.random.default_rng(seed))
         assert all(np.array_equal(row, wanted[number]) for row, number in zip(rows, numbers.tolist(), strict=True))
     assert layout.inner_bytes() == 8 * 15
-    dense = WholeParts((_strided(4, 5), Constant(5, 2.0)), False, np.dtype(float))
+    dense = Concatenated(tuple(Whole(Rows(part, (), np.dtype(float))) for part in (_strided(4, 5), Constant(5, 2.0))))
     found = every_row(_index(path, dense, shape=(5,)), "x")
     np.testing.assert_array_equal(found, [np.arange(4.0, 9), [2.0] * 5])
 

@@ -451,3 +451,13 @@ def test_cifar_runs_no_code(tmp_path: Path) -> None:
     path.with_suffix(".bin").write_bytes(b"x" * 5000)
     with pytest.raises(FormatError, match="multiple of 3073"):
         cifar.index(str(path.with_suffix(".bin")))
+
+
+@pytest.mark.parametrize("shape", ["(10L,)", "(5L, 2L)"])
+def test_headers_of_python_2(tmp_path: Path, shape: str) -> None:
+    text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': {shape}, }}"
+    header = text.ljust(117).encode() + b"\n"
+    path = tmp_path / "old.npy"
+    path.write_bytes(b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + np.arange(10.0).tobytes())
+    expected = np.load(path)
+    assert np.array_equal(open_dataset(path).load()["data"], expected)

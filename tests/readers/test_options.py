@@ -47,7 +47,7 @@ def test_errors_for_an_unknown_option_list_the_nearest_ones(tmp_path: Path, form
 def test_all_options_are_listed(tmp_path: Path) -> None:
     with pytest.raises(FormatError) as caught:
         reader("raw")(str(tmp_path), dtypes="f4")
-    assert "one of 'dtype', 'field', 'offset', 'shape'" in str(caught.value)
+    assert "one of 'dtype', 'field', 'offset', 'sample', 'shape'" in str(caught.value)
     with pytest.raises(FormatError) as caught:
         reader("csv")(str(tmp_path), usecol=[1])
     assert "'usecols', " in str(caught.value)

@@ -171,9 +171,7 @@ finally:
 """
 
 
-@pytest.mark.parametrize(
-    "ranks", [pytest.param("all", marks=pytest.mark.slow), "one"]
-)
+@pytest.mark.parametrize("ranks", [pytest.param("all", marks=pytest.mark.slow), "one"])
 def test_exit_handlers_run(ranks: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(ENDS)
     arguments = ["--all-output", str(tmp_path / "script.py"), str(tmp_path), ranks]

@@ -1,0 +1,302 @@
+"""Groups of an HDF5 file as samples: one field for each dataset that all groups have, such as those of molecules."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from typing import Any
+
+import h5py
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.declared import declared
+from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.jagged import compact
+from matex_data.index.library import LibraryRows
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.scattered import Scattered
+from matex_data.index.whole import ragged_field
+from matex_data.paths import natural_sorted
+from matex_data.readers.hdf5.files import TrustedFile
+from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
+from matex_data.readers.hdf5.rows import opened_dataset
+from matex_data.readers.hdf5.types import array_element, element_type, has_bytes_of
+
+DEEPEST = 4  # groups above the samples
+MOST_LOOKED_AT = 8  # groups of one, of which the first ones tell what the others are
+BLOCK_ROWS = 16  # arrays that are compressed, or texts, of a block
+MAX_SHOWN = 8
+
+
+def index_groups(file: TrustedFile, path: str, names: Sequence[str] | None, group: str | None) -> Index:
+    """Return the index of a file in which a group is a sample.
+
+    Parameters
+    ----------
+    file : the open file.
+    path : of the file.
+    names : datasets by their paths in a group, or patterns of these; None: those that all groups have.
+    group : that holds the samples; None: the one that has most groups.
+
+    Raises
+    ------
+    FieldNotFound : no group has such a dataset.
+    FormatError : there are no groups, or they differ in a field.
+    """
+    parent = _most_groups(file, path) if group is None else group.strip("/")
+    samples, found = _read(file, path, parent)
+    chosen = _chosen(path, names, samples, found)
+    fields = {name: column.field(name) for name, column in chosen.items()}
+    layouts = {name: column.layout(path, fields[name], parent, samples) for name, column in chosen.items()}
+    return Index(fields, [FileIndex(path, len(samples), layouts)])
+
+
+def _most_groups(file: TrustedFile, path: str) -> str:
+    """Return the name of the group that has most groups, of which the first ones at each level are looked at."""
+    most, best, pending = 0, "", [("", 0)]
+    while pending:
+        name, depth = pending.pop(0)
+        groups = natural_sorted(_groups_of(file, name))
+        if len(groups) > most:
+            most, best = len(groups), name
+        if depth < DEEPEST:
+            pending += [(f"{name}/{inner}".strip("/"), depth + 1) for inner in groups[:MOST_LOOKED_AT]]
+    if not most:
+        raise FormatError(
+            "the file has no groups",
+            file=path,
+            expected="groups with arrays, each of which is a sample",
+            remedy="open it without sample='group': rows are samples; or with sample='file'",
+        )
+    return best
+
+
+def _groups_of(file: TrustedFile, name: str) -> list[str]:
+    parent = h5py.h5g.open(file.id, os.fsencode(name or "/"))
+    kinds = ((link, h5py.h5g.get_objinfo(parent, link, follow_link=False).type) for _, link, _ in hard_links(parent))
+    return [os.fsdecode(link) for link, kind in kinds if kind == h5py.h5g.GROUP]
+
+
+@dataclass
+class _Column:
+    """Datasets of one name in all groups, in the order of the groups.
+
+    Parameters
+    ----------
+    dataset : the first one.
+    kind : its type in the file.
+    offset, lengths : byte position and shape of each dataset, as one list; 0 without bytes.
+    plain : all have byte ranges that NumPy has a type for.
+    problem : what is wrong with it; "": nothing.
+    """
+
+    dataset: h5py.Dataset
+    kind: h5py.h5t.TypeID
+    axes: int
+    offset: array[int] = field(default_factory=lambda: array("q"))
+    lengths: array[int] = field(default_factory=lambda: array("q"))
+    plain: bool = True
+    problem: str = ""
+
+    @classmethod
+    def of(cls, dataset: h5py.Dataset) -> _Column:
+        """Return the column of which a dataset is the first one."""
+        kind = dataset.id.get_type()
+        column = cls(dataset, kind, dataset.ndim)
+        memory = element_type(dataset)
+        stored, item, ragged = array_element(memory)
+        if ragged or item or dataset.shape is None:
+            column.problem = "its elements have no fixed size"
+        column.plain = stored.names is None and has_bytes_of(kind, memory)
+        return column
+
+    def add(self, opened: h5py.h5d.DatasetID, name: str) -> None:
+        """Add the dataset of the next group."""
+        shape, offset = opened.shape, opened.get_offset()
+        if shape is None or len(shape) != self.axes or opened.get_type() != self.kind:
+            self.problem = self.problem or f"{name!r} has another type or number of axes"
+            shape = (0,) * self.axes
+        self.plain &= offset is not None or 0 in shape
+        self.offset.append(offset or 0)
+        self.lengths.extend(shape)
+
+    @property
+    def shapes(self) -> Array:
+        """Shapes of the datasets, int64[groups, axes]."""
+        return np.frombuffer(self.lengths, np.int64).reshape(len(self.offset), self.axes)
+
+    def field(self, name: str) -> Field:
+        """Return the field, dense if all shapes agree."""
+        shapes = self.shapes
+        equal = (shapes == shapes[0]).all(axis=0).tolist()
+        shape = [length if same else None for length, same in zip(shapes[0].tolist(), equal, strict=True)]
+        stored = array_element(element_type(self.dataset))[0]
+        dtype = np.dtype(object) if stored.hasobject else np.dtype(stored.newbyteorder("="))
+        return ragged_field(Field(name, (), dtype), shape)
+
+    def layout(self, path: str, made: Field, parent: str, samples: Sequence[str]) -> Layout:
+        """Return the layout of the field: byte ranges where there are such."""
+        if self.plain:
+            stored = array_element(element_type(self.dataset))[0]
+            return Scattered(compact_array(np.frombuffer(self.offset, np.int64)), compact_array(self.shapes), stored)
+        encoded = [os.fsencode(sample) for sample in samples]
+        ends = compact(np.cumsum([0, *map(len, encoded)]))
+        nbytes = int(self.shapes.prod(axis=1).sum()) * made.dtype.itemsize
+        listed = np.frombuffer(b"".join(encoded), np.uint8)
+        return GroupRows(path, parent, made.name, listed, ends, made.dtype, made.ragged, nbytes)
+
+
+def compact_array(numbers: Array) -> Array:
+    """Return integers of 0 or more in the smallest unsigned type."""
+    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
+
+
+def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[str, _Column]]:
+    """Return the names of the groups in a group, and the columns of their datasets.
+
+    Raises
+    ------
+    FormatError : there are no groups with datasets, or one cannot be read.
+    """
+    columns: dict[str, _Column] = {}
+    try:
+        groups = natural_sorted(_groups_of(file, parent))
+        above = h5py.h5g.open(file.id, os.fsencode(parent or "/"))
+        for number, group in enumerate(groups):
+            for name, opened in _datasets(h5py.h5g.open(above, os.fsencode(group)), b""):
+                column = columns.get(name)
+                if column is None:
+                    column = columns[name] = _Column.of(_asked(file, f"{parent}/{group}/{name}"))
+                    column.problem = column.problem or (f"{groups[0]!r} lacks it" if number else "")
+                elif opened.get_offset() is None:
+                    _asked(file, f"{parent}/{group}/{name}")
+                if len(column.offset) < number:
+                    column.problem = column.problem or f"{groups[len(column.offset)]!r} lacks it"
+                else:
+                    column.add(opened, group)
+    except HDF5_ERRORS as error:
+        raise FormatError("the groups of the file cannot be read", file=path, found=error) from error
+    for column in columns.values():
+        if len(column.offset) < len(groups):
+            column.problem = column.problem or f"{groups[len(column.offset)]!r} lacks it"
+    return groups, columns
+
+
+def _datasets(group: h5py.h5g.GroupID, prefix: bytes) -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
+    """Yield the datasets within a group that hard links lead to, with their paths from it."""
+    for _, link, name in reversed(hard_links(group, prefix)):
+        kind = h5py.h5g.get_objinfo(group, link, follow_link=False).type
+        if kind == h5py.h5g.DATASET:
+            yield os.fsdecode(name), h5py.h5d.open(group, link)
+        elif kind == h5py.h5g.GROUP and prefix.count(b"/") < DEEPEST:
+            yield from _datasets(h5py.h5g.open(group, link), name + b"/")
+
+
+def _asked(file: TrustedFile, name: str) -> h5py.Dataset:
+    """Return a dataset, after the files that it leads to were asked for."""
+    found: h5py.Dataset = file[name]
+    return found
+
+
+def _chosen(
+    path: str, names: Sequence[str] | None, samples: Sequence[str], found: dict[str, _Column]
+) -> dict[str, _Column]:
+    """Return the columns to read.
+
+    Raises
+    ------
+    FieldNotFound : no group has such a dataset.
+    FormatError : the groups differ in a named field, or in all.
+    """
+    for name in names or ():
+        if not any(fnmatchcase(known, name) for known in found):
+            near = near_matches(name, found)
+            raise FieldNotFound("no group has such a dataset", file=path, field=name, expected=f"one of {near}")
+        if name in found and found[name].problem:
+            raise FormatError(
+                "the groups differ in a field",
+                file=path,
+                field=name,
+                expected=f"an array of one type and number of axes in each of {len(samples)} groups",
+                found=found[name].problem,
+            )
+    good = {name: column for name, column in found.items() if not column.problem}
+    if not good:
+        shown = {name: column.problem for name, column in list(found.items())[:MAX_SHOWN]}
+        raise FormatError("the groups have no dataset in common", file=path, expected="arrays", found=shown or "none")
+    if names is not None:
+        matching = [known for name in names for known in good if known == name or fnmatchcase(known, name)]
+        return {name: good[name] for name in dict.fromkeys(matching)}
+    bad = [f"  {name!r}: {column.problem}" for name, column in found.items() if column.problem]
+    if bad:
+        lines = "\n".join(bad[:MAX_SHOWN])
+        text = f"{path}: {len(bad)} fields are left out, in which groups differ\n{lines}"
+        warnings.warn(text, stacklevel=2)
+    return good
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class GroupRows(LibraryRows):
+    """Arrays of groups that h5py reads: compressed ones, and texts.
+
+    Parameters
+    ----------
+    path : of the file.
+    parent : group that has the groups.
+    name : of the dataset in each of them.
+    groups : uint8[n], the names of the groups, one after the other.
+    ends : integers[rows + 1], where they begin, and end.
+    dtype : of the field.
+    ragged : the arrays differ in shape.
+    nbytes : size of all of them in memory.
+    """
+
+    path: str
+    parent: str
+    name: str
+    groups: Array
+    ends: Array
+    dtype: np.dtype[Any]
+    ragged: bool
+    nbytes: int
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return len(self.ends) - 1
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return max(1, min(BLOCK_ROWS, self.rows))
+
+    def inner_bytes(self) -> int:
+        return self.nbytes
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
+    def read(self, start: int, stop: int) -> Array:
+        names = [self._dataset(number) for number in range(start, stop)]
+        try:
+            file = opened_dataset(self, self.path, self._dataset(0)).file
+            arrays = [np.asarray(file[name][()], self.dtype) for name in names]
+        except HDF5_ERRORS as error:
+            raise DecodeError(
+                "HDF5 cannot read the groups", file=self.path, field=self.name, row=start, found=error
+            ) from error
+        if not self.ragged:
+            return np.stack(arrays)
+        out = np.empty(len(arrays), object)
+        for to, one in enumerate(arrays):
+            out[to] = one
+        return out
+
+    def _dataset(self, number: int) -> str:
+        group = os.fsdecode(self.groups[int(self.ends[number]) : int(self.ends[number + 1])].tobytes())
+        return f"{self.parent}/{group}/{self.name}"

@@ -1,0 +1,107 @@
+"""Files as astropy and fpack write them: compressed as a whole or by the tile, spectra, tables behind an image."""
+
+import gzip
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from astropy.io import fits
+
+import matex_data as md
+from tests.support.loading import check_samples
+from tests.support.ranks import Pool
+
+pytestmark = pytest.mark.rank_counts(1, 3)
+RNG = np.random.default_rng(3)
+
+
+def _table(rows: int) -> Any:
+    lists = np.empty(rows, object)
+    lists[:] = [np.arange(n % 4, dtype="i4") for n in range(rows)]
+    return fits.BinTableHDU.from_columns(
+        [
+            fits.Column("pha", "J", array=np.arange(rows)),
+            fits.Column("energy", "D", array=np.arange(rows) / 4),
+            fits.Column("hits", "PJ()", array=lists),
+        ],
+        name="EVENTS",
+    )
+
+
+def test_tables_cubes_and_images_in_gzip(pool: Pool, tmp_path: Path) -> None:
+    for name, rows in (("a", 7), ("b", 5)):
+        _table(rows).writeto(tmp_path / f"{name}.fits.gz")
+    both = [np.arange(n) for n in (7, 5)]
+    wanted = {"pha": np.concatenate(both), "energy": np.concatenate(both) / 4}
+    hits = [np.arange(n % 4, dtype="i4") for rows in both for n in rows]
+    check_samples(pool, str(tmp_path / "*.fits.gz"), wanted | {"hits": hits})
+    cube, image = RNG.integers(0, 2**16, (5, 4, 3)).astype("u2"), RNG.normal(size=(6, 4)).astype("f4")
+    fits.PrimaryHDU(cube).writeto(tmp_path / "cube.fit.gz")
+    check_samples(pool, str(tmp_path / "cube.fit.gz"), {"data": cube})
+    for axis in (1, -1):
+        assert np.array_equal(
+            md.open_dataset(tmp_path / "cube.fit.gz", sample_axis=axis).load()["data"], np.moveaxis(cube, axis, 0)
+        )
+    for number in range(2):
+        fits.PrimaryHDU(image + number).writeto(tmp_path / f"image{number}.fts.gz")
+    check_samples(pool, str(tmp_path / "image*.fts.gz"), {"data": [image, image + 1]})
+    content = (tmp_path / "a.fits.gz").read_bytes()
+    (tmp_path / "short.fits.gz").write_bytes(content[: len(content) // 2])
+    with pytest.raises(md.DataError, match="does not unpack"):
+        md.open_dataset(tmp_path / "short.fits.gz")
+    (tmp_path / "few.fits.gz").write_bytes(gzip.compress(gzip.decompress(content)[:-2880]))
+    with pytest.raises(md.FormatError, match="truncated"):
+        md.open_dataset(tmp_path / "few.fits.gz")
+
+
+def test_cubes_by_fpack(pool: Pool, tmp_path: Path) -> None:
+    cube = RNG.integers(0, 999, (6, 5, 8)).astype("i4")
+    path = tmp_path / "cube.fits.fz"
+    fits.HDUList([fits.PrimaryHDU(), fits.CompImageHDU(cube, compression_type="RICE_1")]).writeto(path)
+    check_samples(pool, str(path), {"COMPRESSED_IMAGE": cube})
+
+
+def test_spectra_one_a_file(pool: Pool, tmp_path: Path) -> None:
+    spectra = [RNG.normal(size=20).astype("f4") for _ in range(5)]
+    for number, spectrum in enumerate(spectra):
+        fits.PrimaryHDU(spectrum).writeto(tmp_path / f"{number}.fits")
+    check_samples(pool, str(tmp_path / "*.fits"), {"data": spectra}, {"data": (20,)})
+    assert len(md.open_dataset(tmp_path / "0.fits", sample_axis=0)) == 20
+    fits.PrimaryHDU(spectra[0][:7]).writeto(tmp_path / "9.fits")
+    check_samples(
+        pool, str(tmp_path / "*.fits"), {"data": [*spectra, spectra[0][:7]]}, {"data": (None,)}, sample="file"
+    )
+
+
+def test_a_table_behind_an_image_is_told(tmp_path: Path) -> None:
+    path = tmp_path / "a.fits"
+    fits.HDUList([fits.PrimaryHDU(np.zeros((3, 4), "f4")), _table(9)]).writeto(path)
+    with pytest.warns(UserWarning, match="hdu='EVENTS' reads that table"):
+        assert len(md.open_dataset(path)) == 1
+    assert len(md.open_dataset(path, hdu="EVENTS")) == 9
+
+
+def test_tiles_of_a_shuffled_cube_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cube = RNG.integers(0, 999, (64, 8, 8)).astype("i2")
+    path, opened, decoded = tmp_path / "cube.fits", [0], [0]
+    image = fits.CompImageHDU(cube, compression_type="RICE_1", tile_shape=(4, 8, 8), name="CUBE")
+    fits.HDUList([fits.PrimaryHDU(), image]).writeto(path)
+    data = md.open_dataset(path, inputs="CUBE")
+    before, section = fits.open, fits.hdu.compressed.section.CompImageSection.__getitem__
+
+    def counted(*given: Any, **options: Any) -> Any:
+        opened[0] += 1
+        return before(*given, **options)
+
+    def taken(self: Any, index: Any) -> Any:
+        decoded[0] += 1
+        return section(self, index)
+
+    monkeypatch.setattr(fits, "open", counted)
+    monkeypatch.setattr(fits.hdu.compressed.section.CompImageSection, "__getitem__", taken)
+    batches = list(data.batches(8, shuffle=True, seed=1))
+    rows = np.concatenate(batches)
+    assert sorted(row.tobytes() for row in rows) == sorted(plane.tobytes() for plane in cube)
+    assert opened[0] == 1
+    assert decoded[0] <= 64 // 4 * 1.5

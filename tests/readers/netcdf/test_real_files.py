@@ -1,0 +1,97 @@
+"""Files as xarray and netCDF4 write them: times that are missing, ragged arrays, packing of its own in each file."""
+
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+import pytest
+import xarray
+
+import matex_data as md
+from tests.support.loading import check_samples
+from tests.support.ranks import Pool
+
+pytestmark = pytest.mark.rank_counts(1, 3)
+TIMES = np.array(["2000-01-01T06", "NaT", "2000-01-03", "NaT", "1969-12-31", "2020-02-29"], "M8[ns]")
+SECONDS = np.where(np.isnat(TIMES), np.nan, TIMES.astype("M8[s]").astype(np.float64))
+
+
+def test_times_that_are_missing(pool: Pool, tmp_path: Path) -> None:
+    path = tmp_path / "times.nc"
+    content = xarray.Dataset({"n": ("s", np.arange(6)), "when": ("s", TIMES), "since": ("s", TIMES)})
+    content.when.encoding = {"dtype": "int64", "units": "seconds since 2000-01-01"}
+    content.since.encoding = {"dtype": "int64", "units": "nanoseconds since 2000-01-01"}
+    content.to_netcdf(path)
+    with netCDF4.Dataset(path) as file:
+        file.set_auto_mask(False)
+        for name in ("when", "since"):
+            assert file[name][1] == np.iinfo(np.int64).min
+            assert "_FillValue" not in file[name].ncattrs()
+    check_samples(pool, str(path), {"n": range(6), "when": SECONDS, "since": SECONDS})
+
+
+def test_profiles_of_observations(pool: Pool, tmp_path: Path) -> None:
+    path, counts = tmp_path / "argo.nc", np.array([3, 0, 2, 4, 1, 0])
+    values = np.arange(12.0) / 2
+    content = xarray.Dataset(
+        {
+            "row_size": ("profile", counts, {"sample_dimension": "obs"}),
+            "lat": ("profile", np.arange(6.0)),
+            "temp": ("obs", values),
+            "qc": ("obs", np.arange(12, dtype="i1")),
+            "levels": ("obs_level", np.arange(3)),
+        }
+    )
+    content.temp.encoding = {"dtype": "int16", "scale_factor": 0.5, "_FillValue": -9}
+    content.to_netcdf(path)
+    ends = np.cumsum(counts)
+    wanted = {"row_size": counts, "lat": np.arange(6.0)}
+    ragged = {"temp": np.split(values, ends)[:6], "qc": np.split(np.arange(12, dtype="i1"), ends)[:6]}
+    shapes = {"row_size": (), "lat": (), "temp": (None,), "qc": (None,)}
+    check_samples(pool, str(path), wanted | ragged, shapes)
+    assert list(md.open_dataset(path).static) == ["levels"]
+    assert len(md.open_dataset(path, sample_dim="obs")) == 12
+    assert [v.tolist() for v in md.open_dataset(path, inputs="qc").load()["qc"]] == [v.tolist() for v in ragged["qc"]]
+    content["row_size"] = ("profile", counts + 1, {"sample_dimension": "obs"})
+    content.to_netcdf(tmp_path / "wrong.nc")
+    with pytest.raises(md.FormatError, match="the counts are not those of the observations"):
+        md.open_dataset(tmp_path / "wrong.nc")
+
+
+def test_each_file_has_its_own_packing(pool: Pool, tmp_path: Path) -> None:
+    wanted = []
+    for number, (scale, offset, fill) in enumerate([(0.5, 0.0, -1), (0.25, 100.0, -2), (2.0, -7.0, 0)]):
+        values = offset + scale * np.arange(1.0, 13).reshape(3, 4)
+        values[1, 2] = np.nan
+        content = xarray.Dataset({"v": (("time", "lat"), values)}, {"time": np.arange(3) + 3 * number})
+        content.v.encoding = {"dtype": "int16", "scale_factor": scale, "add_offset": offset, "_FillValue": fill}
+        content.to_netcdf(tmp_path / f"{number}.nc")
+        wanted += list(values)
+    stored = {"sample_dim": "time", "index": str(tmp_path / "stored")}
+    for _ in range(2):
+        check_samples(pool, str(tmp_path / "*.nc"), {"v": wanted, "time": range(9)}, **stored)
+
+
+def test_coordinates_are_compared_as_they_are_decoded(tmp_path: Path) -> None:
+    for number, offset in enumerate((0.0, 180.0)):
+        content = xarray.Dataset({"v": (("time", "lon"), np.zeros((2, 3)))}, {"lon": np.arange(3.0) + offset})
+        content.lon.encoding = {"dtype": "int16", "scale_factor": 1.0, "add_offset": offset}
+        content.to_netcdf(tmp_path / f"{number}.nc")
+    with pytest.raises(md.FormatError, match="the files do not agree on the coordinates 'lon'"):
+        md.open_dataset(str(tmp_path / "*.nc"), sample_dim="time")
+
+
+def test_the_nearest_values_of_a_coordinate(pool: Pool, tmp_path: Path) -> None:
+    path, values = tmp_path / "grid.nc", np.arange(60.0).reshape(3, 4, 5)
+    lat, lon = np.array([60.0, 40, 20, 0], "f4"), np.linspace(-10, 10, 5)
+    content = xarray.Dataset({"t": (("time", "lat", "lon"), values)}, {"lat": lat, "lon": lon, "time": np.arange(3)})
+    content.to_netcdf(path)
+    for wanted in ({"lat": 33.3, "lon": [-9.9, 2.5]}, {"lat": [50, 10], "lon": -1e9}):
+        expected = content.sel(wanted, method="nearest").t.values
+        options = {"sel": wanted, "method": "nearest", "inputs": ["t"]}
+        assert np.array_equal(md.open_dataset(path, **options).load()["t"], expected)
+    check_samples(pool, str(path), {"t": list(expected)}, **options)
+    with pytest.raises(md.FormatError, match='method="nearest"'):
+        md.open_dataset(path, sel={"lat": 33.3})
+    with pytest.raises(md.FormatError, match="no such method"):
+        md.open_dataset(path, sel={"lat": 33.3}, method="pad")
