@@ -24,7 +24,6 @@ from matex_data.index.model import FileIndex, Index, ReadRequest
 from matex_data.index.table import Column
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.columns import choose
-from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.values import Values
 from matex_data.storage.files import open_binary
 
@@ -48,18 +47,14 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     FieldNotFound : there is no member of that name.
     FormatError : the file is damaged, or a member cannot be read.
     """
-    return add_partitions(path, names, dtype or {}, lambda chosen: _index(path, chosen, dtype or {}))
-
-
-def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     try:
         with open_binary(path) as file:
             types = _Types(path)
             offset, nbytes, edges = _blocks(path, file, types)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    schema, missing = types.result(dtype)
-    chosen = choose(path, schema, names, dtype)
+    schema, missing = types.result(dtype or {})
+    chosen = choose(path, schema, names, dtype or {})
     members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
     columns = {member.column for member in members.values()}
     wanted = pa.schema([field for field in schema if field.name in columns])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -133,6 +134,11 @@ class Union:
         """Fields of a sample of all files, by name."""
         return {name: found.field for name, found in self.found.items()}
 
+    @property
+    def texts(self) -> dict[str, str]:
+        """Facts of all files, by name."""
+        return {name: text for name, (text, _) in self.facts.items()}
+
     def warn(self) -> None:
         """Warn of the fields that files lack."""
         lacking = {name: found for name, found in self.found.items() if found.lacking is not None}
@@ -172,6 +178,29 @@ def unite(ranks: Gathering, own: Iterable[Union]) -> Union:
     if ranks.rank == 0:
         whole.warn()
     return whole
+
+
+def counted(files: Iterable[tuple[str, Schema, Mapping[str, str]]]) -> list[Union]:
+    """Return the unions of files with the same fields and facts, in the order of their first files.
+
+    Parameters
+    ----------
+    files : path, fields and facts of each file.
+    """
+    unions: dict[Hashable, Union] = {}
+    counts = Counter[Hashable]()
+    for path, fields, facts in files:
+        key = schema_key(fields, facts)
+        if key not in unions:
+            unions[key] = Union.of(path, fields, facts)
+        counts[key] += 1
+    return [union.of_files(counts[key]) for key, union in unions.items()]
+
+
+def schema_key(fields: Schema, facts: Mapping[str, str]) -> Hashable:
+    """Return a key that is equal for files that are united with others in the same way."""
+    nulls = [name for name, field in fields.items() if _is_null(field)]
+    return (*fields.values(), *nulls, *facts.items())
 
 
 def _reduced(unions: Iterable[Union]) -> Union | None:
@@ -261,6 +290,18 @@ def _nullable(found: Found, lacking: str) -> Field:
     return field
 
 
+def check_common(path: str, fields: Schema, union: Union) -> None:
+    """Raise ``FormatError`` if a file, all fields of which are read, has none of those of the first file."""
+    if fields and union.first and union.first.isdisjoint(fields):
+        raise FormatError(
+            "the files do not have the same fields",
+            file=path,
+            expected=f"one at least of {', '.join(sorted(union.first)[:MOST_NAMED])}, as in {union.path!r}",
+            found=", ".join(list(fields)[:MOST_NAMED]),
+            remedy=REMEDY,
+        )
+
+
 def adapted(file: FileIndex, fields: Schema, union: Union) -> FileIndex:
     """Return the entry of a file with the fields of all files.
 
@@ -269,19 +310,7 @@ def adapted(file: FileIndex, fields: Schema, union: Union) -> FileIndex:
     file : with layouts for ``fields``.
     fields : of the file.
     union : of all files.
-
-    Raises
-    ------
-    FormatError : the file has fields, of which the first one has none.
     """
-    if fields and union.first and union.first.isdisjoint(fields):
-        raise FormatError(
-            "the files do not have the same fields",
-            file=file.path,
-            expected=f"one at least of {', '.join(sorted(union.first)[:MOST_NAMED])}, as in {union.path!r}",
-            found=", ".join(list(fields)[:MOST_NAMED]),
-            remedy=REMEDY,
-        )
     layouts: dict[str, Layout] = {}
     for name, found in union.found.items():
         absent = name not in fields or (_is_null(fields[name]) and found.field != fields[name])
@@ -317,11 +346,6 @@ def _plain(field: Field) -> Field:
 def is_alike(fields: Schema, union: Union) -> bool:
     """Return whether a file with these fields needs no adaptation."""
     return list(fields) == list(union.found) and fields == union.fields
-
-
-def nulls(fields: Schema) -> list[str]:
-    """Return the names of the fields of which a file has no value and no type."""
-    return [name for name, field in fields.items() if _is_null(field)]
 
 
 def _is_null(field: Field) -> bool:

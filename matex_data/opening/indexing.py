@@ -23,11 +23,12 @@ from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.paths import PathTable
 from matex_data.index.stamps import Stamp
-from matex_data.index.united import Union, adapted, is_alike, nulls, unite
+from matex_data.index.united import Union, adapted, check_common, is_alike, schema_key, unite
 from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.shared import share
 from matex_data.opening.ahead import made_ahead
+from matex_data.opening.folders import add_partitions, partitions
 from matex_data.readers import collective_reader, detect, folder_format, index_another, read_head, reader
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
@@ -54,6 +55,7 @@ class Reading:
     coordinate : add the coordinate of the samples, of a format that has one.
     memory : arrays in memory, in place of files.
     trust : where bytes may come from beside the folders of the files; an index does not depend on it.
+    roots : folders that the user names, below which those of partitions lie; see `matex_data.opening.folders`.
     """
 
     format: str | None
@@ -62,11 +64,13 @@ class Reading:
     coordinate: bool = False
     memory: Index | None = None
     trust: Trust = NONE
+    roots: frozenset[str] = frozenset()
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(os.fsencode("\0".join(files)))
+        joined = "\0".join(files)
+        digest.update(os.fsencode("\0".join([joined, *sorted(self.roots)]) if "=" in joined else joined))
         options = text_of(dict(sorted(self.options.items())))
         names = f"{self.names} and the coordinate" if self.coordinate else self.names
         return f"{version('matex_data')} {self.format} {names} {options} {digest.hexdigest()}"
@@ -253,8 +257,7 @@ def _joined(by_rank: Sequence[_Share], union: Union) -> Index:
     first = by_rank[0].first
     assert first is not None
     table = first.files if union.files == 1 else FileColumns.joined([of_rank.files for of_rank in by_rank])
-    facts = {name: text for name, (text, _) in union.facts.items()}
-    return Index(union.fields, table, first.static, facts)
+    return Index(union.fields, table, first.static, union.texts)
 
 
 def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
@@ -297,7 +300,7 @@ class _Collected:
     def add(self, index: Index) -> None:
         """Add the files of an index."""
         self.first = self.first or Index(index.fields, index.files, index.static, index.facts)
-        key = (*index.fields.values(), *nulls(index.fields), *index.facts.items())
+        key = schema_key(index.fields, index.facts)
         number = self._number_of.setdefault(key, len(self._unions))
         if number == len(self._unions):
             self._builders.append(FileColumnsBuilder())
@@ -312,13 +315,13 @@ class _Collected:
         counts = np.bincount(self._numbers, minlength=len(self._unions)).tolist()
         return [union.of_files(count) for union, count in zip(self._unions, counts, strict=True)]
 
-    def share(self, union: Union) -> _Share:
-        """Return the files with the fields of a union.
+    def check(self, union: Union) -> None:
+        """Raise ``FormatError`` if a file has no field of the first one."""
+        for one in self._unions:
+            check_common(one.path, one.fields, union)
 
-        Raises
-        ------
-        FormatError : a file has no field of the first one.
-        """
+    def share(self, union: Union) -> _Share:
+        """Return the files with the fields of a union."""
         if union.files == 1 or not self._builders:
             return _Share(FileColumnsBuilder().build(), self.first)
         tables = [builder.build() for builder in self._builders]
@@ -352,6 +355,8 @@ def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> t
 
     collected = comm.agreed(collect)
     union = unite(comm, collected.unions)
+    if indexing.reading.names is None:
+        comm.agreed(lambda: collected.check(union))
     return comm.agreed(lambda: collected.share(union)), union
 
 
@@ -421,7 +426,15 @@ class _Indexing:
             return True
         return False
 
-    def _read(self, number: int, names: list[str] | None) -> Index:
+    def _read(self, number: int, names: Sequence[str] | None) -> Index:
+        path, reading = self.files[number], self.reading
+        if not format_named(self.format).partitioned:
+            return self._read_file(number, names)
+        dtype = reading.options.get("dtype") or {}
+        values = partitions(path, reading.roots)
+        return add_partitions(path, values, names, dtype, lambda stored: self._read_file(number, stored))
+
+    def _read_file(self, number: int, names: Sequence[str] | None) -> Index:
         path, reading = self.files[number], self.reading
         if number == 0:
             return reader(self.format)(path, names, reading.trust, **reading.options)

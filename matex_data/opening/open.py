@@ -233,7 +233,10 @@ def open_dataset(
     given = Given.of(sessions.comm, paths, arguments, format, index, without_categories(options), trees)
     io = io if given.memory is None else "independent"
     request, reading = _prepare(
-        sessions.comm, given, request, Reading(format, None, options, memory=given.memory, trust=given.trust)
+        sessions.comm,
+        given,
+        request,
+        Reading(format, None, options, memory=given.memory, trust=given.trust, roots=given.roots),
     )
     found = index_files(sessions.comm, given.files, reading, None if index is None else os.fspath(index))
     # The ranks of a machine have the paths of the index once.
