@@ -198,14 +198,14 @@ FORMATS: dict[str, Format] = {
     ),
     "jsonl": Format(
         "matex_data.readers.json_lines:index",
-        suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+        suffixes=tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED),
         extra="matex_data[csv]",
         concurrent=True,
         partitioned=True,
     ),
     "tfrecord": Format(
         "matex_data.readers.tfrecord:index",
-        suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
+        suffixes=tuple(f".{kind}{end}" for kind in ("tfrecord", "tfrecords", "tfrec") for end in COMPRESSED),
         extra="matex_data[tfrecord]",
         concurrent=True,
     ),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,6 +25,7 @@ from matex_data.index.table import Column
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.columns import choose
 from matex_data.readers.parquet.values import Values
+from matex_data.readers.unpacked import content, of_content
 from matex_data.storage.files import open_binary
 
 BLOCK_BYTES = 256 << 10  # of whole lines
@@ -50,7 +51,8 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     try:
         with open_binary(path) as file:
             types = _Types(path)
-            offset, nbytes, edges = _blocks(path, file, types)
+            text, stored = content(path, file)
+            offset, nbytes, edges = _blocks(path, text, types)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     schema, missing = types.result(dtype or {})
@@ -60,10 +62,11 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     wanted = pa.schema([field for field in schema if field.name in columns])
     table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
     fields = {name: member.field for name, member in members.items()}
-    return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
+    columns_of = of_content(path, stored, table)
+    return Index(fields, [FileIndex(path, table.rows, {name: Column(columns_of, name) for name in fields})])
 
 
-def _blocks(path: str, file: BinaryIO, types: _Types) -> tuple[Integers, Integers, Integers]:
+def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Integers, Integers]:
     """Return offset and length in bytes of the blocks of lines, and their first rows, with the number of rows.
 
     Parameters

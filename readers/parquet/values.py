@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from decimal import Decimal
-from itertools import pairwise
 from math import prod
 from typing import Any
 
@@ -14,8 +13,7 @@ import pyarrow.compute as pc
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError
-from matex_data.index.ragged import RaggedArray, scatter_lists
-from matex_data.index.scatter import RowIndices, scatter
+from matex_data.index.ragged import RaggedArray, nested
 from matex_data.readers.arrow_times import seconds
 from matex_data.readers.parquet.members import Member, Step
 
@@ -50,16 +48,7 @@ def decode(column: pa.ChunkedArray, member: Member) -> Values:
         return values
     if len(lists) == 1 and not values.dtype.hasobject:
         return RaggedArray(values, lists[0])
-    return _nested(values, lists)
-
-
-def copy_rows(values: Values, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-    """Assign ``out[destination] = values[rows]``."""
-    if isinstance(values, RaggedArray):
-        selected = values[rows]
-        scatter_lists(out, destination, selected.offsets, selected.values)
-    else:
-        scatter(out, destination, values[rows])
+    return nested(values, lists)
 
 
 def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Array]]:
@@ -233,14 +222,3 @@ def _expect_none_missing(array: pa.Array, problem: str) -> None:
             found="null",
             remedy="fill missing values before you write the file, or give dtype={name: 'float64'} for numbers",
         )
-
-
-def _nested(values: Array, lists: Sequence[Array]) -> Array:
-    """Return an object array of the rows: arrays of values, or object arrays of these."""
-    items: Array = values
-    for offsets in reversed(lists):
-        rows = np.empty(len(offsets) - 1, object)
-        for i, (low, high) in enumerate(pairwise(offsets.tolist())):
-            rows[i] = items[low:high]
-        items = rows
-    return items
