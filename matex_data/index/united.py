@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from matex_data.errors import FormatError
-from matex_data.fields import ALL_MISSING, AS_TEXT, Field, Schema
+from matex_data.fields import ALL_MISSING, AS_TEXT, PARTLY_MISSING, Field, Schema
 from matex_data.index.constant import Constant, FolderValue
 from matex_data.index.converted import Missing, United
 from matex_data.index.files import FileIndex
@@ -40,8 +40,8 @@ class Found:
     ----------
     field : of all of them.
     path : of the first file that has it.
-    files : number of those that have it.
-    lacking : path of the first file that lacks it; None: all have it.
+    files : number of those of which all samples have it.
+    lacking : path of the first file that lacks it, or of which samples lack it; None: all have it.
     """
 
     field: Field
@@ -72,12 +72,15 @@ class Union:
     @classmethod
     def of(cls, path: str, fields: Schema, facts: Mapping[str, str] | None = None) -> Union:
         """Return the union of one file."""
-        found = {name: Found(field, path, 1) for name, field in fields.items()}
+        partly = {name for name, field in fields.items() if field.attributes.get(PARTLY_MISSING)}
+        found = {
+            n: Found(field, path, int(n not in partly), path if n in partly else None) for n, field in fields.items()
+        }
         return cls(path, frozenset(fields), 1, found, {name: (text, path) for name, text in (facts or {}).items()})
 
     def of_files(self, files: int) -> Union:
         """Return the union of so many files with the same fields."""
-        found = {name: replace(found, files=files) for name, found in self.found.items()}
+        found = {name: replace(found, files=files * found.files) for name, found in self.found.items()}
         return replace(self, files=files, found=found)
 
     def joined(self, other: Union) -> Union:
@@ -148,7 +151,9 @@ class Union:
                 for name, found in list(lacking.items())[:MOST_NAMED]
             ]
             more = f"; and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
-            text = f"fields that files lack are missing values there, which missing= treats: {'; '.join(shown)}{more}"
+            text = (
+                f"fields that files or samples lack are missing there, as missing= treats it: {'; '.join(shown)}{more}"
+            )
             warnings.warn(text, stacklevel=7)
 
 
@@ -199,8 +204,11 @@ def counted(files: Iterable[tuple[str, Schema, Mapping[str, str]]]) -> list[Unio
 
 def schema_key(fields: Schema, facts: Mapping[str, str]) -> Hashable:
     """Return a key that is equal for files that are united with others in the same way."""
-    nulls = [name for name, field in fields.items() if _is_null(field)]
-    return (*fields.values(), *nulls, *facts.items())
+    marks = ((name, mark) for name, field in fields.items() for mark in _MARKS if field.attributes.get(mark))
+    return (*fields.values(), *marks, *facts.items())
+
+
+_MARKS = (ALL_MISSING, PARTLY_MISSING, AS_TEXT)
 
 
 def _reduced(unions: Iterable[Union]) -> Union | None:

@@ -22,7 +22,7 @@ from matex_data import DecodeError, FieldNotFound, FormatError, open_dataset
 from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool
 
-SAID = "fields that files lack are missing values there"
+SAID = "fields that files or samples lack are missing there"
 
 
 def _loaded(comm: MPI.Intracomm, path: str, options: dict[str, Any]) -> tuple[dict[str, Any], list[str]]:
