@@ -303,7 +303,7 @@ class RecordBlocks(ByteRangeBlocks):
 
 def _features_of(example: Any, name: str) -> Sequence[Any]:
     found = example.feature_lists.feature_list.get(name)
-    return () if found is None else found.feature  # type: ignore[no-any-return]
+    return () if found is None else found.feature
 
 
 def _examples(path: str, row: int, byte: int, data: bytes) -> Iterator[Any]:

@@ -406,9 +406,9 @@ class _Indexing:
                     raise
                 lacking.append(error)
                 names = [name for name in names if name != error.field] or None
-        for error in lacking if is_first else ():
-            if not self._is_somewhere(str(error.field)):
-                raise error
+        for absent in lacking if is_first else ():
+            if not self._is_somewhere(str(absent.field)):
+                raise absent
         if lacking and names is None:  # for the number of its rows
             index = index.select([])
         for file in index.files:
@@ -430,9 +430,9 @@ class _Indexing:
         path, reading = self.files[number], self.reading
         if not format_named(self.format).partitioned:
             return self._read_file(number, names)
-        dtype = reading.options.get("dtype") or {}
-        values = partitions(path, reading.roots)
-        return add_partitions(path, values, names, dtype, lambda stored: self._read_file(number, stored))
+        dtype, values = reading.options.get("dtype"), partitions(path, reading.roots)
+        types = dtype if isinstance(dtype, Mapping) else {}
+        return add_partitions(path, values, names, types, lambda stored: self._read_file(number, stored))
 
     def _read_file(self, number: int, names: Sequence[str] | None) -> Index:
         path, reading = self.files[number], self.reading

@@ -78,7 +78,8 @@ def fields_of(path: str, frames: Sequence[Atoms], names: Sequence[str] | None) -
     unread: dict[str, str] = {}
     for name in dict.fromkeys(name for schema in every for name in schema):
         having = {schema[name]: None for schema in every if name in schema}
-        field = reduce(_united, having, next(iter(having)))
+        first: Field | None = next(iter(having))
+        field = reduce(_united, having, first)
         if field is None:
             unread[name] = "frames differ in its type or shape: " + ", ".join(one.description for one in having)
         elif all(name in schema for schema in every):

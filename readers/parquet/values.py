@@ -80,7 +80,7 @@ def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Arr
         if size is None:
             lists.append(offsets)
         elif absent is not None and (lengths[~absent] == size).all():
-            array = _with_gaps(array, absent, size)
+            array = _with_gaps(array, absent, int(size))
         elif (uneven := lengths != size).any():
             raise DecodeError(
                 "an array has another shape",
