@@ -52,7 +52,7 @@ class Converted(Layout):
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Missing(Layout):
+class MissingRows(Layout):
     """Missing values of a field that a file lacks; nothing is read.
 
     Parameters
@@ -88,7 +88,7 @@ def missing_value(dtype: np.dtype[Any]) -> Any:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class United(Converted):
+class UnitedRows(Converted):
     """Rows of a file whose dtype the field of all files does not have.
 
     Parameters

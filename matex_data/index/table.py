@@ -11,7 +11,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.converted import United
+from matex_data.index.converted import UnitedRows
 from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection, call_after_last
 
 Outputs = Sequence[tuple[str, Array]]
@@ -193,12 +193,12 @@ def plan_reads(
     cache : decoded chunks.
     """
     tables: dict[Table, list[tuple[str, Array]]] = {}  # compared by identity
-    converted: dict[Table, list[tuple[United, str, Array]]] = {}
+    converted: dict[Table, list[tuple[UnitedRows, str, Array]]] = {}
     for name, array in arrays.items():
         for layout, out in _unstack(layouts[name], array):
             if isinstance(layout, Column):
                 tables.setdefault(layout.table, []).append((layout.name, out))
-            elif isinstance(layout, United) and isinstance(column := layout.layout, Column):
+            elif isinstance(layout, UnitedRows) and isinstance(column := layout.layout, Column):
                 converted.setdefault(column.table, []).append((layout, column.name, out))
             else:
                 yield from ((name, request) for request in layout.requests(rows, out, cache))
@@ -209,7 +209,7 @@ def plan_reads(
 
 
 def _converted(
-    table: Table, columns: Sequence[tuple[United, str, Array]], rows: RowSelection, cache: ChunkCache
+    table: Table, columns: Sequence[tuple[UnitedRows, str, Array]], rows: RowSelection, cache: ChunkCache
 ) -> Iterator[ReadRequest]:
     """Return the reads of columns that are converted once all of them are read."""
     local = replace(rows, destination=np.arange(len(rows.destination)))

@@ -14,7 +14,7 @@ import numpy as np
 from matex_data.errors import FormatError
 from matex_data.fields import ALL_MISSING, AS_TEXT, PARTLY_MISSING, Field, Schema
 from matex_data.index.constant import Constant, FolderValue
-from matex_data.index.converted import Missing, United
+from matex_data.index.converted import MissingRows, UnitedRows
 from matex_data.index.files import FileIndex
 from matex_data.index.model import Layout
 from matex_data.index.table import Column
@@ -33,7 +33,7 @@ class Gathering(Protocol):
 
 
 @dataclass(frozen=True)
-class Found:
+class Occurrence:
     """Field as the files have it that were looked at.
 
     Parameters
@@ -51,7 +51,7 @@ class Found:
 
 
 @dataclass(frozen=True)
-class Union:
+class UnitedFields:
     """Fields of files, and facts that the files must share.
 
     Parameters
@@ -59,42 +59,43 @@ class Union:
     path : of the first file.
     first : names of its fields.
     files : number of files.
-    found : fields by name.
+    occurrences : fields by name.
     facts : by name: a text, and the first file that has it.
     """
 
     path: str
     first: frozenset[str]
     files: int
-    found: Mapping[str, Found]
+    occurrences: Mapping[str, Occurrence]
     facts: Mapping[str, tuple[str, str]]
 
     @classmethod
-    def of(cls, path: str, fields: Schema, facts: Mapping[str, str] | None = None) -> Union:
+    def of(cls, path: str, fields: Schema, facts: Mapping[str, str] | None = None) -> UnitedFields:
         """Return the union of one file."""
         partly = {name for name, field in fields.items() if field.attributes.get(PARTLY_MISSING)}
         found = {
-            n: Found(field, path, int(n not in partly), path if n in partly else None) for n, field in fields.items()
+            n: Occurrence(field, path, int(n not in partly), path if n in partly else None)
+            for n, field in fields.items()
         }
         return cls(path, frozenset(fields), 1, found, {name: (text, path) for name, text in (facts or {}).items()})
 
-    def of_files(self, files: int) -> Union:
+    def of_files(self, files: int) -> UnitedFields:
         """Return the union of so many files with the same fields."""
-        found = {name: replace(found, files=files * found.files) for name, found in self.found.items()}
-        return replace(self, files=files, found=found)
+        found = {name: replace(found, files=files * found.files) for name, found in self.occurrences.items()}
+        return replace(self, files=files, occurrences=found)
 
-    def joined(self, other: Union) -> Union:
+    def joined(self, other: UnitedFields) -> UnitedFields:
         """Return the union of these files and of others behind them.
 
         Raises
         ------
         FormatError : a field cannot be united, or a fact differs. It names both files.
         """
-        found = {name: self._joined(other, name) for name in {**self.found, **other.found}}
-        return replace(self, files=self.files + other.files, found=found, facts=self._facts(other))
+        found = {name: self._joined(other, name) for name in {**self.occurrences, **other.occurrences}}
+        return replace(self, files=self.files + other.files, occurrences=found, facts=self._facts(other))
 
-    def _joined(self, other: Union, name: str) -> Found:
-        mine, theirs = self.found.get(name), other.found.get(name)
+    def _joined(self, other: UnitedFields, name: str) -> Occurrence:
+        mine, theirs = self.occurrences.get(name), other.occurrences.get(name)
         if mine is None or theirs is None:
             one = mine or theirs
             assert one is not None
@@ -110,10 +111,10 @@ class Union:
                 found=theirs.field.description,
                 remedy=REMEDY,
             )
-        joined = Found(field, mine.path, mine.files + theirs.files, mine.lacking or theirs.lacking)
+        joined = Occurrence(field, mine.path, mine.files + theirs.files, mine.lacking or theirs.lacking)
         return joined if joined.lacking is None else replace(joined, field=_nullable(joined, joined.lacking))
 
-    def _facts(self, other: Union) -> dict[str, tuple[str, str]]:
+    def _facts(self, other: UnitedFields) -> dict[str, tuple[str, str]]:
         for name in {**self.facts, **other.facts}:
             mine, theirs = self.facts.get(name), other.facts.get(name)
             differs = mine[0] != theirs[0] if mine and theirs else not self._may_lack(other, name)
@@ -127,15 +128,19 @@ class Union:
                 )
         return {**other.facts, **self.facts}
 
-    def _may_lack(self, other: Union, fact: str) -> bool:
+    def _may_lack(self, other: UnitedFields, fact: str) -> bool:
         """Return whether a fact that only some of the files have is one of a field that the others lack."""
-        lacking = {name for name in {**self.found, **other.found} if name not in self.found or name not in other.found}
+        lacking = {
+            name
+            for name in {**self.occurrences, **other.occurrences}
+            if name not in self.occurrences or name not in other.occurrences
+        }
         return any(fact == name or fact.endswith((f"of {name}", f"of {name!r}")) for name in lacking)
 
     @property
     def fields(self) -> dict[str, Field]:
         """Fields of a sample of all files, by name."""
-        return {name: found.field for name, found in self.found.items()}
+        return {name: found.field for name, found in self.occurrences.items()}
 
     @property
     def texts(self) -> dict[str, str]:
@@ -144,7 +149,7 @@ class Union:
 
     def warn(self) -> None:
         """Warn of the fields that files lack."""
-        lacking = {name: found for name, found in self.found.items() if found.lacking is not None}
+        lacking = {name: found for name, found in self.occurrences.items() if found.lacking is not None}
         if lacking:
             shown = [
                 f"{name!r} in {self.files - found.files} of {self.files} files, such as {found.lacking!r}"
@@ -157,7 +162,7 @@ class Union:
             warnings.warn(text, stacklevel=7)
 
 
-def unite(ranks: Gathering, own: Iterable[Union]) -> Union:
+def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:
     """Return the union of the files of all ranks; rank 0 warns of fields that files lack. *Collective*.
 
     Parameters
@@ -169,7 +174,7 @@ def unite(ranks: Gathering, own: Iterable[Union]) -> Union:
     ------
     FormatError : fields cannot be united. It is the same on all ranks.
     """
-    mine: Union | FormatError | None
+    mine: UnitedFields | FormatError | None
     try:
         mine = _reduced(own)
     except FormatError as error:
@@ -185,19 +190,19 @@ def unite(ranks: Gathering, own: Iterable[Union]) -> Union:
     return whole
 
 
-def counted(files: Iterable[tuple[str, Schema, Mapping[str, str]]]) -> list[Union]:
+def counted(files: Iterable[tuple[str, Schema, Mapping[str, str]]]) -> list[UnitedFields]:
     """Return the unions of files with the same fields and facts, in the order of their first files.
 
     Parameters
     ----------
     files : path, fields and facts of each file.
     """
-    unions: dict[Hashable, Union] = {}
+    unions: dict[Hashable, UnitedFields] = {}
     counts = Counter[Hashable]()
     for path, fields, facts in files:
         key = schema_key(fields, facts)
         if key not in unions:
-            unions[key] = Union.of(path, fields, facts)
+            unions[key] = UnitedFields.of(path, fields, facts)
         counts[key] += 1
     return [union.of_files(counts[key]) for key, union in unions.items()]
 
@@ -211,9 +216,9 @@ def schema_key(fields: Schema, facts: Mapping[str, str]) -> Hashable:
 _MARKS = (ALL_MISSING, PARTLY_MISSING, AS_TEXT)
 
 
-def _reduced(unions: Iterable[Union]) -> Union | None:
+def _reduced(unions: Iterable[UnitedFields]) -> UnitedFields | None:
     several = list(unions)
-    return reduce(Union.joined, several) if several else None
+    return reduce(UnitedFields.joined, several) if several else None
 
 
 def united(first: Field, other: Field) -> Field | None:
@@ -284,7 +289,7 @@ def nullable(field: Field) -> Field | None:
     return replace(field, dtype=np.dtype(np.float64)) if field.dtype.kind in "biu" else None
 
 
-def _nullable(found: Found, lacking: str) -> Field:
+def _nullable(found: Occurrence, lacking: str) -> Field:
     field = nullable(found.field)
     if field is None:
         raise FormatError(
@@ -298,7 +303,7 @@ def _nullable(found: Found, lacking: str) -> Field:
     return field
 
 
-def check_common(path: str, fields: Schema, union: Union) -> None:
+def check_common(path: str, fields: Schema, union: UnitedFields) -> None:
     """Raise ``FormatError`` if a file, all fields of which are read, has none of those of the first file."""
     if fields and union.first and union.first.isdisjoint(fields):
         raise FormatError(
@@ -310,7 +315,7 @@ def check_common(path: str, fields: Schema, union: Union) -> None:
         )
 
 
-def adapted(file: FileIndex, fields: Schema, union: Union) -> FileIndex:
+def adapted(file: FileIndex, fields: Schema, union: UnitedFields) -> FileIndex:
     """Return the entry of a file with the fields of all files.
 
     Parameters
@@ -320,10 +325,10 @@ def adapted(file: FileIndex, fields: Schema, union: Union) -> FileIndex:
     union : of all files.
     """
     layouts: dict[str, Layout] = {}
-    for name, found in union.found.items():
+    for name, found in union.occurrences.items():
         absent = name not in fields or (_is_null(fields[name]) and found.field != fields[name])
         layouts[name] = (
-            Missing(file.rows, _plain(found.field))
+            MissingRows(file.rows, _plain(found.field))
             if absent
             else _adapted(file.layouts[name], fields[name], found.field)
         )
@@ -331,7 +336,7 @@ def adapted(file: FileIndex, fields: Schema, union: Union) -> FileIndex:
     tables = {layout.layout.table for layout in layouts.values() if _is_united_column(layout)}  # type: ignore[attr-defined]
     for name, layout in layouts.items():
         if isinstance(layout, Column) and layout.table in tables:
-            layouts[name] = United(layout, _plain(fields[name]), _plain(fields[name]))
+            layouts[name] = UnitedRows(layout, _plain(fields[name]), _plain(fields[name]))
     return replace(file, layouts=layouts)
 
 
@@ -340,20 +345,20 @@ def _adapted(layout: Layout, stored: Field, field: Field) -> Layout:
         return layout
     if isinstance(layout, FolderValue) and field.dtype == object:
         return Constant(layout.rows, layout.written)
-    return United(layout, _plain(stored), _plain(field))
+    return UnitedRows(layout, _plain(stored), _plain(field))
 
 
 def _is_united_column(layout: Layout) -> bool:
-    return isinstance(layout, United) and isinstance(layout.layout, Column)
+    return isinstance(layout, UnitedRows) and isinstance(layout.layout, Column)
 
 
 def _plain(field: Field) -> Field:
     return replace(field, attributes={})
 
 
-def is_alike(fields: Schema, union: Union) -> bool:
+def is_alike(fields: Schema, union: UnitedFields) -> bool:
     """Return whether a file with these fields needs no adaptation."""
-    return list(fields) == list(union.found) and fields == union.fields
+    return list(fields) == list(union.occurrences) and fields == union.fields
 
 
 def _is_null(field: Field) -> bool:

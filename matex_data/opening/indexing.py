@@ -23,7 +23,7 @@ from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.paths import PathTable
 from matex_data.index.stamps import Stamp
-from matex_data.index.united import Union, adapted, check_common, is_alike, schema_key, unite
+from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, schema_key, unite
 from matex_data.io.ranks import MpiRanks
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.shared import share
@@ -252,7 +252,7 @@ def share_facts(comm: Communicator, files: FileTable) -> None:
         files.set_facts(comm.allgather(files.facts_of(range(*rank_range(len(files), comm.rank, comm.size)))))
 
 
-def _joined(by_rank: Sequence[_Share], union: Union) -> Index:
+def _joined(by_rank: Sequence[_Share], union: UnitedFields) -> Index:
     """Return one index of the files of all ranks."""
     first = by_rank[0].first
     assert first is not None
@@ -294,7 +294,7 @@ class _Collected:
         self.first: Index | None = None
         self._builders: list[FileColumnsBuilder] = []
         self._number_of: dict[Hashable, int] = {}
-        self._unions: list[Union] = []
+        self._unions: list[UnitedFields] = []
         self._numbers: list[int] = []
 
     def add(self, index: Index) -> None:
@@ -304,23 +304,23 @@ class _Collected:
         number = self._number_of.setdefault(key, len(self._unions))
         if number == len(self._unions):
             self._builders.append(FileColumnsBuilder())
-            self._unions.append(Union.of(index.files.paths[0], index.fields, index.facts))
+            self._unions.append(UnitedFields.of(index.files.paths[0], index.fields, index.facts))
         for file in index.files:
             self._builders[number].add(file)
             self._numbers.append(number)
 
     @property
-    def unions(self) -> list[Union]:
+    def unions(self) -> list[UnitedFields]:
         """Unions of files with the same fields, in the order of their first files."""
         counts = np.bincount(self._numbers, minlength=len(self._unions)).tolist()
         return [union.of_files(count) for union, count in zip(self._unions, counts, strict=True)]
 
-    def check(self, union: Union) -> None:
+    def check(self, union: UnitedFields) -> None:
         """Raise ``FormatError`` if a file has no field of the first one."""
         for one in self._unions:
             check_common(one.path, one.fields, union)
 
-    def share(self, union: Union) -> _Share:
+    def share(self, union: UnitedFields) -> _Share:
         """Return the files with the fields of a union."""
         if union.files == 1 or not self._builders:
             return _Share(FileColumnsBuilder().build(), self.first)
@@ -333,7 +333,7 @@ class _Collected:
         return _Share(builder.build(), self.first)
 
 
-def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> tuple[_Share, Union]:
+def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> tuple[_Share, UnitedFields]:
     """Index this rank's files, and unite their fields with those of the other ranks. *Collective*.
 
     Parameters
