@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any, Protocol
@@ -15,8 +15,8 @@ from matex_data.errors import FormatError
 from matex_data.fields import ALL_MISSING, AS_TEXT, PARTLY_MISSING, Field, Schema
 from matex_data.index.constant import Constant, FolderValue
 from matex_data.index.converted import MissingRows, UnitedRows
-from matex_data.index.files import FileIndex
-from matex_data.index.model import Layout
+from matex_data.index.files import FileIndex, FileList
+from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
 
 MOST_NAMED = 8  # fields in a warning
@@ -354,6 +354,26 @@ def _is_united_column(layout: Layout) -> bool:
 
 def _plain(field: Field) -> Field:
     return replace(field, attributes={})
+
+
+def concatenate(indexes: Sequence[Index], is_first: bool = True) -> Index:
+    """Return one index of the files of all, in order, with their united fields.
+
+    Parameters
+    ----------
+    indexes : at least one.
+    is_first : this is the rank that warns of fields that files lack.
+
+    Raises
+    ------
+    FormatError : fields cannot be united, or facts differ.
+    """
+    union = _reduced(UnitedFields.of(index.files.paths[0], index.fields, index.facts) for index in indexes)
+    assert union is not None
+    if is_first:
+        union.warn()
+    files = [adapted(file, index.fields, union) for index in indexes for file in index.files]
+    return Index(union.fields, FileList(files), indexes[0].static, union.texts)
 
 
 def is_alike(fields: Schema, union: UnitedFields) -> bool:
