@@ -78,7 +78,7 @@ def index(
             raise FieldNotFound("the file has no such feature", file=path, field=name, expected=expected)
     given = dict(shapes or {})
     fields = {name: _field(name, features[name], given) for name in (features if names is None else names)}
-    lists = frozenset(name for name in fields if features[name].is_list)
+    lists = tuple(name for name in fields if features[name].is_list)
     table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
     return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
 
@@ -232,7 +232,7 @@ class RecordBlocks(ByteRangeBlocks):
     lists : names of the fields that are lists of features.
     """
 
-    lists: frozenset[str]
+    lists: tuple[str, ...]
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block]) * 2
