@@ -49,6 +49,7 @@ class Format:
         More files of this suffix then need no look at their first bytes before the reader opens them.
     stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
     concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
+    partitioned : folders of the form ``name=value``, below what the user names, are fields of their files.
     takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
         is given for all files of a data set but the first one.
     takes_trust : the reader has the parameter ``trust``, a `matex_data.abc.Trust`, which it asks before it looks at
@@ -78,6 +79,7 @@ class Format:
     verified: bool = False
     stamped: bool = True
     concurrent: bool = False
+    partitioned: bool = False
     takes_static: bool = False
     takes_trust: bool = False
     samples: tuple[str, ...] = ()
@@ -191,6 +193,7 @@ FORMATS: dict[str, Format] = {
         sidecars=("_metadata", "_common_metadata", "_success"),
         extra="matex_data[csv]",
         verified=True,
+        partitioned=True,
     ),
     "arrow": Format(
         "matex_data.readers.parquet.ipc:index",
@@ -199,16 +202,18 @@ FORMATS: dict[str, Format] = {
         text=rb"(?s)\xff{4}..\0\0[\x04-\x40]\0\0\0",  # a stream: length and begin of its schema
         extra="matex_data[csv]",
         verified=True,
+        partitioned=True,
     ),
     "jsonl": Format(
         "matex_data.readers.json_lines:index",
-        suffixes=(".jsonl", ".ndjson", ".jsonlines"),
+        suffixes=tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED),
         extra="matex_data[csv]",
         concurrent=True,
+        partitioned=True,
     ),
     "tfrecord": Format(
         "matex_data.readers.tfrecord:index",
-        suffixes=(".tfrecord", ".tfrecords", ".tfrec"),
+        suffixes=tuple(f".{kind}{end}" for kind in ("tfrecord", "tfrecords", "tfrec") for end in COMPRESSED),
         extra="matex_data[tfrecord]",
         concurrent=True,
     ),

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import partial
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
@@ -24,8 +24,8 @@ from matex_data.index.model import FileIndex, Index, ReadRequest
 from matex_data.index.table import Column
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.columns import choose
-from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.values import Values
+from matex_data.readers.unpacked import content, of_content
 from matex_data.storage.files import open_binary
 
 BLOCK_BYTES = 256 << 10  # of whole lines
@@ -48,27 +48,25 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     FieldNotFound : there is no member of that name.
     FormatError : the file is damaged, or a member cannot be read.
     """
-    return add_partitions(path, names, dtype or {}, lambda chosen: _index(path, chosen, dtype or {}))
-
-
-def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     try:
         with open_binary(path) as file:
             types = _Types(path)
-            offset, nbytes, edges = _blocks(path, file, types)
+            text, stored = content(path, file)
+            offset, nbytes, edges = _blocks(path, text, types)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    schema, missing = types.result(dtype)
-    chosen = choose(path, schema, names, dtype)
+    schema, missing = types.result(dtype or {})
+    chosen = choose(path, schema, names, dtype or {})
     members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
     columns = {member.column for member in members.values()}
     wanted = pa.schema([field for field in schema if field.name in columns])
     table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
     fields = {name: member.field for name, member in members.items()}
-    return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
+    columns_of = of_content(path, stored, table)
+    return Index(fields, [FileIndex(path, table.rows, {name: Column(columns_of, name) for name in fields})])
 
 
-def _blocks(path: str, file: BinaryIO, types: _Types) -> tuple[Integers, Integers, Integers]:
+def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Integers, Integers]:
     """Return offset and length in bytes of the blocks of lines, and their first rows, with the number of rows.
 
     Parameters

@@ -8,7 +8,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.fields import Field
-from matex_data.index.whole import ragged_field
+from matex_data.index.united import ragged_field
 
 Shape = tuple[int, ...]
 

@@ -1,4 +1,4 @@
-"""Index of TFRecord files with ``tf.train.Example``: blocks of records are byte ranges, and features the fields.
+"""Index of TFRecord files: blocks of ``tf.train.Example`` or ``SequenceExample`` are byte ranges, features the fields.
 
 Record: length (uint64), masked CRC-32C of the length, the data, masked CRC-32C of the data; all little-endian.
 https://www.tensorflow.org/tutorials/load_data/tfrecord#tfrecords_format_details
@@ -10,7 +10,8 @@ import io
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any, BinaryIO
+from math import prod
+from typing import IO, Any
 
 import google_crc32c
 import numpy as np
@@ -23,9 +24,10 @@ from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import FileIndex, Index
-from matex_data.index.ragged import RaggedArray, scatter_lists
-from matex_data.index.scatter import RowIndices, scatter
+from matex_data.index.ragged import RaggedArray, copy_rows, nested
+from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Column, Outputs
+from matex_data.readers.unpacked import content, of_content
 from matex_data.storage.files import open_binary
 
 HEADER, FOOTER = 12, 4  # bytes around the data of a record
@@ -47,22 +49,26 @@ def index(
 ) -> Index:
     """Index a TFRecord file of ``tf.train.Example``. One rank reads it once, for the lengths of all records.
 
+    A file of ``tf.train.SequenceExample`` has the features of its contexts, and its lists of features as ragged fields
+    with one element for each feature of a list.
+
     Parameters
     ----------
     names : features; None: all.
-    shapes : shape of a feature by name, such as ``{"image": (28, 28)}``; None for one of variable length. A feature
-        that is not named is a number or a text if all records that were looked at have one value, an array if they have
-        equally many, else ragged.
+    shapes : shape of a feature by name, such as ``{"image": (28, 28)}``, in a list of features that of each; None for
+        one of variable length. A feature that is not named is a number or a text if all records that were looked at
+        have one value, an array if they have equally many, else ragged.
 
     Raises
     ------
     FieldNotFound : there is no feature of that name.
-    FormatError : the file is damaged, compressed as a whole, or its records are no ``tf.train.Example``.
+    FormatError : the file is damaged, or its records are no ``tf.train.Example``.
     """
     try:
         with open_binary(path) as file:
             inferred = _Features(path)
-            offset, nbytes, edges = _blocks(path, file, inferred)
+            records, stored = content(path, file)
+            offset, nbytes, edges = _blocks(path, records, inferred)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     features = inferred.result()
@@ -71,22 +77,28 @@ def index(
             expected = f"one of {near_matches(name, features)}"
             raise FieldNotFound("the file has no such feature", file=path, field=name, expected=expected)
     given = dict(shapes or {})
-    fields = {name: _field(name, *features[name], given) for name in (features if names is None else names)}
-    table = RecordBlocks(path, edges, offset, nbytes, fields)
+    fields = {name: _field(name, features[name], given) for name in (features if names is None else names)}
+    lists = tuple(name for name in fields if features[name].is_list)
+    table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
     return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
 
 
-def _field(name: str, kind: str, counts: set[int], shapes: Mapping[str, Sequence[int] | None]) -> Field:
-    dtype = _KINDS[kind]
-    if name in shapes and shapes[name] is not None:
-        return Field(name, tuple(shapes[name] or ()), dtype)
-    if name in shapes or len(counts) > 1:
-        return Field(name, (), dtype, True)
-    (count,) = counts
-    return Field(name, () if count == 1 else (count,), dtype)
+def _field(name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | None]) -> Field:
+    dtype, counts = _KINDS[feature.kind], feature.counts
+    shape: tuple[int, ...] | None
+    if name in shapes:
+        given = shapes[name]
+        shape = None if given is None else tuple(given)
+    else:
+        shape = None if len(counts) > 1 else () if counts == {1} else tuple(counts)
+    if not feature.is_list:
+        return Field(name, (), dtype, True) if shape is None else Field(name, shape, dtype)
+    if shape is None or (shape and dtype.hasobject):
+        return Field(name, (), dtype, True, {"nested": True})
+    return Field(name, (), dtype, True, inner=(None, *shape))
 
 
-def _blocks(path: str, file: BinaryIO, features: _Features) -> tuple[Integers, Integers, Integers]:
+def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, Integers, Integers]:
     """Return offset and length of the blocks of records, and their first rows, with the number of rows.
 
     Parameters
@@ -116,12 +128,12 @@ def _blocks(path: str, file: BinaryIO, features: _Features) -> tuple[Integers, I
                 byte=at,
                 expected="the length of a record, with its checksum",
                 found=repr(header),
-                remedy="decompress it" if at == 0 and header[:2] == b"\x1f\x8b" else RESTORE,
+                remedy=RESTORE,
             )
         nbytes = HEADER + length + FOOTER
         before, section = section, at * INFERRED // size
         if before < section or (row < INFERRED and at + nbytes <= READ_BYTES):
-            features.add(next(_examples(path, row, at, read(nbytes))))
+            features.add(next(_examples(path, row, at, read(nbytes))), row)
         at, row = at + nbytes, row + 1
         if at - block >= BLOCK_BYTES or at == size:
             starts.append((block, at - block))
@@ -133,8 +145,24 @@ def _blocks(path: str, file: BinaryIO, features: _Features) -> tuple[Integers, I
     return offset, nbytes, np.array(edges, np.int64)
 
 
+@dataclass
+class _Feature:
+    """Feature as far as some records show it.
+
+    Parameters
+    ----------
+    kind : of its values.
+    counts : numbers of values in a record, or in a feature of a list.
+    is_list : it is a list of features.
+    """
+
+    kind: str
+    counts: set[int]
+    is_list: bool
+
+
 class _Features:
-    """Kind and numbers of values of each feature, as far as some records show them.
+    """Features of the records, as far as some of these show them.
 
     Parameters
     ----------
@@ -143,47 +171,74 @@ class _Features:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._found: dict[str, tuple[str, set[int]]] = {}
+        self._found: dict[str, _Feature] = {}
         self._examined = 0
 
-    def add(self, example: Any) -> None:
+    def add(self, example: Any, row: int) -> None:
         """Learn from a record."""
         self._examined += 1
-        for name, feature in example.features.feature.items():
+        context, lists = example.context.feature, example.feature_lists.feature_list
+        for name, feature in context.items():
+            self._learn(name, [feature], row, False)
+        for name, features in lists.items():
+            self._learn(name, features.feature, row, True)
+        for name, known in self._found.items():
+            if not known.is_list and name not in context:
+                known.counts.add(0)
+
+    def _learn(self, name: str, features: Sequence[Any], row: int, is_list: bool) -> None:
+        for feature in features:
             kind = feature.WhichOneof("kind")
             if kind is None:
                 continue
-            known = self._found.setdefault(name, (kind, set() if self._examined == 1 else {0}))
-            if known[0] != kind:
-                problem, found = "records differ in the type of a feature", f"{known[0]} and {kind}"
-                raise FormatError(problem, file=self._path, field=name, found=found)
-            known[1].add(len(getattr(feature, kind).value))
-        for name in self._found.keys() - example.features.feature.keys():
-            self._found[name][1].add(0)
+            is_new = not is_list and self._examined > 1
+            known = self._found.setdefault(name, _Feature(kind, {0} if is_new else set(), is_list))
+            count = len(getattr(feature, kind).value)
+            if known.is_list != is_list:
+                raise FormatError(
+                    "a feature of the context and a list of features have one name", file=self._path, field=name
+                )
+            if known.kind != kind and count:
+                raise _other_kind(FormatError, self._path, name, row, known.kind, kind)
+            known.counts.add(count)
 
-    def result(self) -> dict[str, tuple[str, set[int]]]:
-        """Return kind and numbers of values by the name of the feature, sorted."""
+    def result(self) -> dict[str, _Feature]:
+        """Return the features by name, sorted."""
         if not self._found:
             expected = "records of tf.train.Example"
             raise FormatError("the records have no features", file=self._path, expected=expected)
         return dict(sorted(self._found.items()))
 
 
+def _other_kind(error: type[DataError], path: str, name: str, row: int, expected: str, found: str) -> DataError:
+    return error(
+        "a record has a feature of another type than the others",
+        file=path,
+        field=name,
+        row=row,
+        expected=f"{expected}, as in the records before",
+        found=found,
+        remedy="write the feature with one type, or leave it out of inputs= and targets=",
+    )
+
+
 @declared
 @dataclass(frozen=True, eq=False)
 class RecordBlocks(ByteRangeBlocks):
-    """Features of records; a block is a range of whole records."""
+    """Features of records; a block is a range of whole records.
+
+    Parameters
+    ----------
+    lists : names of the fields that are lists of features.
+    """
+
+    lists: tuple[str, ...]
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block]) * 2
 
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        values = block[name]
-        if isinstance(values, RaggedArray):
-            selected = values[rows]
-            scatter_lists(out, destination, selected.offsets, selected.values)
-        else:
-            scatter(out, destination, values[rows])
+        copy_rows(block[name], rows, out, destination)
 
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
         row, byte = int(self.edges[block]), int(self.offset[block])
@@ -191,31 +246,64 @@ class RecordBlocks(ByteRangeBlocks):
         return {name: self._values(name, examples, row) for name in names}
 
     def _values(self, name: str, examples: Sequence[Any], row: int) -> Any:
-        """Return the rows of a feature."""
+        """Return the rows of a feature, or of a list of features."""
         field = self.fields[name]
+        if name not in self.lists:
+            features = [example.context.feature.get(name) for example in examples]
+            count = None if field.ragged else prod(field.shape)
+            flat, offsets = self._flat(field, features, count, row + np.arange(len(features)))
+            return RaggedArray(flat, offsets) if field.ragged else flat.reshape(len(features), *field.shape)
+        of_rows = [_features_of(example, name) for example in examples]
+        lengths = np.fromiter(map(len, of_rows), np.int64, len(of_rows))
+        edges = np.append(0, np.cumsum(lengths))
+        count = None if field.nested else prod(field.element_shape)
+        features = [feature for of_row in of_rows for feature in of_row]
+        flat, offsets = self._flat(field, features, count, row + np.repeat(np.arange(len(of_rows)), lengths))
+        if field.nested:
+            return nested(flat, [edges, offsets])
+        values = flat.reshape(len(features), *field.element_shape)
+        return nested(values, [edges]) if field.dtype.hasobject else RaggedArray(values, edges)
+
+    def _flat(self, field: Field, features: Sequence[Any], count: int | None, rows: Integers) -> tuple[Array, Integers]:
+        """Return the values of features one after the other, and where those of each begin and end.
+
+        Parameters
+        ----------
+        features : None for one that a record lacks.
+        count : values of each; None: any number.
+        rows : int64[features], the record of each.
+        """
         kind = next(kind for kind, dtype in _KINDS.items() if dtype == field.dtype)
-        lists = [getattr(example.features.feature[name], kind).value for example in examples]
+        lists = []
+        for feature, row in zip(features, rows, strict=True):
+            found = None if feature is None else feature.WhichOneof("kind")
+            values = () if found is None else getattr(feature, found).value
+            if found not in (kind, None) and len(values):
+                raise _other_kind(DecodeError, self.path, field.name, int(row), kind, str(found))
+            lists.append(values)
         lengths = np.fromiter(map(len, lists), np.int64, len(lists))
-        count = int(np.prod(field.shape))
-        if not field.ragged and (uneven := lengths != count).any():
+        if count is not None and (uneven := lengths != count).any():
             at = int(uneven.argmax())
             raise DecodeError(
                 "a record has another number of values",
                 file=self.path,
-                field=name,
-                row=row + at,
+                field=field.name,
+                row=int(rows[at]),
                 expected=f"{count} values of the type {kind}",
                 found=int(lengths[at]),
-                remedy=f"shapes={{{name!r}: None}} reads a feature of variable length",
+                remedy=f"shapes={{{field.name!r}: None}} reads a feature of variable length",
             )
         flat = np.empty(int(lengths.sum()), field.dtype)
         ends = np.cumsum(lengths).tolist()
         for values, begin, end in zip(lists, [0, *ends[:-1]], ends, strict=True):
             for low in range(begin, end, PYTHON_VALUES):
                 flat[low : min(end, low + PYTHON_VALUES)] = values[low - begin : low - begin + PYTHON_VALUES]
-        if field.ragged:
-            return RaggedArray(flat, np.append(0, ends).astype(np.int64))
-        return flat.reshape(len(lists), *field.shape)
+        return flat, np.append(0, ends).astype(np.int64)
+
+
+def _features_of(example: Any, name: str) -> Sequence[Any]:
+    found = example.feature_lists.feature_list.get(name)
+    return () if found is None else found.feature
 
 
 def _examples(path: str, row: int, byte: int, data: bytes) -> Iterator[Any]:
@@ -249,8 +337,9 @@ def _crc(data: bytes) -> bytes:
 
 @cache
 def _example_class() -> Any:
-    """Return the class of messages ``tf.train.Example``, without TensorFlow.
+    """Return the class of messages ``tf.train.SequenceExample``, without TensorFlow.
 
+    A message ``tf.train.Example`` is one of these with a context alone.
     https://github.com/tensorflow/tensorflow/blob/master/tensorflow/core/example/feature.proto
     """
     kinds = descriptor_pb2.FieldDescriptorProto
@@ -276,12 +365,15 @@ def _example_class() -> Any:
     feature.oneof_decl.add(name="kind")
     for field in feature.field:
         field.oneof_index = 0
-    features = message("Features", ("feature", many, "Features.FeatureEntry"))
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    entry.field.add(name="key", number=1, label=one, type=kinds.TYPE_STRING)
-    entry.field.add(name="value", number=2, label=one, type=kinds.TYPE_MESSAGE, type_name=".matex_data.Feature")
-    message("Example", ("features", one, "Features"))
+    message("FeatureList", ("feature", many, "Feature"))
+    for name, member, kind in (("Features", "feature", "Feature"), ("FeatureLists", "feature_list", "FeatureList")):
+        entry_name = f"{member.title().replace('_', '')}Entry"
+        entry = message(name, (member, many, f"{name}.{entry_name}")).nested_type.add(name=entry_name)
+        entry.options.map_entry = True
+        entry.field.add(name="key", number=1, label=one, type=kinds.TYPE_STRING)
+        of_value = {"type": kinds.TYPE_MESSAGE, "type_name": f".matex_data.{kind}"}
+        entry.field.add(name="value", number=2, label=one, **of_value)
+    message("SequenceExample", ("context", one, "Features"), ("feature_lists", one, "FeatureLists"))
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
-    return message_factory.GetMessageClass(pool.FindMessageTypeByName("matex_data.Example"))
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("matex_data.SequenceExample"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import IO
 
 import numpy as np
 
@@ -14,12 +15,36 @@ from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
-from matex_data.readers.compression import unpacked
+from matex_data.readers.compression import stored_as, unpacked
 from matex_data.readers.kept import kept
 from matex_data.storage.files import open_sequential
 
+ITEM = "the unpacked file"
 BLOCK_BYTES = 1 << 20  # of neighbouring rows that are shuffled as one block
 REMEDY = "unpack the file: each rank then reads its own rows alone"
+
+
+def content(path: str, file: IO[bytes]) -> tuple[IO[bytes], str]:
+    """Return a file without its compression, at its begin, and the kind of this; "" for a plain file as it is.
+
+    Parameters
+    ----------
+    path : of the file, for errors.
+    file : open, at its begin.
+
+    Raises
+    ------
+    DecodeError : the file is damaged.
+    PartitionError : the content does not fit into memory.
+    """
+    stored = stored_as(file.read(16), "")
+    file.seek(0)
+    if not stored:
+        return file, ""
+    try:
+        return unpacked(file, stored, ITEM, REMEDY), stored
+    except DataError as error:
+        raise error.at(path, None) from error
 
 
 @declared
@@ -35,6 +60,14 @@ class UnpackedFile:
 
     path: str
     stored: str
+
+    @property
+    def notice(self) -> str:
+        """Return what a user should know about reads of the file."""
+        return (
+            f"files such as {self.path!r} are stored as {self.stored}, of which no part can be read alone: "
+            "every rank that needs rows of one unpacks all of it"
+        )
 
     def sources(self) -> tuple[str, ...]:
         """Return the path of the file."""
@@ -53,7 +86,7 @@ class UnpackedFile:
     def _unpack(self) -> Bytes:
         try:
             with open_sequential(self.path) as file:
-                buffer = unpacked(file, self.stored, "the unpacked file", REMEDY).getbuffer()
+                buffer = unpacked(file, self.stored, ITEM, REMEDY).getbuffer()
                 return np.frombuffer(buffer, np.uint8)
         except OSError as error:
             raise DataError("the file cannot be read", file=self.path, found=error) from error
@@ -105,6 +138,10 @@ class UnpackedRows(Layout):
     layout: Layout
 
     @property
+    def notice(self) -> str:  # type: ignore[override]
+        return self.file.notice
+
+    @property
     def rows(self) -> int:  # type: ignore[override]
         return self.layout.rows
 
@@ -140,6 +177,10 @@ class UnpackedTable(Table):
     table: Table
 
     @property
+    def notice(self) -> str:  # type: ignore[override]
+        return self.file.notice
+
+    @property
     def rows(self) -> int:  # type: ignore[override]
         return self.table.rows
 
@@ -169,6 +210,18 @@ def _block_rows(rows: Layout | Table) -> int:
     if rows.borders() is not None:
         return rows.block_rows
     return max(rows.block_rows, min(rows.rows, BLOCK_BYTES * rows.rows // max(1, rows.stored_bytes())), 1)
+
+
+def of_content(path: str, stored: str, table: Table) -> Table:
+    """Return a table whose byte ranges are those of the content of a file; of a plain one, the table itself.
+
+    Parameters
+    ----------
+    path : of the file.
+    stored : its compression; "": none.
+    table : the table.
+    """
+    return UnpackedTable(UnpackedFile(path, stored), table) if stored else table
 
 
 def unpacked_index(index: Index, stored: str) -> Index:

@@ -13,7 +13,8 @@ from mpi4py import MPI
 from matex_data import Dataset, FormatError
 from matex_data.fields import ElementSpec, Field
 from matex_data.index.library import LibraryRows
-from matex_data.index.model import FileIndex, Index, concatenate
+from matex_data.index.model import FileIndex, Index
+from matex_data.index.united import concatenate
 from matex_data.io.sessions import read_sessions
 from matex_data.reading.source import Source
 from matex_data.transforms.names import ragged_fields

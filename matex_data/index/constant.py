@@ -43,3 +43,22 @@ class Constant(Layout):
 
     def _fill(self, rows: RowSelection, out: Array, _: Bytes) -> None:
         out[rows.destination] = self.value
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class FolderValue(Constant):
+    """Value that the name of a folder gives to all rows of its files.
+
+    Parameters
+    ----------
+    text : the value as it is written, if that is not how Python writes the number.
+    """
+
+    text: str | None = None
+
+    @property
+    def written(self) -> bytes:
+        """Value as text; empty if it is missing."""
+        missing = self.value != self.value
+        return b"" if missing else (str(self.value) if self.text is None else self.text).encode()

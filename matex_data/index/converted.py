@@ -1,11 +1,22 @@
-"""Layouts whose rows are those of another layout, in another form."""
+"""Layouts whose rows are those of another layout, in another form, or are missing."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
 
-from matex_data._types import Integers
-from matex_data.index.model import Layout
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
+from matex_data.errors import DecodeError
+from matex_data.fields import Field
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection, call_after_last
+from matex_data.index.ragged import empty_output
+from matex_data.index.scatter import scatter
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,3 +48,113 @@ class Converted(Layout):
 
     def end(self) -> int:
         return self.layout.end()
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class MissingRows(Layout):
+    """Missing values of a field that a file lacks; nothing is read.
+
+    Parameters
+    ----------
+    rows : number of rows.
+    field : the field.
+    """
+
+    rows: int
+    field: Field
+    block_rows: int = 1
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, rows, out))
+
+    def _fill(self, rows: RowSelection, out: Array, _: Bytes) -> None:
+        if self.field.ragged:
+            blank = self.field.empty(len(rows.destination))
+            self.field.blank(blank)
+            out[rows.destination] = blank
+        else:
+            out[rows.destination] = missing_value(self.field.dtype)
+
+
+def missing_value(dtype: np.dtype[Any]) -> Any:
+    """Return the value of a dtype that stands for a missing one.
+
+    >>> missing_value(np.dtype(object)), missing_value(np.dtype("f4"))
+    (b'', nan)
+    """
+    return {"O": b"", "S": b"", "U": "", "i": -1}.get(dtype.kind, float("nan"))
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class UnitedRows(Converted):
+    """Rows of a file whose dtype the field of all files does not have.
+
+    Parameters
+    ----------
+    stored : the field as the file has it.
+    field : as all files have it.
+    """
+
+    stored: Field
+    field: Field
+
+    def inner_bytes(self) -> int:
+        if not self.field.ragged:
+            return 0
+        elements = self.layout.rows * self.stored.row_bytes if not self.stored.ragged else self.layout.inner_bytes()
+        return elements * self.field.dtype.itemsize // max(1, self.stored.dtype.itemsize)
+
+    def limits(self) -> Limits | None:
+        return self.layout.limits() if {self.stored.dtype.kind, self.field.dtype.kind} <= set("biuf") else None
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        read = self.empty(len(rows.destination))
+        local = replace(rows, destination=np.arange(len(rows.destination)))
+        requests = list(self.layout.requests(local, read, cache))
+        yield from call_after_last(requests, partial(self.convert, rows, read, out))
+
+    def empty(self, rows: int) -> Any:
+        """Return memory for rows as the file has them."""
+        return empty_output(self.stored, rows)
+
+    def convert(self, rows: RowSelection, read: Any, out: Any) -> None:
+        """Assign rows as the file has them, in order, to their destinations.
+
+        Raises
+        ------
+        DecodeError : an integer is not exact in the dtype of the field.
+        """
+        if self.field.ragged:
+            samples = np.empty(len(read), object)
+            for i in range(len(read)):
+                samples[i] = _cast(read[i], self.field.dtype)
+            out[rows.destination] = samples
+        else:
+            scatter(out, rows.destination, self._converted(rows, read))
+
+    def _converted(self, rows: RowSelection, read: Array) -> Array:
+        converted = read.astype(self.field.dtype)
+        if self.field.dtype.kind == "f" and read.dtype.kind in "iu" and read.dtype.itemsize > 4:
+            inexact = (converted.astype(read.dtype) != read).reshape(len(read), -1).any(axis=1)
+            if inexact.any():
+                at = int(inexact.argmax())
+                raise DecodeError(
+                    "an integer is not exact in the dtype that all files have in common",
+                    field=self.field.name,
+                    row=int(rows.numbers[at]),
+                    expected=f"a value of {self.field.dtype}, since other files have missing values or fractions",
+                    found=read[at],
+                    remedy="leave the field out, or write it as text",
+                )
+        return converted
+
+
+def _cast(sample: Array, dtype: np.dtype[Any]) -> Array:
+    if sample.dtype.kind != "O" or dtype.kind == "O":
+        return sample.astype(dtype)
+    cast = np.empty(len(sample), object)
+    for i, one in enumerate(sample):
+        cast[i] = _cast(one, dtype)
+    return cast

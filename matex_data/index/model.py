@@ -22,7 +22,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import FormatError
-from matex_data.fields import Field, Schema
+from matex_data.fields import Schema
 from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.files import DerivedFiles, FileList, FileTable, JoinedFiles, columns_of
 from matex_data.index.files import FileIndex as FileIndex
@@ -536,56 +536,6 @@ def select_fields(names: Sequence[str]) -> Callable[[int, FileIndex], FileIndex]
 
 def _select(names: Sequence[str], _: int, file: FileIndex) -> FileIndex:
     return replace(file, layouts={name: file.layouts[name] for name in names})
-
-
-def concatenate(indexes: Sequence[Index]) -> Index:
-    """Return one index of the files of all, in order.
-
-    Raises
-    ------
-    FormatError : the fields differ in name, shape or dtype, or the facts differ.
-    """
-    first = indexes[0]
-    for other in indexes[1:]:
-        check_same(first, other)
-    files = FileList(file for index in indexes for file in index.files)
-    return Index(first.fields, files, first.static, first.facts)
-
-
-def check_same(first: Index, other: Index) -> None:
-    """Raise ``FormatError`` unless two indexes can be one data set: their fields are equal, and their facts."""
-    if other.fields != first.fields:
-        raise _schema_error(first, other)
-    if other.facts != first.facts:
-        raise _fact_error(first, other)
-
-
-def _schema_error(first: Index, other: Index) -> FormatError:
-    names = [n for n in {**first.fields, **other.fields} if first.fields.get(n) != other.fields.get(n)]
-    return FormatError(
-        "the files do not have the same fields",
-        file=other.files[0].path,
-        field=names[0],
-        expected=f"{_describe(first.fields.get(names[0]))}, as in {first.files[0].path!r}",
-        found=_describe(other.fields.get(names[0])),
-        remedy="open files of one schema, or select the fields that they share with inputs= and targets=",
-    )
-
-
-def _fact_error(first: Index, other: Index) -> FormatError:
-    names = [n for n in {**first.facts, **other.facts} if first.facts.get(n) != other.facts.get(n)]
-    begin = next((file.path for file in first.files), None)
-    return FormatError(
-        f"the files do not agree on {names[0]}",
-        file=next((file.path for file in other.files), None),
-        expected=f"{first.facts.get(names[0], 'unspecified')}, as in {begin!r}",
-        found=other.facts.get(names[0], "unspecified"),
-        remedy=f"open only files with the same {names[0]}, or convert them",
-    )
-
-
-def _describe(field: Field | None) -> str:
-    return "no such field" if field is None else field.description
 
 
 def _check_file(file: FileIndex, fields: Schema) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from threading import Lock
@@ -16,7 +17,7 @@ from matex_data._types import Array, Integers
 from matex_data.codecs.scratch import Memory, aligned_arrays, new_memory
 from matex_data.fields import Field
 from matex_data.index.model import ranges
-from matex_data.index.scatter import RowIndices, are_consecutive
+from matex_data.index.scatter import RowIndices, are_consecutive, scatter
 from matex_data.locks import cached_property
 
 LONG_LIST = 256  # elements on average from which one copy for each list is faster than an index for each element
@@ -213,6 +214,26 @@ def scatter_lists(out: Any, destination: RowIndices, offsets: Integers, content:
     if not isinstance(destination, slice) and are_consecutive(destination) and len(destination):
         destination = slice(int(destination[0]), int(destination[-1]) + 1)
     out[destination] = _views(content.astype(content.dtype.newbyteorder("=")), offsets)
+
+
+def copy_rows(values: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+    """Assign ``out[destination] = values[rows]``."""
+    if isinstance(values, RaggedArray):
+        selected = values[rows]
+        scatter_lists(out, destination, selected.offsets, selected.values)
+    else:
+        scatter(out, destination, values[rows])
+
+
+def nested(values: Array, lists: Sequence[Array]) -> Array:
+    """Return an object array of the rows: arrays of values, or object arrays of these."""
+    items: Array = values
+    for offsets in reversed(lists):
+        rows = np.empty(len(offsets) - 1, object)
+        for i, (low, high) in enumerate(pairwise(offsets.tolist())):
+            rows[i] = items[low:high]
+        items = rows
+    return items
 
 
 def take_lists(content: Array, begin: Integers, lengths: Integers, memory: Memory = new_memory) -> RaggedArray:

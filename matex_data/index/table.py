@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection
+from matex_data.index.converted import UnitedRows
+from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection, call_after_last
 
 Outputs = Sequence[tuple[str, Array]]
 """Pairs of a column's name and the array that receives its rows."""
@@ -143,12 +146,31 @@ def plan_reads(
     cache : decoded chunks.
     """
     tables: dict[Table, list[tuple[str, Array]]] = {}  # compared by identity
+    converted: dict[Table, list[tuple[UnitedRows, str, Array]]] = {}
     for name, out in arrays.items():
         layout = layouts[name]
         if isinstance(layout, Column):
             tables.setdefault(layout.table, []).append((layout.name, out))
+        elif isinstance(layout, UnitedRows) and isinstance(column := layout.layout, Column):
+            converted.setdefault(column.table, []).append((layout, column.name, out))
         else:
             yield from ((name, request) for request in layout.requests(rows, out, cache))
     for table, outs in tables.items():
         yield from ((None, request) for request in table.requests(rows, outs, cache))
+    for table, columns in converted.items():
+        yield from ((None, request) for request in _converted(table, columns, rows, cache))
 
+
+def _converted(
+    table: Table, columns: Sequence[tuple[UnitedRows, str, Array]], rows: RowSelection, cache: ChunkCache
+) -> Iterator[ReadRequest]:
+    """Return the reads of columns that are converted once all of them are read."""
+    local = replace(rows, destination=np.arange(len(rows.destination)))
+    read = [united.empty(len(rows.destination)) for united, _, _ in columns]
+    outs = [(name, array) for (_, name, _), array in zip(columns, read, strict=True)]
+
+    def convert() -> None:
+        for (united, _, out), array in zip(columns, read, strict=True):
+            united.convert(rows, array, out)
+
+    return iter(call_after_last(list(table.requests(local, outs, cache)), convert))

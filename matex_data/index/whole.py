@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import reduce
 from math import prod
 from typing import Any
 
@@ -13,10 +12,11 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import FormatError
-from matex_data.fields import LISTED, SAMPLE_COORDINATE, Field, Schema
+from matex_data.fields import ALL_ROWS, LISTED, SAMPLE_COORDINATE, Field, Schema
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, check_same
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table, plan_reads
+from matex_data.index.united import concatenate
 
 SAMPLE, FILE, GROUP = "sample", "file", "group"
 """Option that says what a sample is, and its values for a file, and for a group of one."""
@@ -176,6 +176,7 @@ def whole_field(field: Field, rows: int) -> Field:
     (10, 3)
     """
     attributes = {name: value for name, value in field.attributes.items() if name != SAMPLE_COORDINATE}
+    attributes[ALL_ROWS] = True
     if field.ragged:
         return replace(field, shape=(), inner=(None,), attributes={**attributes, "nested": True})
     return replace(field, shape=(rows, *field.shape), attributes=attributes)
@@ -216,49 +217,9 @@ def files_as_samples(index: Index) -> Index:
     (2, (None,))
     """
     made = [whole_file(file.path, index.fields, file.layouts, facts=index.facts) for file in index.files]
-    whole = reduce(united, made)
-    stamped = [replace(one.files[0], stamp=file.stamp) for one, file in zip(made, index.files, strict=True)]
+    whole = concatenate(made)
+    stamped = [replace(one, stamp=file.stamp) for one, file in zip(whole.files, index.files, strict=True)]
     return Index(whole.fields, stamped, index.static, whole.facts)
-
-
-def united(first: Index, other: Index) -> Index:
-    """Return the first index with the fields of the samples of both, ragged where their shapes differ.
-
-    Parameters
-    ----------
-    first, other : indexes of which whole files, or groups of these, are samples.
-
-    Raises
-    ------
-    FormatError : they differ in more than the lengths of axes.
-
-    Examples
-    --------
-    >>> indexes = [Index({"x": Field("x", (n, 3), np.dtype("f4"))}, []) for n in (2, 5)]
-    >>> united(*indexes).fields["x"].sample_shape
-    (None, 3)
-    """
-    theirs = {name: _united(field, first.fields.get(name, field)) for name, field in other.fields.items()}
-    ours = {name: _united(field, theirs.get(name, field)) for name, field in first.fields.items()}
-    found = Index(ours, first.files, first.static, first.facts)
-    check_same(found, Index(theirs, other.files, other.static, other.facts))
-    return found
-
-
-def _united(field: Field, other: Field) -> Field:
-    """Return the field of the samples of both; the first one where they differ in more than the lengths of axes."""
-    ours, theirs = field.sample_shape, other.sample_shape
-    if field == other or len(ours) != len(theirs) or field.dtype != other.dtype or field.nested != other.nested:
-        return field
-    return ragged_field(field, [a if a == b else None for a, b in zip(ours, theirs, strict=True)])
-
-
-def ragged_field(field: Field, shape: list[int | None]) -> Field:
-    """Return a field with samples of a shape, in which axes that vary are None."""
-    lengths = tuple(length for length in shape if length is not None)
-    if len(lengths) == len(shape):
-        return replace(field, shape=lengths, ragged=field.nested)
-    return replace(field, shape=(), ragged=True, inner=tuple(shape))
 
 
 def check_sample(sample: str | None, own: tuple[str, ...], format: str) -> None:

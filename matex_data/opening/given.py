@@ -16,6 +16,7 @@ from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator
+from matex_data.opening.folders import roots
 from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.storage import objects
@@ -39,11 +40,13 @@ class Given:
     files : paths of the files; of arrays one name that is no path.
     memory : the arrays; None: files.
     trust : what the user trusts, beside the folders of the files.
+    roots : see `Reading`.
     """
 
     files: PathTable
     memory: Index | None
     trust: Trust = NONE
+    roots: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -75,8 +78,8 @@ class Given:
         """
         if is_in_memory(data):
             return cls(PathTable.of([NAME]), _hold(comm, data, arguments, format, stored, options))
-        files, trust = _resolve(comm, data, format, arguments, trusted)
-        return cls(files, None, trust)
+        files, trust, below = _resolve(comm, data, format, arguments, trusted)
+        return cls(files, None, trust, below)
 
 
 def _hold(
@@ -114,20 +117,22 @@ def _resolve(
     format: str | None,
     arguments: str,
     trusted: Sequence[str | os.PathLike[str]],
-) -> tuple[PathTable, Trust]:
-    """Return the files of ``paths`` and what is trusted, as rank 0 finds them; see `Given.of`. *Collective*.
+) -> tuple[PathTable, Trust, frozenset[str]]:
+    """Return the files of ``paths``, what is trusted, and the roots, as rank 0 finds them; see `Given`. *Collective*.
 
     So a thousand ranks do not list a folder, and have one environment.
     """
 
-    def found() -> tuple[PathTable, Trust]:
+    def found() -> tuple[PathTable, Trust, frozenset[str]]:
         files = expand(paths, format)
-        return PathTable.of(files), Trust.of([*trusted, *_folders(paths, files)]) | Trust.of_site()
+        others = _others(paths, files)
+        folders = [path for path in others if objects.is_url(path) or Path(path).is_dir()]
+        return PathTable.of(files), Trust.of([*trusted, *folders]) | Trust.of_site(), roots(others)
 
-    packed, trust = comm.on_root(found)
+    packed, trust, below = comm.on_root(found)
     remedy = "call open_dataset with the same arguments on every rank"
     comm.check_equal(f"{_named(paths)}, {arguments}", "the ranks open different data sets", remedy)
-    return packed, trust
+    return packed, trust, below
 
 
 def _named(paths: Paths) -> str:
@@ -139,10 +144,10 @@ def _named(paths: Paths) -> str:
     return f"paths={names[:MOST_NAMED]} ... ({len(names)} in all, {digest})"
 
 
-def _folders(paths: Paths, files: Sequence[str]) -> list[str]:
-    """Return the folders that the user names: those among ``paths`` that are not the files themselves."""
+def _others(paths: Paths, files: Sequence[str]) -> set[str]:
+    """Return the folders and patterns that the user names: those among ``paths`` that are not the files themselves."""
     named = {os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)}
-    return [path for path in named.difference(files) if objects.is_url(path) or Path(path).is_dir()]
+    return named.difference(files)
 
 
 def expand(paths: Paths, format: str | None = None) -> list[str]:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import os
-import pickle
 import sys
 import warnings
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -17,18 +16,20 @@ from typing import Any, TypeVar
 import numpy as np
 
 from matex_data import memory
-from matex_data.errors import FormatError
+from matex_data.errors import FieldNotFound, FormatError
 from matex_data.index import stored
 from matex_data.index.descriptors import OF_JOB, Origin
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
-from matex_data.index.model import FileIndex, Index, check_same
+from matex_data.index.model import FileIndex, Index
 from matex_data.index.paths import PathTable
 from matex_data.index.stamps import Stamp
-from matex_data.index.whole import FILE, SAMPLE, WHOLES, united
+from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, schema_key, unite
+from matex_data.index.whole import FILE, SAMPLE
 from matex_data.io.ranks import MpiRanks
-from matex_data.mpi.communicator import Communicator, pickle_error
+from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.shared import share
 from matex_data.opening.ahead import made_ahead
+from matex_data.opening.folders import add_partitions, partitions
 from matex_data.readers import collective_reader, detect, folder_format, index_another, read_head, reader
 from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
@@ -40,6 +41,7 @@ T = TypeVar("T")
 NETCDF = "netcdf"  # the format whose samples have a coordinate
 MOST_NAMED = 5  # files in a warning
 MANY_SMALL, SMALL = 32, 1 << 20  # files, of as many bytes, each of which may be a sample
+SEARCHED = 8  # files in which a field is looked for that the first one lacks
 SHARED_FACTS = 256  # files from which on a message costs less than a look at all of them
 
 
@@ -55,6 +57,7 @@ class Reading:
     coordinate : add the coordinate of the samples, of a format that has one.
     memory : arrays in memory, in place of files.
     trust : where bytes may come from beside the folders of the files; an index does not depend on it.
+    roots : folders that the user names, below which those of partitions lie; see `matex_data.opening.folders`.
     """
 
     format: str | None
@@ -63,11 +66,13 @@ class Reading:
     coordinate: bool = False
     memory: Index | None = None
     trust: Trust = NONE
+    roots: frozenset[str] = frozenset()
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
         digest = hashlib.blake2b(digest_size=16)
-        digest.update(os.fsencode("\0".join(files)))
+        joined = "\0".join(files)
+        digest.update(os.fsencode("\0".join([joined, *sorted(self.roots)]) if "=" in joined else joined))
         options = text_of(dict(sorted(self.options.items())))
         names = f"{self.names} and the coordinate" if self.coordinate else self.names
         return f"{version('matex_data')} {self.format} {names} {options} {digest.hexdigest()}"
@@ -221,11 +226,10 @@ def _index_all(
         elif len(files) > 1:
             index = index.in_columns()
     else:
-        index_one = partial(_index_one, reading, resolved, known, stale)
-        whole = reading.options.get(SAMPLE) in WHOLES
-        own = _index_share(comm, files, index_one, format_named(resolved).concurrent, whole)
+        indexing = _Indexing(reading, files, resolved, known, stale)
+        own, union = _index_share(comm, indexing, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
-        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, len(files), whole))
+        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union))
     comm.agreed(partial(_tell_notices, index))
     if reading.options.get(SAMPLE) is None and FILE in format_named(resolved).samples:
         comm.agreed(partial(_tell_rows, index))
@@ -264,25 +268,12 @@ def share_facts(comm: Communicator, files: FileTable) -> None:
         files.set_facts(comm.allgather(files.facts_of(range(*rank_range(len(files), comm.rank, comm.size)))))
 
 
-def _joined(by_rank: Sequence[_Share], files: int, whole: bool) -> Index:
-    """Return one index of what the ranks have indexed; raise the error of the first file that has one.
-
-    Parameters
-    ----------
-    whole : a file, or a group of it, is a sample.
-    """
+def _joined(by_rank: Sequence[_Share], union: UnitedFields) -> Index:
+    """Return one index of the files of all ranks."""
     first = by_rank[0].first
-    for of_rank in by_rank:
-        for index in (of_rank.first, of_rank.other):
-            if index is not None and first is not None and whole:
-                first = united(first, index)
-            elif index is not None and first is not None:
-                check_same(first, index)
-        if of_rank.error is not None:
-            raise pickle.loads(of_rank.error)
     assert first is not None
-    table = first.files if files == 1 else FileColumns.joined([of_rank.files for of_rank in by_rank])
-    return Index(first.fields, table, first.static, first.facts)
+    table = first.files if union.files == 1 else FileColumns.joined([of_rank.files for of_rank in by_rank])
+    return Index(union.fields, table, first.static, union.texts)
 
 
 def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
@@ -298,60 +289,92 @@ def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
     return found.with_static(static or {})
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Share:
-    """Files that a rank has indexed.
+    """Files that a rank has indexed, with the fields of all files.
 
     Parameters
     ----------
-    files : the files, up to the first one that fails.
+    files : the files; none of a single one.
     first : index of the first file.
-    other : index of the first file that is not of one data set with ``first``.
-    error : of the first file that fails, pickled.
     """
 
     files: FileColumns
-    first: Index | None = None
-    other: Index | None = None
-    error: bytes | None = None
+    first: Index | None
 
 
-def _index_share(
-    comm: Communicator, files: Sequence[str], index_one: Callable[[str, int], Index], concurrent: bool, whole: bool
-) -> _Share:
-    """Index this rank's files, up to the first one that fails. A single rank raises the error.
+class _Collected:
+    """Files that a rank indexes, one after the other, with the fields of each."""
+
+    def __init__(self) -> None:
+        self.first: Index | None = None
+        self._builders: list[FileColumnsBuilder] = []
+        self._number_of: dict[Hashable, int] = {}
+        self._unions: list[UnitedFields] = []
+        self._numbers: list[int] = []
+
+    def add(self, index: Index) -> None:
+        """Add the files of an index."""
+        self.first = self.first or Index(index.fields, index.files, index.static, index.facts)
+        key = schema_key(index.fields, index.facts)
+        number = self._number_of.setdefault(key, len(self._unions))
+        if number == len(self._unions):
+            self._builders.append(FileColumnsBuilder())
+            path = next(iter(index.files.paths), "")  # of arrays without any file
+            self._unions.append(UnitedFields.of(path, index.fields, index.facts))
+        for file in index.files:
+            self._builders[number].add(file)
+            self._numbers.append(number)
+
+    @property
+    def unions(self) -> list[UnitedFields]:
+        """Unions of files with the same fields, in the order of their first files."""
+        counts = np.bincount(self._numbers, minlength=len(self._unions)).tolist()
+        return [union.of_files(count) for union, count in zip(self._unions, counts, strict=True)]
+
+    def check(self, union: UnitedFields) -> None:
+        """Raise ``FormatError`` if a file has no field of the first one."""
+        for one in self._unions:
+            check_common(one.path, one.fields, union)
+
+    def share(self, union: UnitedFields) -> _Share:
+        """Return the files with the fields of a union."""
+        if union.files == 1 or not self._builders:
+            return _Share(FileColumnsBuilder().build(), self.first)
+        tables = [builder.build() for builder in self._builders]
+        if len(tables) == 1 and is_alike(self._unions[0].fields, union):
+            return _Share(tables[0], self.first)
+        builder, entries = FileColumnsBuilder(), [iter(table) for table in tables]
+        for number in self._numbers:
+            builder.add(adapted(next(entries[number]), self._unions[number].fields, union))
+        return _Share(builder.build(), self.first)
+
+
+def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> tuple[_Share, UnitedFields]:
+    """Index this rank's files, and unite their fields with those of the other ranks. *Collective*.
 
     Parameters
     ----------
     comm : the ranks.
-    files : of all ranks.
-    index_one : indexes a file, given its path and number.
+    indexing : of all files.
     concurrent : threads may index files at the same time.
-    whole : a file, or a group of it, is a sample.
     """
-    table, first, other, failure = FileColumnsBuilder(), None, None, None
-    own = range(*rank_range(len(files), comm.rank, comm.size))
+    own = range(*rank_range(len(indexing.files), comm.rank, comm.size))
 
-    def index_own(number: int) -> Index:
-        return index_one(files[number], number)
+    def index_one(number: int) -> Index:
+        return indexing.index(number, number == own.start)
 
-    try:
-        for result in made_ahead(index_own, own) if concurrent else (partial(index_own, number) for number in own):
-            index = result()
-            first = first or Index(index.fields, index.files, index.static, index.facts)
-            if (index.fields, index.facts) != (first.fields, first.facts):
-                if not whole:
-                    other = index
-                    break
-                first = united(first, index)
-            if len(files) > 1:
-                for file in index.files:
-                    table.add(file)
-    except Exception as error:  # of any kind: every rank has to raise it
-        if comm.size == 1:
-            raise
-        failure = pickle_error(error)
-    return _Share(table.build(), first, other, failure)
+    def collect() -> _Collected:
+        collected = _Collected()
+        for result in made_ahead(index_one, own) if concurrent else (partial(index_one, number) for number in own):
+            collected.add(result())
+        return collected
+
+    collected = comm.agreed(collect)
+    union = unite(comm, collected.unions)
+    if indexing.reading.names is None:
+        comm.agreed(lambda: collected.check(union))
+    return comm.agreed(lambda: collected.share(union)), union
 
 
 def resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
@@ -361,29 +384,79 @@ def resolve_format(comm: Communicator, path: str, format: str | None, options: M
     return comm.on_root(lambda: folder_format(path) or detect(path, read_head(path), options))
 
 
-def _index_one(
-    reading: Reading, first_format: str, known: Index | None, stale: Collection[int], path: str, number: int
-) -> Index:
-    """Return the index of one file.
+@dataclass(frozen=True)
+class _Indexing:
+    """Way to the index of one file.
 
     Parameters
     ----------
-    reading : how it is read.
-    first_format : format of the first file.
+    reading : how the files are read.
+    files : paths of all files.
+    format : of the first file.
     known, stale : see `_index_all`.
-    path, number : of the file. Of all but the first one, arrays that belong to no sample are left out.
     """
-    if known is not None and number not in stale:
-        return Index(known.fields, [known.files[number]], {} if number else known.static, known.facts)
-    if number == 0:
-        index = reader(first_format)(path, reading.names, reading.trust, **reading.options)
-    else:
+
+    reading: Reading
+    files: Sequence[str]
+    format: str
+    known: Index | None
+    stale: Collection[int]
+
+    def index(self, number: int, is_first: bool) -> Index:
+        """Return the index of a file, with those of the named fields that it has.
+
+        Parameters
+        ----------
+        number : of the file. Of all but number 0, arrays that belong to no sample are left out.
+        is_first : the rank has looked at no file yet: it raises the error for a name that hardly any file has.
+        """
+        if self.known is not None and number not in self.stale:
+            static = {} if number else self.known.static
+            return Index(self.known.fields, [self.known.files[number]], static, self.known.facts)
+        names, lacking = self.reading.names, list[FieldNotFound]()
+        while True:
+            try:
+                index = self._read(number, names)
+                break
+            except FieldNotFound as error:
+                if names is None or error.field not in names or len(self.files) == 1:
+                    raise
+                lacking.append(error)
+                names = [name for name in names if name != error.field] or None
+        for absent in lacking if is_first else ():
+            if not self._is_somewhere(str(absent.field)):
+                raise absent
+        if lacking and names is None:  # for the number of its rows
+            index = index.select([])
+        for file in index.files:
+            if file.path == self.files[number]:
+                _check_size(file)
+        return index
+
+    def _is_somewhere(self, name: str) -> bool:
+        """Return whether one of a few files, the first and others evenly behind it, has a field."""
+        for number in np.unique(np.linspace(0, len(self.files) - 1, SEARCHED, dtype=np.int64)).tolist():
+            try:
+                self._read(number, [name])
+            except FieldNotFound:
+                continue
+            return True
+        return False
+
+    def _read(self, number: int, names: Sequence[str] | None) -> Index:
+        path, reading = self.files[number], self.reading
+        if not format_named(self.format).partitioned:
+            return self._read_file(number, names)
+        dtype, values = reading.options.get("dtype"), partitions(path, reading.roots)
+        types = dtype if isinstance(dtype, Mapping) else {}
+        return add_partitions(path, values, names, types, lambda stored: self._read_file(number, stored))
+
+    def _read_file(self, number: int, names: Sequence[str] | None) -> Index:
+        path, reading = self.files[number], self.reading
+        if number == 0:
+            return reader(self.format)(path, names, reading.trust, **reading.options)
         is_named = reading.format is not None
-        index = index_another(path, reading.names, first_format, reading.options, is_named, reading.trust)
-    for file in index.files:
-        if file.path == path:
-            _check_size(file)
-    return index
+        return index_another(path, names, self.format, reading.options, is_named, reading.trust)
 
 
 def _check_size(file: FileIndex) -> None:

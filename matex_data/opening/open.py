@@ -152,12 +152,13 @@ def open_dataset(
         that do not fit into the memory.
     cache : "memory": each rank reads its shard once, keeps it for all epochs, and shuffles it as a whole. None: read in
         every epoch.
-    missing : treatment of missing numbers, which are NaN. "nan": keep them. A number: replace them by it. "mask":
-        replace them by 0; the field ``<name>_mask`` is True for all other numbers. "drop": leave out samples with any,
-        and those with missing texts, which are empty, or codes of no category, which are -1; this takes one read of
-        the data when it is opened. A dict by field or pattern, ``{"age": "mean", "sex": "mode", "*": 0}``: numbers,
-        the mean, the most frequent value of numbers, texts or categories, or "nan" to keep them. Means and modes are
-        those of all samples, and after ``split`` or ``kfold`` those of the first set, which all sets get.
+    missing : treatment of missing numbers, which are NaN, also those of a field that a file lacks. "nan": keep them. A
+        number: replace them by it. "mask": replace them by 0; the field ``<name>_mask`` is True for all other numbers.
+        "drop": leave out samples with any, and those with missing texts, which are empty, or codes of no category,
+        which are -1; this takes one read of the data when it is opened. A dict by field or pattern, ``{"age": "mean",
+        "sex": "mode", "*": 0}``: numbers, the mean, the most frequent value of numbers, texts or categories, or "nan"
+        to keep them. Means and modes are those of all samples, and after ``split`` or ``kfold`` those of the first
+        set, which all sets get.
     on_error : treatment of samples that cannot be read: damaged chunks and images, rows that do not parse. "raise": all
         ranks raise the error. "skip": leave them out of their batches, which become smaller (with ``remainder="pad"``,
         padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and
@@ -190,7 +191,7 @@ def open_dataset(
     Raises
     ------
     FieldNotFound : a field does not exist.
-    FormatError : a file is damaged or of another format, or the files differ in their fields.
+    FormatError : a file is damaged or of another format, or fields of the files cannot be united.
     DataError : a file does not exist, cannot be read, or leads to another one that is not trusted.
     PartitionError : the arguments differ between the ranks, or a rank does not call within ``MATEX_TIMEOUT`` seconds.
 
@@ -241,7 +242,10 @@ def open_dataset(
     given = Given.of(sessions.comm, paths, arguments, format, index, without_categories(options), trees)
     io = io if given.memory is None else "independent"
     request, reading = _prepare(
-        sessions.comm, given, request, Reading(format, None, options, memory=given.memory, trust=given.trust)
+        sessions.comm,
+        given,
+        request,
+        Reading(format, None, options, memory=given.memory, trust=given.trust, roots=given.roots),
     )
     stored = None if index is None else os.fspath(index)
     found = index_files(sessions.comm, given.files, reading, stored)

@@ -6,7 +6,8 @@ Names and units are those of ASE, https://ase-lib.org/ase/units.html: positions 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,11 @@ from ase.io.extxyz import per_atom_properties
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import PARTLY_MISSING, Field
+from matex_data.index.converted import missing_value
 from matex_data.index.scatter import RowIndices
+from matex_data.index.united import united
+from matex_data.readers import left_out
 
 UNITS = {
     **dict.fromkeys(("positions", "cell"), "Angstrom"),
@@ -62,29 +66,55 @@ def _plain(value: Any) -> Array:
 
 
 def fields_of(path: str, frames: Sequence[Atoms], names: Sequence[str] | None) -> dict[str, Field]:
-    """Return the fields that all of some frames have.
+    """Return the fields that any of some frames have; those that others lack are marked.
 
     Raises
     ------
     FieldNotFound : one that is asked for is in none of them.
+    FormatError : frames differ in its type or shape.
     """
-    every = [Values.of(atoms) for atoms in frames]
+    every = [_schema(Values.of(atoms)) for atoms in frames]
     found: dict[str, Field] = {}
-    for name, array in every[0].of_atoms.items():
-        if all(name in values.of_atoms for values in every):
-            found[name] = Field(name, (), array.dtype, True, _units(name), (None, *array.shape[1:]))
-    for name, value in every[0].of_frame.items():
-        others = [values.of_frame.get(name) for values in every]
-        kinds = {None if other is None else (other.dtype, other.shape) for other in others}
-        if len(kinds) == 1:
-            found[name] = Field(name, value.shape, value.dtype, attributes=_units(name))
-        elif kinds == {(np.dtype("i8"), value.shape), (np.dtype("f8"), value.shape)}:
-            found[name] = Field(name, value.shape, np.dtype("f8"), attributes=_units(name))
-    for name in names or ():
+    unread: dict[str, str] = {}
+    for name in dict.fromkeys(name for schema in every for name in schema):
+        having = {schema[name]: None for schema in every if name in schema}
+        first: Field | None = next(iter(having))
+        field = reduce(_united, having, first)
+        if field is None:
+            unread[name] = "frames differ in its type or shape: " + ", ".join(one.description for one in having)
+        elif all(name in schema for schema in every):
+            found[name] = field
+        else:
+            kind = np.dtype(np.float64) if field.dtype.kind in "biu" else field.dtype
+            found[name] = replace(field, dtype=kind, attributes={**field.attributes, PARTLY_MISSING: True})
+    if names is None:
+        if unread:
+            left_out.warn(f"{path}: {len(unread)} fields of the frames", unread)
+        return found
+    for name in names:
+        if name in unread:
+            remedy = "leave it out of inputs= and targets="
+            raise FormatError("the field cannot be read", file=path, field=name, found=unread[name], remedy=remedy)
         if name not in found:
             expected = f"one of {near_matches(name, found)}"
             raise FieldNotFound("the frames have no such field", file=path, field=name, expected=expected)
-    return {name: found[name] for name in names} if names is not None else found
+    return {name: found[name] for name in names}
+
+
+def _schema(values: Values) -> dict[str, Field]:
+    """Return the fields of a frame."""
+    lists = {
+        name: Field(name, (), array.dtype, True, _units(name), (None, *array.shape[1:]))
+        for name, array in values.of_atoms.items()
+    }
+    arrays = {
+        name: Field(name, value.shape, value.dtype, attributes=_units(name)) for name, value in values.of_frame.items()
+    }
+    return {**lists, **arrays}
+
+
+def _united(first: Field | None, other: Field) -> Field | None:
+    return None if first is None or first.ragged != other.ragged else united(first, other)
 
 
 def _units(name: str) -> dict[str, Any]:
@@ -110,6 +140,7 @@ def _column(path: str, row: int, every: Sequence[Values], field: Field) -> Array
     out = np.empty((len(every), *field.shape), object if field.ragged else field.dtype)
     for i, values in enumerate(every):
         value = (values.of_atoms if field.ragged else values.of_frame).get(field.name)
+        value = _missing(values, field) if value is None else value
         shape = None if value is None else value.shape[1:] if field.ragged else value.shape
         expected = (field.inner or ())[1:] if field.ragged else field.shape
         if value is None or shape != expected or not np.can_cast(value.dtype, field.dtype, "safe"):
@@ -124,6 +155,14 @@ def _column(path: str, row: int, every: Sequence[Values], field: Field) -> Array
             )
         out[i] = value[()] if not value.ndim else value.astype(field.dtype)
     return out
+
+
+def _missing(values: Values, field: Field) -> Array | None:
+    """Return missing values of a field for a frame that lacks it; None: its dtype has none."""
+    if field.dtype.kind not in "fcO":
+        return None
+    shape = (len(values.of_atoms["positions"]), *field.element_shape) if field.ragged else field.shape
+    return np.full(shape, missing_value(field.dtype), field.dtype)
 
 
 def assign(column: Array, rows: RowIndices, out: Array, destination: RowIndices) -> None:

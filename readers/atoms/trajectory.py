@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -23,10 +23,12 @@ from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unrea
 from matex_data.storage.files import is_of_system, open_binary
 
 BLOCK_ROWS = 16
+LOOKED_AT = 4096  # frames whose properties are compared
+EXAMPLES = 64  # frames with other properties
 
 
 def index(path: str, names: Sequence[str] | None = None) -> Index:
-    """Index a trajectory. The first and the last frame tell the fields.
+    """Index a trajectory. Frames evenly over the file tell the fields; those that other frames lack are missing there.
 
     Parameters
     ----------
@@ -40,7 +42,7 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     try:
         with open_binary(path) as file, Trajectory(file) as trajectory:
             rows = len(trajectory)
-            frames = [trajectory[0], trajectory[rows - 1]]
+            frames = [trajectory[row] for row in _examples(trajectory, rows)]
     except Exception as error:  # ASE raises errors of many kinds
         if is_of_system(error):
             raise
@@ -49,6 +51,18 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     edges = np.append(np.arange(0, rows, BLOCK_ROWS), rows)
     table = TrajectoryBlocks(path, edges, fields, 64 * len(frames[0]))
     return Index(fields, [FileIndex(path, rows, {name: Column(table, name) for name in fields})])
+
+
+def _examples(trajectory: Any, rows: int) -> list[int]:
+    """Return the first and the last frame, and the first one of each list of properties."""
+    found: dict[Hashable, int] = {}
+    for row in np.unique(np.linspace(0, rows - 1, LOOKED_AT, dtype=np.int64)).tolist():
+        stored = trajectory.backend[row]
+        results = stored.calculator.keys() if "calculator" in stored.keys() else ()  # noqa: SIM118 (no mapping)
+        found.setdefault((frozenset(stored.keys()), frozenset(results), frozenset(stored.get("info") or ())), row)
+        if len(found) == EXAMPLES:
+            break
+    return list(dict.fromkeys((0, rows - 1, *found.values())))
 
 
 @declared

@@ -7,7 +7,8 @@ https://github.com/libAtoms/extxyz#extended-xyz-specification-and-parsing-tools
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, BinaryIO
@@ -27,16 +28,22 @@ from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unrea
 from matex_data.storage.files import open_sequential
 
 BLOCK_BYTES = 64 << 10  # of whole frames
+EXAMPLES = 64  # frames with other properties, which are looked at
+_KEY = re.compile(rb"([A-Za-z_][\w-]*)\s*=")
+_COLUMNS = re.compile(rb"Properties=\"?([^\"\s]+)")
 RESTORE = "the file is damaged there: restore it from its source"
 
 
 def index(path: str, names: Sequence[str] | None = None) -> Index:
-    """Index a file of frames. One rank reads its lines; the first and the last block tell the fields.
+    """Index a file of frames. One rank reads its lines.
+
+    The first and the last block tell the fields, and the first frame of each list of properties. Fields that other
+    frames lack are missing there: NaN, for each atom, or an empty text.
 
     Parameters
     ----------
     names : "positions", "numbers" and other arrays of the atoms, which are ragged; "cell", "pbc", "energy" and other
-        values of a frame. None: all that those blocks have.
+        values of a frame. None: all that those frames have.
 
     Raises
     ------
@@ -45,11 +52,13 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     """
     try:
         with open_sequential(path) as file:
-            offset, nbytes, edges = _blocks(path, file)
+            examples: dict[Hashable, tuple[int, int]] = {}
+            offset, nbytes, edges = _blocks(path, file, examples)
             frames = []
-            for block in dict.fromkeys((0, len(offset) - 1)):
-                file.seek(int(offset[block]))
-                frames += _parsed(file.read(int(nbytes[block])))
+            ends = ((int(offset[block]), int(nbytes[block])) for block in (0, -1))
+            for begin, count in dict.fromkeys((*ends, *examples.values())):
+                file.seek(begin)
+                frames += _parsed(file.read(count))
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     except Exception as error:
@@ -61,8 +70,15 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
     return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
 
 
-def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
-    """Return offset and length of the blocks of frames, and their first rows, with the number of rows."""
+def _blocks(
+    path: str, file: BinaryIO, examples: dict[Hashable, tuple[int, int]]
+) -> tuple[Integers, Integers, Integers]:
+    """Return offset and length of the blocks of frames, and their first rows, with the number of rows.
+
+    Parameters
+    ----------
+    examples : gets offset and length of the first frame of each list of properties, up to `EXAMPLES`.
+    """
     starts, edges, begin, at, row = list[tuple[int, int]](), [0], 0, 0, 0
     while line := file.readline():
         if line.isspace() and row:  # behind the last frame
@@ -78,7 +94,10 @@ def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
             raise _no_frame(
                 path, at, f"a line for each of {atoms} atoms", f"{len(lengths)} lines, and the end of the file"
             )
-        at += len(line) + len(comment) + sum(lengths)
+        size = len(line) + len(comment) + sum(lengths)
+        if len(examples) < EXAMPLES:
+            examples.setdefault(_properties(comment), (at, size))
+        at += size
         row += 1
         if at - begin >= BLOCK_BYTES:
             starts.append((begin, at - begin))
@@ -91,6 +110,12 @@ def _blocks(path: str, file: BinaryIO) -> tuple[Integers, Integers, Integers]:
         raise _no_frame(path, 0, "a frame of atoms", "none")
     offset, nbytes = np.array(starts, np.int64).T.copy()
     return offset, nbytes, np.array(edges, np.int64)
+
+
+def _properties(comment: bytes) -> Hashable:
+    """Return what is equal for frames with the same fields."""
+    columns = _COLUMNS.search(comment)
+    return frozenset(_KEY.findall(comment)), columns and columns[1]
 
 
 def _no_frame(path: str, byte: int, expected: str, found: str) -> FormatError:

@@ -14,8 +14,10 @@ from functools import cache
 from typing import Any
 
 from matex_data.declared import declared
+from matex_data.errors import DecodeError
 
 SPACES = r"\s+"
+UNIT = "\x1f"  # ASCII's own separator of fields, which no text has
 SEPARATORS = ("\t", ";", "|", ",", SPACES)  # of equally good ones the first
 TYPICAL = 0.5  # share of the records that must have one width for a separator to be accepted
 NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?\s*$|\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
@@ -34,12 +36,14 @@ class Dialect:
 
     Parameters
     ----------
-    sep : one character, or ``"\\s+"`` for any number of blanks and tabs.
+    sep : one character; ``"\\s+"`` for any number of blanks and tabs; or characters that separate as they stand, of a
+        text without quotes.
     quotechar : None if no character quotes.
     escapechar : makes the next character an ordinary one; None: a quote inside quotes is doubled.
     comment : starts a comment that ends with its line.
     comment_lines : only whole lines are comments.
     decimal : the decimal point.
+    thousands : separates the thousands of numbers.
     encoding : of the text, by Python's name.
     """
 
@@ -49,12 +53,39 @@ class Dialect:
     comment: str | None = None
     comment_lines: bool = False
     decimal: str = "."
+    thousands: str | None = None
     encoding: str = "utf-8"
 
     @property
     def separators(self) -> bytes:
         """Return the bytes of which each ends a field."""
-        return b" \t" if self.sep == SPACES else self.sep.encode("latin-1")
+        return b" \t" if self.sep == SPACES else self.delimiter.encode("latin-1")
+
+    @property
+    def delimiter(self) -> str:
+        """Return the character that separates fields once `single` has been called."""
+        return " " if self.sep == SPACES else self.sep if len(self.sep) == 1 else UNIT
+
+    def single(self, text: bytes) -> bytes:
+        """Return a text of which one character separates the fields.
+
+        Raises
+        ------
+        DecodeError : the text has the character that stands for longer separators.
+        """
+        if len(self.sep) == 1 or self.sep == SPACES:
+            return text
+        if UNIT.encode() in text:
+            raise DecodeError(
+                f"a text with sep={self.sep!r} contains a control character",
+                expected="no byte 0x1f",
+                found="one that stands for the separator while the text is cut",
+            )
+        return text.replace(self.sep.encode(), UNIT.encode())
+
+    def plain_number(self, cell: str) -> str:
+        """Return a number as Python writes it."""
+        return cell.replace(self.thousands or "", "").replace(self.decimal, ".")
 
     @property
     def blanks(self) -> bytes:
@@ -64,10 +95,10 @@ class Dialect:
     def reader(self, text: bytes, encoding: str = "latin-1") -> _csv.Reader:
         """Return Python's own parser over a text in this dialect, without its comments."""
         spaced = self.sep == SPACES
-        decoded = self.without_comments(text).decode(encoding, "surrogateescape")
+        decoded = self.single(self.without_comments(text)).decode(encoding, "surrogateescape")
         rows: _csv.Reader = _parser().reader(
             io.StringIO(decoded.replace("\t", " ") if spaced else decoded, newline=""),
-            delimiter=" " if spaced else self.sep,
+            delimiter=self.delimiter,
             quotechar=self.quotechar,
             quoting=csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE,
             escapechar=self.escapechar,

@@ -28,9 +28,9 @@ class Options:
 
     Parameters
     ----------
-    sep, quotechar, escapechar, comment, decimal, encoding : of the dialect. Separator, comments and encoding are
-        detected where they are None.
-    header : "infer": the first record if it looks like names; None: no names; a number: the record with the names.
+    sep, quotechar, escapechar, comment, decimal, thousands, encoding : of the dialect. Separator, comments and encoding
+        are detected where they are None.
+    header : "infer": see `header.first_record`; None: no names; a number: the record with the names.
     names : of all columns; without ``header`` there is no record with names.
     usecols : columns by name or number; None: all.
     dtype : one type, or a dict of types by column.
@@ -45,6 +45,7 @@ class Options:
     escapechar: str | None = None
     comment: str | None = None
     decimal: str | None = None
+    thousands: str | None = None
     encoding: str | None = None
     header: int | str | None = "infer"
     names: Sequence[str] | None = None
@@ -60,13 +61,15 @@ class Options:
     @property
     def fixed(self) -> frozenset[str]:
         """Return the properties of the dialect that the user has given."""
-        return frozenset(n for n in ("sep", "escapechar", "comment", "decimal", "encoding") if getattr(self, n))
+        names = ("sep", "escapechar", "comment", "decimal", "thousands", "encoding")
+        return frozenset(name for name in names if getattr(self, name))
 
     @property
     def dialect(self) -> Dialect:
         """Return the dialect as far as it is known without a file."""
         given = {name: getattr(self, name) for name in self.fixed}
-        return Dialect(**{**given, "quotechar": self.quotechar or None, "encoding": self.encoding or "utf-8"})
+        quotechar = None if self.sep != SPACES and len(self.sep or "") > 1 else self.quotechar or None
+        return Dialect(**{**given, "quotechar": quotechar, "encoding": self.encoding or "utf-8"})
 
     @property
     def missing_texts(self) -> tuple[str, ...]:
@@ -106,10 +109,15 @@ def check_options(given: Mapping[str, Any]) -> Options:
     options = Options(**given)
     if options.infer not in INFER:
         raise _bad_value("infer", INFER, options.infer)
-    for name in ("sep", "quotechar", "escapechar", "comment", "decimal"):
+    for name in ("quotechar", "escapechar", "comment", "decimal", "thousands"):
         value = getattr(options, name)
-        if value and value != SPACES and (len(value) != 1 or not value.isascii()):
-            raise _bad_value(name, "one ASCII character" + (rf", or {SPACES!r}" if name == "sep" else ""), value)
+        if value and (len(value) != 1 or not value.isascii()):
+            raise _bad_value(name, "one ASCII character", value)
+    sep = options.sep or ""
+    if not sep.isascii() or set(sep) & set("\r\n\0") or (len(sep) > 1 and "\\" in sep and sep != SPACES):
+        raise _bad_value("sep", rf"ASCII characters as they stand in the text, or {SPACES!r}", sep)
+    if options.thousands and options.thousands == (options.decimal or "."):
+        raise _bad_value("thousands", "another character than the decimal point", options.thousands)
     if options.skiprows < 0:
         raise _bad_value("skiprows", "a number of lines", options.skiprows)
     if options.header not in ("infer", None) and (isinstance(options.header, str) or options.header < 0):

@@ -8,7 +8,7 @@ import re
 import warnings
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,19 @@ class Parser:
             text = np.frombuffer(data.tobytes().decode(self.dialect.encoding).encode(), np.uint8)
         if self.dialect.comment is not None:
             text = np.frombuffer(self.dialect.without_comments(text.tobytes()), np.uint8)
+        if len(self.dialect.sep) > 1 and self.dialect.sep != SPACES:
+            text = np.frombuffer(self.dialect.single(text.tobytes()), np.uint8)
         return _single_blanks(text) if self.dialect.sep == SPACES else text
 
     def _convert(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
         """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
+        grouped = {} if dialect.thousands is None else self._without_thousands(text, types, dialect)
+        if grouped:
+            others = {name: kind for name, kind in types.items() if name not in grouped}
+            found = self._convert(text, others, replace(dialect, thousands=None)) if others else None
+            return pa.table(
+                {name: grouped[name] if found is None or name in grouped else found[name] for name in types}
+            )
         table = self._read(text, types, dialect)
         doubtful = _doubtful_columns(table, text, types)
         written = self._read(text, dict.fromkeys(doubtful, pa.binary()), dialect) if doubtful else table
@@ -104,6 +113,23 @@ class Parser:
                     column = pc.if_else(missing, pa.scalar(None, column.type), column)
                     table = table.set_column(i, table.column_names[i], column)
         return table
+
+    def _without_thousands(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> dict[str, pa.ChunkedArray]:
+        """Return the columns of numbers of which one separates its thousands, by name."""
+        numeric = [name for name, kind in types.items() if kind is None or _is_number(kind)]
+        if not numeric:
+            return {}
+        written = self._read(text, dict.fromkeys(numeric, pa.string()), dialect)
+        mark, point = re.escape(dialect.thousands or ""), re.escape(dialect.decimal)
+        pattern = rf"^\s*[-+]?\d[\d{mark}]*({point}\d*)?([eE][-+]?\d+)?\s*$"
+        found = {}
+        for name in numeric:
+            column = written[name]
+            has_mark = pc.any(pc.match_substring(column, dialect.thousands)).as_py()
+            if has_mark and pc.all(pc.match_substring_regex(column, pattern)).as_py():
+                plain = pc.replace_substring(pc.utf8_trim_whitespace(column), dialect.thousands, "")
+                found[name] = _as_number(pc.replace_substring(plain, dialect.decimal, "."), types[name])
+        return found
 
     def _as_pandas(self, name: str, column: Any, written: Any, requested: Any) -> Any:
         """Return a column as pandas reads it: of numbers, or of texts where one is no number.
@@ -134,7 +160,7 @@ class Parser:
                 use_threads=False, column_names=list(self.names), block_size=min(len(text) + 16, 2**31 - 1)
             ),
             parse_options=pa.csv.ParseOptions(
-                delimiter=" " if dialect.sep == SPACES else dialect.sep,
+                delimiter=dialect.delimiter,
                 quote_char=dialect.quotechar or False,
                 escape_char=dialect.escapechar or False,
                 newlines_in_values=dialect.quotechar is not None,
@@ -169,7 +195,8 @@ class Parser:
         csv.writer(clean, lineterminator="\n").writerows(records)
         text = np.frombuffer(clean.getvalue().encode(), np.uint8)
         try:
-            return self._convert(text, types, Dialect(decimal=self.dialect.decimal))
+            plain = Dialect(decimal=self.dialect.decimal, thousands=self.dialect.thousands)
+            return self._convert(text, types, plain)
         except pa.ArrowInvalid as second_error:
             raise self._conversion_error(str(second_error), lines) from second_error
 
@@ -252,6 +279,19 @@ def _may_have_lost_digits(column: pa.ChunkedArray) -> bool:
     """Return whether floats may have been written as integers that no float holds."""
     largest = pc.max(pc.abs(column)).as_py()
     return largest is not None and largest >= _EXACT and bool(pc.all(pc.equal(column, pc.round(column))).as_py())
+
+
+def _is_number(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+
+
+def _as_number(column: pa.ChunkedArray, kind: Any) -> pa.ChunkedArray:
+    """Return texts of numbers as numbers of a type; None: integers if all of them are, else floats."""
+    if kind is not None:
+        return column.cast(kind)
+    whole = pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()
+    found = _integers(column) if whole else column
+    return found if _is_number(found.type) else column.cast(pa.float64())
 
 
 def _integers(column: pa.ChunkedArray) -> pa.ChunkedArray:

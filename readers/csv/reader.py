@@ -15,10 +15,11 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, near_matche
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
+from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
-from matex_data.readers.csv.header import has_header
+from matex_data.readers.csv.header import FirstRecord, first_record
 from matex_data.readers.csv.options import Options, check_options
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.records import (
@@ -76,24 +77,45 @@ def index_collectively(
     checked = check_options(options)
     ranks = KeepingRanks(ranks)  # types are inferred from bytes that the search for records has read
     own = range(*rank_range(len(paths), ranks.rank, ranks.size))
-    files: list[_TextFile] = agreed(ranks, lambda: [_inspect(paths[i], names, checked) for i in own])
-    first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
-    agreed(ranks, lambda: _check_same_columns(first, files))
-    columns = _select_columns(first, names, checked)
+    of_root = agreed(ranks, lambda: [_inspect(paths[0], names, checked)] if ranks.rank == 0 else [])
+    before = ranks.allgather(of_root[0].first if of_root else None)[0]
+    rest = own[len(of_root) :]
+    files = of_root + agreed(ranks, lambda: [_inspect(paths[i], names, checked, before) for i in rest])
+    available = _all_names(files, ranks)
+    columns = agreed(ranks, lambda: _select_columns(paths[0], available, names, checked))
     large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.records is None])
     for number in (number for of_rank in large for number in of_rank):
         file = next(filter(None, ranks.allgather(files[number - own.start] if number in own else None)))
         _scan_large(file, checked, ranks)
-        file.summaries = _summarize_large(file, columns, checked, ranks)
+        file.summaries = _summarize_large(file, file.own(columns), checked, ranks)
         if number in own:
             files[number - own.start] = file
     _warn_of_compression(files, len(paths), ranks)
-    summaries = merge_summaries(ranks.allgather(merge_summaries(file.summaries or {} for file in files)))
+    _warn_of_samples(files, ranks)
+    lacking = [{name: Summary(missing=True) for name in set(columns) - set(file.parser.names)} for file in files]
+    found = [file.summaries or {} for file in files]
+    summaries = merge_summaries(ranks.allgather(merge_summaries([*found, *lacking])))
     first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
     fields, types = _fields(first, columns, checked, summaries)
     if len(paths) == 1:
         return Index(fields, [_indexed(first, columns, types)])
-    return Index(fields, ranks.gather_files([_indexed(file, columns, types) for file in files]))
+    schemas = [{name: fields[name] for name in file.own(columns)} for file in files]
+    own_files = list(zip(files, schemas, strict=True))
+    union = unite(ranks, counted((file.parser.path, schema, {}) for file, schema in own_files))
+
+    def adapt() -> list[FileIndex]:
+        for file, schema in own_files if names is None else ():
+            check_common(file.parser.path, schema, union)
+        return [adapted(_indexed(file, schema, types), schema, union) for file, schema in own_files]
+
+    return Index(union.fields, ranks.gather_files(agreed(ranks, adapt)))
+
+
+def _all_names(files: Iterable[_TextFile], ranks: IndexingRanks) -> list[str]:
+    """Return the columns of all files, those of the first one in front. *Collective*."""
+    by_file = dict.fromkeys(file.parser.names for file in files)
+    by_rank = ranks.allgather(list(by_file))
+    return list(dict.fromkeys(name for of_rank in by_rank for names in of_rank for name in names))
 
 
 @dataclass
@@ -105,6 +127,7 @@ class _TextFile:
     size : of the file, in bytes.
     stored : its compression or wide encoding, as ``stored_as`` returns.
     start, line : byte of the text where the first record begins, and lines before it.
+    first : the first record, if the options leave open whether it names the columns.
     records : None: not scanned yet.
     summaries : of the columns, by name; None: not inferred yet.
     """
@@ -114,8 +137,13 @@ class _TextFile:
     stored: str
     start: int
     line: int
+    first: FirstRecord | None = None
     records: Records | None = None
     summaries: dict[str, Summary] | None = None
+
+    def own(self, columns: Iterable[str]) -> list[str]:
+        """Return those of some columns that the file has."""
+        return [name for name in columns if name in self.parser.names]
 
     def blocks(self) -> tuple[Integers, Integers, Integers]:
         """Return ``offset``, ``first`` and ``line`` of ``CsvRows``."""
@@ -125,8 +153,13 @@ class _TextFile:
         return self.records.offset, self.records.first, self.records.line
 
 
-def _inspect(path: str, names: Sequence[str] | None, options: Options) -> _TextFile:
-    """Detect dialect and header of a file; index a small or compressed one."""
+def _inspect(path: str, names: Sequence[str] | None, options: Options, before: FirstRecord | None = None) -> _TextFile:
+    """Detect dialect and header of a file; index a small or compressed one.
+
+    Parameters
+    ----------
+    before : first record of the first file; None: it is this one, or tells nothing.
+    """
     try:
         with open_binary(path) as file:
             size = size_of_open(file)
@@ -139,7 +172,7 @@ def _inspect(path: str, names: Sequence[str] | None, options: Options) -> _TextF
     if not is_large and len(head) != size:
         raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(head))
     if not stored:
-        parsed = _parse_head(path, head, size, stored, options)
+        parsed = _parse_head(path, head, size, stored, options, before)
         return parsed if is_large else _index_small(parsed, head, block_bytes(size), names, options)
     try:
         text = plain_text(head, stored)
@@ -147,18 +180,24 @@ def _inspect(path: str, names: Sequence[str] | None, options: Options) -> _TextF
         raise error.at(path, None) from error
     if stored == options.encoding:
         options = replace(options, encoding="utf-8")
-    return _index_small(_parse_head(path, text, size, stored, options), text, len(text) + 1, names, options)
+    parsed = _parse_head(path, text, size, stored, options, before)
+    return _index_small(parsed, text, len(text) + 1, names, options)
 
 
 def _index_small(file: _TextFile, text: Bytes, step: int, names: Sequence[str] | None, options: Options) -> _TextFile:
     file.records = scan_text(text, file.start, file.line, step, file.parser.dialect)
     _check_records(file, options, lambda start, stop: text[start:stop])
-    columns = _select_columns(file, names, options)
+    available = file.parser.names
+    columns = list(available) if names is None else file.own(names)
+    if options.usecols is not None:
+        columns = [name for name in columns if name in _used(available, options)]
     file.summaries = _summarize(text[file.start :], file, columns, options, file.records.count, file.line)
     return file
 
 
-def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options) -> _TextFile:
+def _parse_head(
+    path: str, head: Bytes, size: int, stored: str, options: Options, before: FirstRecord | None
+) -> _TextFile:
     """Detect dialect, header, and the start of the records from the first bytes of a text."""
     start = len(BOM) if head[: len(BOM)].tobytes() == BOM else 0
     if options.skiprows:
@@ -178,7 +217,10 @@ def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options
     stop = int(starts[HEAD_RECORDS]) if len(starts) > HEAD_RECORDS else len(text)
     records = dialect.records(text[int(starts[0]) : stop].tobytes())
     comment = _names_in_comment(text[: int(starts[0])].tobytes(), dialect)
-    header = _header(path, records, len(comment) > 1 and len(comment) == len(records[0]), dialect, options)
+    in_comment = len(comment) > 1 and len(comment) == len(records[0])
+    leading = _first_record(path, records, in_comment, dialect, options, before)
+    given = options.header not in ("infer", None)
+    header = int(options.header or 0) if given else 0 if leading and leading.named else None
     if header is not None and header >= len(records):
         raise FormatError(
             "there is no record with the names", file=path, expected=f"record {header}", found=f"{len(records)} records"
@@ -196,18 +238,23 @@ def _parse_head(path: str, head: Bytes, size: int, stored: str, options: Options
         header,
     )
     lines = options.skiprows + int(np.searchsorted(ends, at, side="right"))
-    return _TextFile(parser, size, stored, start + at, lines)
+    return _TextFile(parser, size, stored, start + at, lines, leading)
 
 
-def _header(
-    path: str, records: Sequence[Sequence[str]], in_comment: bool, dialect: Dialect, options: Options
-) -> int | None:
-    """Return the number of the record with the names; ``in_comment``: a comment above the records may hold them."""
-    if options.header != "infer":
-        return int(options.header) if options.header is not None else None
-    if options.names is not None or (in_comment and all(map(NUMBER.match, records[0]))):
+def _first_record(
+    path: str,
+    records: Sequence[Sequence[str]],
+    in_comment: bool,
+    dialect: Dialect,
+    options: Options,
+    before: FirstRecord | None,
+) -> FirstRecord | None:
+    """Return the first record, unless options or a comment above the records (``in_comment``) have the names."""
+    if options.header != "infer" or options.names is not None:
         return None
-    return 0 if has_header(path, records, dialect.decimal, options.missing_texts) else None
+    if in_comment and all(map(NUMBER.match, records[0])):
+        return None
+    return first_record(path, records, dialect, options.missing_texts, before)
 
 
 def _names_in_comment(text: bytes, dialect: Dialect) -> list[str]:
@@ -345,13 +392,11 @@ def _summarize_large(
     return merge_summaries(ranks.allgather(found))
 
 
-def _select_columns(file: _TextFile, names: Sequence[str] | None, options: Options) -> list[str]:
-    """Return the selected columns: ``names``, or those of ``usecols=`` in the order of the file."""
-    path, columns = file.parser.path, file.parser.names
+def _select_columns(path: str, columns: Sequence[str], names: Sequence[str] | None, options: Options) -> list[str]:
+    """Return the selected ones of the columns of all files: ``names``, or those of ``usecols=``, in order."""
     selected = list(columns)
     if options.usecols is not None:
-        numbered = dict(enumerate(columns))
-        requested = [c if isinstance(c, str) else numbered.get(c, str(c)) for c in options.usecols]
+        requested = _used(columns, options)
         _check_found(path, requested, columns)
         selected = [name for name in columns if name in requested]
     if names is not None:
@@ -362,6 +407,12 @@ def _select_columns(file: _TextFile, names: Sequence[str] | None, options: Optio
     return selected
 
 
+def _used(columns: Sequence[str], options: Options) -> list[str]:
+    """Return the names of ``usecols=``."""
+    numbered = dict(enumerate(columns))
+    return [one if isinstance(one, str) else numbered.get(one, str(one)) for one in options.usecols or ()]
+
+
 def _check_found(path: str, names: Iterable[str], columns: Sequence[str]) -> None:
     for name in names:
         if name not in columns:
@@ -370,16 +421,20 @@ def _check_found(path: str, names: Iterable[str], columns: Sequence[str]) -> Non
             )
 
 
-def _check_same_columns(first: _TextFile, files: Iterable[_TextFile]) -> None:
-    for file in files:
-        if file.parser.names != first.parser.names:
-            raise FormatError(
-                "the files do not have the same columns",
-                file=file.parser.path,
-                expected=f"{', '.join(first.parser.names)}, as in {first.parser.path!r}",
-                found=", ".join(file.parser.names),
-                remedy="open files with the same columns, or give names= and header=",
-            )
+def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
+    """Warn, on rank 0, if first records of numbers are samples. *Collective*."""
+    samples = [file for file in files if file.first is not None and not file.first.named]
+    by_rank = ranks.allgather((len(samples), [(file.parser.path, file.first) for file in samples[:1]]))
+    shown = [one for _, some in by_rank for one in some]
+    if shown:
+        path, first = shown[0]
+        cells = ", ".join(first.cells[:6]) + (", ..." if len(first.cells) > 6 else "")
+        count = sum(number for number, _ in by_rank)
+        text = (
+            f"the first record of {path!r} ({cells}) is a sample{f', as in {count} files' if count > 1 else ''}: "
+            "numbers are no names. header=0 takes it for names, and header=None for a sample without this message"
+        )
+        on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
 
 
 def _warn_of_compression(files: Sequence[_TextFile], total: int, ranks: IndexingRanks) -> None:
@@ -408,19 +463,23 @@ def _fields(
         else:
             types[name] = requested_type(name, dtype, sorted(summary.values))
     parser, dialect = first.parser, first.parser.dialect
-    shown = {name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal")}
+    shown = {
+        name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal", "thousands")
+    }
     shown["encoding"] = first.stored if first.stored.startswith("utf") else dialect.encoding
     shown["header"] = parser.header
     shown[EMPTY_IS_MISSING] = bool(options.missing_texts)
     fields, position = {}, {name: number for number, name in enumerate(parser.names)}
     for name in columns:
-        attributes = {"column": position[name], **shown, **types[name].attributes}
+        attributes = {"column": position.get(name), **shown, **types[name].attributes}
         fields[name] = Field(name, (), types[name].dtype, attributes=attributes)
     return fields, types
 
 
-def _indexed(file: _TextFile, columns: Sequence[str], types: Mapping[str, ColumnType]) -> FileIndex:
-    """Return the entry of a file."""
+def _indexed(file: _TextFile, columns: Iterable[str], types: Mapping[str, ColumnType]) -> FileIndex:
+    """Return the entry of a file, with some of its columns."""
     offset, first, line = file.blocks()
+    columns = list(columns)
+    types = {name: types[name] for name in columns}
     rows = CsvRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
     return FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns})

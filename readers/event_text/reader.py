@@ -13,8 +13,9 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.model import FileIndex, Index, check_same
+from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
+from matex_data.index.united import adapted, counted, unite
 from matex_data.readers.collective import IndexingRanks, agreed, on_root
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.event_text.rows import EventParser, EventRows
@@ -97,16 +98,11 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
             mine.events = events
     _warn_of_compression(files, len(paths), ranks)
     indexes: list[Index] = agreed(ranks, lambda: [_index(file, names) for file in files])
-    first: Index = ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]
-
-    def check_own() -> None:
-        for index in indexes:
-            check_same(first, index)
-
-    agreed(ranks, check_own)
     if len(paths) == 1:
-        return first
-    return Index(first.fields, ranks.gather_files([index.files[0] for index in indexes]), facts=first.facts)
+        return ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]  # type: ignore[no-any-return]
+    union = unite(ranks, counted((index.files.paths[0], index.fields, index.facts) for index in indexes))
+    entries = agreed(ranks, lambda: [adapted(index.files[0], index.fields, union) for index in indexes])
+    return Index(union.fields, ranks.gather_files(entries), facts=union.texts)
 
 
 def _inspect(format: EventFormat, path: str) -> _File:

@@ -16,12 +16,12 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.fields import ALL_ROWS, Field
 from matex_data.index.jagged import compact
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.scattered import Scattered
-from matex_data.index.whole import ragged_field
+from matex_data.index.united import ragged_field
 from matex_data.paths import natural_sorted
 from matex_data.readers.hdf5.files import TrustedFile
 from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
@@ -138,7 +138,7 @@ class _Column:
         shape = [length if same else None for length, same in zip(shapes[0].tolist(), equal, strict=True)]
         stored = array_element(element_type(self.dataset))[0]
         dtype = np.dtype(object) if stored.hasobject else np.dtype(stored.newbyteorder("="))
-        return ragged_field(Field(name, (), dtype), shape)
+        return ragged_field(Field(name, (), dtype, attributes={ALL_ROWS: True}), shape)
 
     def layout(self, path: str, made: Field, parent: str, samples: Sequence[str]) -> Layout:
         """Return the layout of the field: byte ranges where there are such."""

@@ -11,7 +11,8 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import RANDOM, Field
-from matex_data.index.model import FileIndex, Index, Layout, concatenate
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.united import concatenate
 from matex_data.readers.collective import IndexingRanks, SingleRank, on_root
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.folders.files import FileValues, ImageFiles, Pages
@@ -117,7 +118,7 @@ def index_collectively(
             found="one of ragged=, pages=, or a section of an image",
         )
     reading = _Reading(ranks, options, ragged, pages, hyperstack)
-    return concatenate([reading.index(listing, names) for listing in listings])
+    return concatenate([reading.index(listing, names) for listing in listings], ranks.rank == 0)
 
 
 class _Reading:

@@ -13,11 +13,12 @@ import pyarrow as pa
 from matex_data._types import Array, Integers
 from matex_data.errors import DecodeError
 from matex_data.index.decoded import DecodedBlocks
+from matex_data.index.ragged import copy_rows
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
 from matex_data.readers.parquet.members import Member
-from matex_data.readers.parquet.values import Values, copy_rows, decode
+from matex_data.readers.parquet.values import Values, decode
 
 SMALLER = "write the file with fewer rows in a block (row_group_size=100_000 of pyarrow), or select fewer columns"
 RESTORE = "the file is damaged there: restore it from its source"

@@ -15,7 +15,6 @@ from matex_data.index.table import Column
 from matex_data.readers.parquet.columns import Chosen, choose, leaf_numbers
 from matex_data.readers.parquet.messages import Message, is_batch, is_dictionary, read_messages
 from matex_data.readers.parquet.nodes import column_borders, nodes
-from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.record_batches import RecordBatches
 from matex_data.storage.files import open_binary
 
@@ -32,10 +31,6 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     FieldNotFound : there is no column of that name.
     FormatError : the file is damaged or no file of Arrow, or a column cannot be read.
     """
-    return add_partitions(path, names, dtype or {}, lambda chosen: _index(path, chosen, dtype or {}))
-
-
-def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     try:
         with open_binary(path) as file:
             messages = list(read_messages(path, file))
@@ -50,7 +45,7 @@ def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> 
         schema = pa.ipc.read_schema(pa.py_buffer(stored))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
-    chosen = choose(path, schema, names, dtype)
+    chosen = choose(path, schema, names, dtype or {})
     return _of_batches(path, schema, messages, chosen)
 
 

@@ -16,14 +16,13 @@ import pyarrow as pa
 
 from matex_data.declared import declared
 from matex_data.errors import FormatError
-from matex_data.fields import EMPTY_IS_MISSING, Field
+from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field
 from matex_data.readers.arrow_times import EPOCH
 
 SECONDS = "seconds"
-EXACT_DIGITS = 15  # of a decimal number that float64 holds
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
 
-Kind = Literal["number", "bool", "text", "time", "decimal"]
+Kind = Literal["number", "bool", "text", "time", "decimal", "null"]
 Step = str | int | None
 """Step from a type towards a value: the name of a structure's member; the length of a fixed list; None: a list."""
 
@@ -87,6 +86,8 @@ def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -
             attributes["categories"] = categories
         if dtype is not None:
             found = _requested(name, dtype, kind)
+        elif kind == "null":
+            attributes[ALL_MISSING] = True
         yield Member(column.name, steps, kind, _field(name, steps, found, attributes), dtype is not None)
 
 
@@ -142,9 +143,9 @@ def _value_type(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
     if pa.types.is_temporal(kind) and not pa.types.is_interval(kind):
         return "time", np.dtype(np.float64)
     if pa.types.is_decimal(kind):
-        if kind.precision > EXACT_DIGITS:
-            raise UnreadableType(f"float64 does not hold its {kind.precision} digits; dtype='float64' rounds them")
         return "decimal", np.dtype(np.float64)
+    if pa.types.is_null(kind):
+        return "null", np.dtype(np.float64)
     raise UnreadableType(f"{kind} has no equivalent as NumPy arrays")
 
 

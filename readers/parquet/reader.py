@@ -14,7 +14,6 @@ from matex_data.index.table import Column
 from matex_data.readers.parquet.chunks import column_chunks
 from matex_data.readers.parquet.columns import choose
 from matex_data.readers.parquet.footer import read_footer
-from matex_data.readers.parquet.partitions import add_partitions
 from matex_data.readers.parquet.row_groups import RowGroups
 
 TABLE_BYTES = 4 << 20  # stored bytes of the columns of a row group that one thread decodes, about
@@ -35,13 +34,9 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     FieldNotFound : there is no column of that name.
     FormatError : the file is damaged or no Parquet file, or a column cannot be read.
     """
-    return add_partitions(path, names, dtype or {}, lambda chosen: _index(path, chosen, dtype or {}))
-
-
-def _index(path: str, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Index:
     footer, metadata = read_footer(path)
     try:
-        chosen = choose(path, metadata.schema.to_arrow_schema(), names, dtype)
+        chosen = choose(path, metadata.schema.to_arrow_schema(), names, dtype or {})
         leaves = [leaf for _, leaf in chosen.values()]
         chunks = column_chunks(path, metadata, leaves, footer.begin)
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:

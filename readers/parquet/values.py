@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
+from decimal import Decimal
 from math import prod
 from typing import Any
 
@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError
-from matex_data.index.ragged import RaggedArray, scatter_lists
-from matex_data.index.scatter import RowIndices, scatter
+from matex_data.index.ragged import RaggedArray, nested
 from matex_data.readers.arrow_times import seconds
 from matex_data.readers.parquet.members import Member, Step
 
 EXACT = 1 << 53  # integers up to this are exact in float64
+DIGITS = 10**15 - 1  # greatest number of 15 digits, so many of which float64 holds
+WIDEST = 38  # digits of a decimal number of 128 bits
 
 Values = Any
 """Rows of one field: an array; `RaggedArray` for lists of numbers; an object array for deeper lists."""
@@ -47,16 +48,7 @@ def decode(column: pa.ChunkedArray, member: Member) -> Values:
         return values
     if len(lists) == 1 and not values.dtype.hasobject:
         return RaggedArray(values, lists[0])
-    return _nested(values, lists)
-
-
-def copy_rows(values: Values, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-    """Assign ``out[destination] = values[rows]``."""
-    if isinstance(values, RaggedArray):
-        selected = values[rows]
-        scatter_lists(out, destination, selected.offsets, selected.values)
-    else:
-        scatter(out, destination, values[rows])
+    return nested(values, lists)
 
 
 def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Array]]:
@@ -74,15 +66,22 @@ def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Arr
         if isinstance(step, str):
             array = pc.struct_field(array, step)
             continue
-        _expect_none_missing(array, "a list is missing")
+        absent = np.asarray(array.is_null()) if array.null_count else None
         if isinstance(array, pa.FixedSizeListArray):
-            array = array.flatten()
+            array = _fixed(array, absent)
             continue
         offsets = np.asarray(array.offsets).astype(np.int64)
-        array, offsets = array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+        lengths = np.diff(offsets)
+        if absent is None:
+            array, offsets = array.values.slice(offsets[0], offsets[-1] - offsets[0]), offsets - offsets[0]
+        else:  # a list that is missing is read as an empty one, or as missing values where all have one length
+            lengths[absent] = 0
+            array, offsets = array.flatten(), np.append(0, np.cumsum(lengths))
         if size is None:
             lists.append(offsets)
-        elif (uneven := np.diff(offsets) != size).any():
+        elif absent is not None and (lengths[~absent] == size).all():
+            array = _with_gaps(array, absent, int(size))
+        elif (uneven := lengths != size).any():
             raise DecodeError(
                 "an array has another shape",
                 row=int(uneven.argmax()),
@@ -92,6 +91,19 @@ def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Arr
     while isinstance(array, pa.ExtensionArray):
         array = array.storage
     return array, lists
+
+
+def _fixed(array: pa.FixedSizeListArray, absent: Array | None) -> pa.Array:
+    """Return the values of lists of one length, which are missing where the list is."""
+    values = array.flatten()
+    return values if absent is None else _with_gaps(values, absent, array.type.list_size)
+
+
+def _with_gaps(values: pa.Array, absent: Array, size: int) -> pa.Array:
+    """Return the values of lists of one length, and missing ones for lists that are absent."""
+    present = np.repeat(~absent, size)
+    at = np.cumsum(present) - 1
+    return values.take(pa.array(at, pa.int64(), mask=~present))
 
 
 def _row(element: int, lists: Sequence[Array], rows: int, elements: int) -> int:
@@ -116,7 +128,9 @@ def _plain(array: pa.Array, member: Member) -> Array:
         case "time":
             return seconds(array)
         case "decimal":
-            return _decimals(array)
+            return _whole(_decimals(array, member.requested), member.field.dtype)
+        case "null":
+            array = array.cast(pa.float64())
         case "bool":
             array = array.cast(pa.uint8())
             return _numbers(array, np.dtype(np.uint8) if member.field.dtype == bool else member.field.dtype)
@@ -152,13 +166,49 @@ def _repeated_texts(array: pa.DictionaryArray) -> Array:
     return texts[array.indices.fill_null(missing).to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
 
 
-def _decimals(array: pa.Array) -> Array:
-    """Return decimal numbers of at most 15 digits, correctly rounded: both numbers of the division are exact."""
+def _decimals(array: pa.Array, rounded: bool) -> Array:
+    """Return decimal numbers as float64, correctly rounded.
+
+    Of up to 15 digits, both numbers of the division are exact.
+
+    Parameters
+    ----------
+    rounded : the user has requested floats, which may have fewer digits.
+
+    Raises
+    ------
+    DecodeError : a number has more digits than a float, which would be written as another number.
+    """
     scale = array.type.scale
-    wide = array.cast(pa.decimal128(array.type.precision, scale)).fill_null(0)
-    low = np.frombuffer(wide.buffers()[1], "<i8")[2 * wide.offset : 2 * (wide.offset + len(wide)) : 2]
-    values: Array = low / 10.0**scale if scale >= 0 else low * 10.0**-scale
-    values[np.asarray(array.is_null())] = np.nan
+    is_absent = np.asarray(array.is_null())
+    if array.type.precision > WIDEST:
+        values, large = np.zeros(len(array)), np.flatnonzero(~is_absent)
+    else:
+        wide = array.cast(pa.decimal128(array.type.precision, scale)).fill_null(0)
+        words = np.frombuffer(wide.buffers()[1], "<i8")[2 * wide.offset : 2 * (wide.offset + len(wide))]
+        low, high = words[::2], words[1::2]
+        values = low / 10.0**scale if scale >= 0 else low * 10.0**-scale
+        large = np.flatnonzero((low < -DIGITS) | (low > DIGITS) | (high != low >> 63))
+    for row in large.tolist():
+        number = array[row].as_py()
+        values[row] = float(number)
+        if not rounded and Decimal(repr(float(number))) != number:
+            raise DecodeError(
+                "a decimal number has more digits than float64",
+                row=row,
+                expected=f"a number that float64 holds, such as {float(number)!r}",
+                found=str(number),
+                remedy="dtype={name: 'float64'} rounds the numbers of the column",
+            )
+    values[is_absent] = np.nan
+    return values
+
+
+def _whole(values: Array, dtype: np.dtype[Any]) -> Array:
+    """Return numbers; raise ``DecodeError`` for a fraction or a missing one if the requested dtype is of integers."""
+    if dtype.kind in "iu" and (fractions := values != np.rint(values)).any():
+        row = int(fractions.argmax())
+        raise DecodeError("a decimal number is no integer", row=row, expected=f"a value of {dtype}", found=values[row])
     return values
 
 
@@ -172,14 +222,3 @@ def _expect_none_missing(array: pa.Array, problem: str) -> None:
             found="null",
             remedy="fill missing values before you write the file, or give dtype={name: 'float64'} for numbers",
         )
-
-
-def _nested(values: Array, lists: Sequence[Array]) -> Array:
-    """Return an object array of the rows: arrays of values, or object arrays of these."""
-    items: Array = values
-    for offsets in reversed(lists):
-        rows = np.empty(len(offsets) - 1, object)
-        for i, (low, high) in enumerate(pairwise(offsets.tolist())):
-            rows[i] = items[low:high]
-        items = rows
-    return items

@@ -12,8 +12,9 @@ import numpy as np
 import pytest
 
 from matex_data import DataError
-from matex_data.index.model import FileIndex, Index, concatenate
+from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp, check_stamp
+from matex_data.index.united import concatenate
 from matex_data.readers import collective_reader, reader
 from matex_data.transforms.stack import stack_fields
 from matex_data.transforms.windows import sliding_windows, window_shape

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from ase import Atoms
 from ase.calculators.singlepoint import SinglePointCalculator
 from mpi4py import MPI
 
-from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
+from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers.atoms import xyz
 from tests.support.format_suite import Case, FormatSuite, same
+from tests.support.ranks import Pool
 
 ROWS = (150, 37, 1, 110)
 RAGGED = ("numbers", "positions", "forces", "initial_charges")
@@ -104,17 +106,48 @@ def test_plain_xyz_has_positions_and_numbers(tmp_path: Path) -> None:
     assert found["positions"][1].tolist() == [[1, 2, 3.5]]
 
 
-def test_a_field_that_a_frame_lacks_is_an_error_where_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(xyz, "BLOCK_BYTES", 100)
-    every = frames(9)
-    every[4].calc = None
+def _loaded(comm: MPI.Intracomm, path: str, options: dict[str, Any]) -> tuple[dict[str, Any], int]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = open_dataset(path, comm=comm, **options)
+    parts = comm.allgather(data.load())
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    return whole, sum("lack are missing there" in str(one.message) for one in caught)
+
+
+@pytest.mark.parametrize("suffix", [".extxyz", ".traj"])
+@pytest.mark.parametrize("lone", [0, 20])
+def test_an_isolated_atom_without_energy(tmp_path: Path, pool: Pool, suffix: str, lone: int) -> None:
+    """Read the files of MACE: its reference atoms have neither energy nor forces, and a text beside."""
+    every = frames(30)
+    every[lone].calc = None
+    every[lone].info["config_type"] = "IsolatedAtom"
+    every[lone].set_tags([7] * len(every[lone]))
+    ase.io.write(tmp_path / f"a{suffix}", every)
+    found = pool.run(_loaded, str(tmp_path), {})
+    assert [said for _, said in found] == [1] + [0] * (pool.size - 1)
+    for rows, _ in found:
+        for i, atoms in enumerate(ase.io.read(tmp_path / f"a{suffix}", index=":")):
+            energy = np.nan if i == lone else atoms.get_potential_energy()
+            forces = np.full((len(atoms), 3), np.nan) if i == lone else atoms.get_forces()
+            np.testing.assert_array_equal(rows["energy"][i], energy)
+            np.testing.assert_array_equal(rows["forces"][i], forces)
+            assert rows["config_type"][i].decode() == atoms.info.get("config_type", "")
+    kept = pool.run(_loaded, str(tmp_path), {"inputs": ["run", "energy"], "missing": "drop"})[0][0]
+    assert sorted(kept["run"].tolist()) == [i for i in range(len(every)) if i != lone]
+    masked = pool.run(_loaded, str(tmp_path), {"missing": "mask"})[0][0]
+    assert masked["energy"][lone] == 0
+    assert masked["energy_mask"].tolist() == [i != lone for i in range(len(every))]
+
+
+def test_a_field_of_other_shapes_is_left_out(tmp_path: Path) -> None:
+    every = frames(4)
+    every[2].info["run"] = [1, 2, 3]
     ase.io.write(tmp_path / "a.xyz", every, format="extxyz")
-    assert len(_load(tmp_path / "a.xyz", "positions")["positions"]) == 9
-    with pytest.raises(DecodeError, match="lacks a field") as caught:
-        _load(tmp_path / "a.xyz", "energy")
-    assert caught.value.row == 4 and caught.value.field == "energy"
+    with pytest.warns(UserWarning, match="'run'"):
+        assert "run" not in _load(tmp_path / "a.xyz")
+    with pytest.raises(FormatError, match=r"'run'(.|\n)*differ"):
+        _load(tmp_path / "a.xyz", "run")
 
 
 @pytest.mark.parametrize(

@@ -8,12 +8,14 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
 from matex_data.readers import json_lines
 from tests.support.format_suite import Case, FormatSuite, same
+from tests.support.ranks import Pool
 
 ROWS = (150, 37, 1, 110)
 
@@ -87,6 +89,26 @@ def test_types_follow_from_all_of_the_file(tmp_path: Path, monkeypatch: pytest.M
     for name in ("x", "n", "m"):
         same(found[name], frame[name].to_numpy(float))
     same(found["when"], pd.to_datetime(frame["when"]).to_numpy("datetime64[s]").astype(float))
+
+
+def _all(comm: MPI.Intracomm, path: str) -> list[dict[str, Any]]:
+    return comm.allgather(open_dataset(path, comm=comm).load())
+
+
+@pytest.mark.parametrize("suffix", ["gz", "bz2", "xz", "zst"])
+def test_compressed_lines(tmp_path: Path, pool: Pool, suffix: str) -> None:
+    frame = pd.DataFrame({"n": range(500), "t": [f"text {i}" for i in range(500)]})
+    for number in range(2):
+        path = tmp_path / f"{number}.jsonl.{suffix}"
+        if suffix == "zst":  # pandas needs another package for it
+            text = frame.to_json(orient="records", lines=True).encode()
+            path.write_bytes(pa.compress(text, "zstd", asbytes=True))
+        else:
+            frame.to_json(path, orient="records", lines=True)
+    parts = pool.run(_all, str(tmp_path))[0]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    assert found["n"].tolist() == [*range(500)] * 2
+    assert [text.decode() for text in found["t"]] == [*frame["t"]] * 2
 
 
 def test_a_type_that_shows_in_few_lines_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

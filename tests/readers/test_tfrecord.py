@@ -13,6 +13,7 @@ from mpi4py import MPI
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers import tfrecord
 from tests.support.format_suite import Case, FormatSuite, same
+from tests.support.ranks import Pool
 
 ROWS = (150, 37, 1, 110)
 SPEC = {
@@ -85,6 +86,82 @@ def test_shapes(tmp_path: Path) -> None:
     same(found["pt"], wanted["pt"])
     with pytest.raises(DataError, match="another number of values"):
         load(path, shapes={"pt": (3,)})
+
+
+def _ints(*values: int) -> tf.train.Feature:
+    return tf.train.Feature(int64_list=tf.train.Int64List(value=values))
+
+
+def _floats(*values: float) -> tf.train.Feature:
+    return tf.train.Feature(float_list=tf.train.FloatList(value=values))
+
+
+def write_sequences(path: Path, rows: int, options: str = "") -> str:
+    """Write records of lists of features: words, points of one size, lists of different lengths, and pictures."""
+    with tf.io.TFRecordWriter(str(path), options=options) as file:
+        for i in range(rows):
+            lists = {
+                "word": [_ints(i * j) for j in range(i % 5)],
+                "point": [_floats(i, j / 4, 2) for j in range(i % 3)],
+                "uneven": [_ints(*range(j)) for j in range(i % 4)],
+                "frame": [
+                    tf.train.Feature(bytes_list=tf.train.BytesList(value=[f"{i}.{j}".encode()])) for j in range(i % 3)
+                ],
+            }
+            of_lists = {name: tf.train.FeatureList(feature=features) for name, features in lists.items()}
+            example = tf.train.SequenceExample(
+                context=tf.train.Features(feature={"event": _ints(i), "label": _floats(i / 2)}),
+                feature_lists=tf.train.FeatureLists(feature_list=of_lists),
+            )
+            file.write(example.SerializeToString())
+    return str(path)
+
+
+def _all(comm: MPI.Intracomm, path: str) -> list[dict[str, Any]]:
+    return comm.allgather(open_dataset(path, comm=comm).load())
+
+
+@pytest.mark.parametrize("options", ["", "GZIP"])
+def test_sequences(tmp_path: Path, pool: Pool, options: str) -> None:
+    path = write_sequences(tmp_path / "a.tfrecord", 60, options)
+    parts = pool.run(_all, path)[0]
+    found = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    assert set(found) == {"event", "label", "word", "point", "uneven", "frame"}
+    spec = {
+        "word": tf.io.FixedLenSequenceFeature((), tf.int64),
+        "point": tf.io.FixedLenSequenceFeature((3,), tf.float32),
+        "uneven": tf.io.RaggedFeature(tf.int64),
+        "frame": tf.io.FixedLenSequenceFeature((), tf.string),
+    }
+    records = [record.numpy() for record in tf.data.TFRecordDataset(path, compression_type=options)]
+    for i, record in enumerate(records):
+        context, lists = tf.io.parse_single_sequence_example(
+            record, {"event": tf.io.FixedLenFeature((), tf.int64), "label": tf.io.FixedLenFeature((), tf.float32)}, spec
+        )
+        assert (found["event"][i], found["label"][i]) == (context["event"], context["label"])
+        for name in ("word", "point", "frame"):
+            assert found[name][i].tolist() == lists[name].numpy().tolist(), name
+        assert [one.tolist() for one in found["uneven"][i]] == lists["uneven"].to_list()
+
+
+@pytest.mark.parametrize("row", [7, 3000])
+def test_a_feature_of_another_type(tmp_path: Path, row: int) -> None:
+    """One record has floats where the others have integers, among the records that are looked at, and behind them."""
+    path = tmp_path / "a.tfrecord"
+    with tf.io.TFRecordWriter(str(path)) as file:
+        for i in range(5000):
+            feature = {"x": _floats(0.5) if i == row else _ints(i), "y": _ints() if i == 9 else _floats(i)}
+            file.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    with pytest.raises(DataError, match=r"another type(.|\n)*int64_list(.|\n)*float_list") as caught:
+        load(path)
+    assert (caught.value.file, caught.value.field, caught.value.row) == (str(path), "x", row)
+
+
+def test_damaged_files_of_gzip(tmp_path: Path) -> None:
+    path = Path(write_sequences(tmp_path / "a.tfrecord", 60, "GZIP"))
+    path.write_bytes(path.read_bytes()[:-50])
+    with pytest.raises(DataError, match=r"does not unpack(.|\n)*gzip"):
+        load(path)
 
 
 def test_errors(tmp_path: Path) -> None:

@@ -322,7 +322,7 @@ def _measured() -> dict[str, int]:
     process = psutil.Process(os.getpid())
     return {
         "memory": process.memory_info().rss,
-        "threads": sum(not t.name.startswith("matex-decode") for t in threading.enumerate()),
+        "threads": sum(not t.name.startswith(("matex-decode", "matex-storage")) for t in threading.enumerate()),
         "files": process.num_fds(),
     }
 

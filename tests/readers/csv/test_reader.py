@@ -18,6 +18,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, open_dataset
+from matex_data.index.model import Index
 from matex_data.readers import detect
 from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
@@ -314,11 +315,57 @@ def test_a_late_value_of_another_type_names_its_line(tmp_path: Path, tiny: None,
         every_row(found, "n")
 
 
-def test_files_with_other_columns_are_refused(tmp_path: Path) -> None:
-    paths = [write(tmp_path, "a,b\n1,2\n", "1.csv"), write(tmp_path, "a,c\n1,2\n", "2.csv")]
+def test_columns_that_a_file_lacks(tmp_path: Path) -> None:
+    texts = ["a,b\n1,2\n", "c,a\nx,3\n", "b,a\n5,4\n"]
+    paths = [write(tmp_path, text, f"{i}.csv") for i, text in enumerate(texts)]
+    expected = pd.concat([pd.read_csv(path) for path in paths])
+    for size in (1, 2, 4):
+        (found, *_) = on_ranks(size, lambda ranks: index_collectively(paths, None, ranks))
+        rows = {name: [] for name in found.fields}
+        for file in found.files:
+            of_file = Index(found.fields, [file])
+            rows = {name: [*before, *every_row(of_file, name)] for name, before in rows.items()}
+        for name in "ab":
+            np.testing.assert_array_equal(rows[name], expected[name])
+        assert rows["c"] == [b"", b"x", b""]
+        assert (found.fields["a"].dtype, found.fields["b"].dtype) == (np.int64, np.float64)
+    other = write(tmp_path, "u,v\n1,2\n", "3.csv")
     for size in (1, 2):
-        with pytest.raises(DataError, match=r"same columns(.|\n)*2\.csv(.|\n)*a, b(.|\n)*a, c"):
-            on_ranks(size, lambda ranks: index_collectively(paths, None, ranks))
+        with pytest.raises(DataError, match=r"same fields(.|\n)*3\.csv(.|\n)*a, b(.|\n)*0\.csv(.|\n)*u, v"):
+            on_ranks(size, lambda ranks: index_collectively([*paths, other], None, ranks))
+
+
+@pytest.mark.parametrize("header", [None, ["user", "title", "kinds"]])
+def test_separators_of_characters(tmp_path: Path, header: list[str] | None) -> None:
+    """Read the files of MovieLens: two colons, quotes without meaning, Latin-1."""
+    lines = [f'{i}::"Film: {i}é (19{i}::a|b' for i in range(10, 60)]
+    text = "\n".join(["user::title::kinds"][: header is None] + lines) + "\n"
+    path = write(tmp_path, text.encode("latin-1"))
+    options: dict[str, Any] = {"sep": "::", **({"names": header} if header else {})}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of the other engine
+        expected = pd.read_csv(path, engine="python", encoding="latin-1", quoting=3, **options)
+    found = columns(path, **options)
+    assert found["user"] == expected["user"].tolist()
+    for name in ("title", "kinds"):
+        assert [text.decode() for text in found[name]] == expected[name].tolist()
+    with pytest.raises(DataError, match="control character"):
+        columns(write(tmp_path, "a::b\n1::\x1f\n"), sep="::")
+
+
+def test_thousands(tmp_path: Path) -> None:
+    rows = [f'"{1234567 + i:,}","{i * 1500.25:,}",{i},"1,{i}","x,{i}"' for i in range(50)]
+    path = write(tmp_path, "\n".join(["whole,number,small,mixed,text", *rows, ',"-1,000","2,000",word,']) + "\n")
+    found, expected = columns(path, thousands=","), pd.read_csv(path, thousands=",")
+    for name in ("whole", "number", "small"):
+        np.testing.assert_array_equal(found[name], expected[name].to_numpy(float))
+    assert [text.decode() for text in found["mixed"]] == expected["mixed"].tolist()
+    assert [text.decode() for text in found["text"]] == expected["text"].fillna("").tolist()
+    path = write(tmp_path, "a;b\n1.234;1\n2.000;5\n;1.000,5\n")
+    options: dict[str, Any] = {"sep": ";", "decimal": ",", "thousands": ".", "dtype": {"b": "float32"}}
+    found, expected = columns(path, **options), pd.read_csv(path, **options)
+    np.testing.assert_array_equal(found["a"], expected["a"])
+    np.testing.assert_array_equal(found["b"], expected["b"])
 
 
 def test_files_agree_on_types(tmp_path: Path) -> None:
@@ -391,7 +438,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"no option 'seperator'(.|\n)*'sep"):
         index(path, seperator=";")
     refused: list[dict[str, Any]] = [
-        {"sep": ";;"},
+        {"sep": "\\d+"},
+        {"thousands": "."},
         {"infer": "all"},
         {"skiprows": -1},
         {"header": "yes"},

@@ -179,14 +179,6 @@ def test_times_and_decimals(tmp_path: Path) -> None:
     assert data.schema["us"].attributes["units"] == EPOCH and data.schema["lapse"].attributes["units"] == "seconds"
 
 
-def test_decimals_that_float64_does_not_hold_are_left_out(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"x": pa.array([Decimal("1.0")], pa.decimal128(30, 1)), "y": pa.array([1])})
-    with pytest.warns(UserWarning, match="30 digits"):
-        assert list(read(path)) == ["y"]
-    with pytest.raises(FormatError, match="cannot be read"):
-        read(path, inputs="x")
-
-
 def test_deeper_lists_and_lists_of_texts(tmp_path: Path) -> None:
     rows = [[[1.0, 2.0], []], [], [[3.0]]]
     texts = [["a", "b"], [], ["c"]]
@@ -203,13 +195,6 @@ def test_lists_of_arrays(tmp_path: Path) -> None:
     assert data.schema["hits"].sample_shape == (None, 3)
     found = data.load()["hits"]
     assert [row.tolist() for row in found] == [[[1, 2, 3], [4, 5, 6]], []]
-
-
-@pytest.mark.parametrize("kind", [pa.list_(pa.int32()), pa.list_(pa.int32(), 2)])
-def test_a_missing_list_is_an_error(tmp_path: Path, kind: pa.DataType) -> None:
-    path = write(tmp_path / "a.parquet", {"x": pa.array([*[[1, 2]] * 20, None], kind)})
-    with pytest.raises(DecodeError, match=r"a list is missing.*row 20"):
-        read(path)
 
 
 def test_a_missing_element_of_a_list_names_its_row(tmp_path: Path) -> None:

@@ -2,41 +2,63 @@
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from pathlib import PurePath
+from itertools import takewhile
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError
-from matex_data.fields import EMPTY_IS_MISSING, Field
-from matex_data.index.constant import Constant
+from matex_data.fields import ALL_MISSING, AS_TEXT, EMPTY_IS_MISSING, Field, is_pattern
+from matex_data.index.constant import FolderValue
 from matex_data.index.model import FileIndex, Index, Layout
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"  # value of a folder for rows without one
 _WHOLE = re.compile(r"[-+]?\d{1,18}$")
 
 
-def partitions(path: str) -> dict[str, str | int | None]:
-    """Return the values of the folders that hold a file, by name; None: the value is missing.
+def roots(paths: Iterable[str]) -> frozenset[str]:
+    """Return the folders below which those of partitions lie, of what a user names: folders, and patterns of files.
 
-    >>> partitions("/data/year=2020/site=s%C3%A3o/part-0.parquet")
-    {'year': 2020, 'site': 'são'}
+    >>> sorted(roots(["/data/", "runs/year=*/a.parquet"]))
+    ['/data', 'runs']
     """
-    found: dict[str, str | int | None] = {}
-    for folder in PurePath(path).parts[:-1]:
+    found = set()
+    for path in paths:
+        parts = path.rstrip("/").split("/")
+        is_folder = not any(map(is_pattern, parts)) and "{" not in path
+        fixed = takewhile(lambda part: not is_pattern(part) and "{" not in part, parts)
+        found.add("/".join(parts if is_folder or Path(path).is_dir() else fixed))
+    return frozenset(found)
+
+
+def partitions(path: str, roots: Collection[str]) -> dict[str, str | None]:
+    """Return the values of the folders between a root and a file, by name; None: the value is missing.
+
+    >>> partitions("/run=3/data/year=2020/site=s%C3%A3o/part-0.parquet", ["/run=3/data"])
+    {'year': '2020', 'site': 'são'}
+    """
+    found: dict[str, str | None] = {}
+    if "=" not in path:
+        return found
+    folders = path.split("/")[:-1]
+    depths = (depth for depth in range(len(folders), -1, -1) if "/".join(folders[:depth]) in roots)
+    for folder in folders[next(depths, len(folders)) :]:
         name, equals, text = folder.partition("=")
         if name and equals:
             value = unquote(text)
-            found[unquote(name)] = int(value) if _WHOLE.match(value) else None if value == MISSING else value
+            found[unquote(name)] = None if value == MISSING else value
     return found
 
 
 def add_partitions(
     path: str,
+    values: Mapping[str, str | None],
     names: Sequence[str] | None,
     dtype: Mapping[str, Any],
     read: Callable[[Sequence[str] | None], Index],
@@ -45,11 +67,12 @@ def add_partitions(
 
     Parameters
     ----------
+    path : of the file.
+    values : of its folders, by name.
     names : of columns and folders; None: all.
     dtype : of numbers, by name or pattern.
     read : reads the index of columns; None: of all.
     """
-    values = partitions(path)
     if not values:
         return read(names)
     if names is None:
@@ -79,20 +102,23 @@ def _with_any(path: str, names: Sequence[str], read: Callable[[Sequence[str] | N
         return read(None)
 
 
-def _constant(
-    path: str, name: str, value: str | int | None, rows: int, dtype: Mapping[str, Any]
-) -> tuple[Field, Constant]:
+def _constant(path: str, name: str, text: str | None, rows: int, dtype: Mapping[str, Any]) -> tuple[Field, FolderValue]:
     requested = next((kind for pattern, kind in dtype.items() if fnmatchcase(name, pattern)), None)
-    if isinstance(value, str) and requested is None:
-        return Field(name, (), np.dtype(object), attributes={EMPTY_IS_MISSING: True}), Constant(rows, value.encode())
-    kind = np.dtype(np.int64 if value is not None else np.float64) if requested is None else np.dtype(requested)
-    if kind.kind not in "iuf" or isinstance(value, str) or (value is None and kind.kind != "f"):
+    is_whole = text is not None and _WHOLE.match(text) is not None
+    if text is not None and not is_whole and requested is None:
+        value = text.encode()
+        return Field(name, (), np.dtype(object), attributes={EMPTY_IS_MISSING: True}), FolderValue(rows, value)
+    kind = np.dtype(np.float64 if text is None else np.int64) if requested is None else np.dtype(requested)
+    if kind.kind not in "iuf" or not (is_whole or (text is None and kind.kind == "f")):
         raise FormatError(
             "the folder's value is not of this type",
             file=path,
             field=name,
             expected=f"a value of {kind}",
-            found=value or MISSING,
+            found=text or MISSING,
             remedy="give another dtype=, such as {name: 'float64'} where values are missing",
         )
-    return Field(name, (), kind), Constant(rows, float("nan") if value is None else value)
+    number = math.nan if text is None else int(text)
+    attributes = {ALL_MISSING: True} if text is None and requested is None else {AS_TEXT: True}
+    written = None if text in (None, str(number)) else text
+    return Field(name, (), kind, attributes=attributes), FolderValue(rows, number, text=written)
