@@ -27,7 +27,7 @@ from matex_data.locks import cached_property
 from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import MixedSchedule, Mixture
-from matex_data.sampling.permutation import check_seed
+from matex_data.sampling.permutation import VERSION, check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
     ShuffleQuality,
@@ -39,7 +39,7 @@ from matex_data.sampling.sizing import (
     most_window_bytes,
 )
 from matex_data.sampling.split import Ties
-from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step
+from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
 
 Shuffle = bool | Literal["global"]
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
@@ -73,13 +73,16 @@ class Batching:
     ) -> Batches:
         """Return this rank's rows of every batch; see ``Dataset.batches``. *Collective*."""
         drawn = bool(shuffle) and seed is None and start is None
-        fingerprint, step, own_error = None, 0, None
+        fingerprint, step, message, own_error = None, 0, "", None
         try:
             fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
-            step = 0 if start is None else read_step(start)
+            if start is not None:
+                step, message = resumed_step(start, fingerprint.schedule)
         except PartitionError as error:
             own_error = error
         fingerprint = self._agree(fingerprint, step, drawn, own_error)
+        if message:
+            self.source.comm.on_root(lambda: warnings.warn(message, stacklevel=6))
         shared = self._check_costs(fingerprint.schedule)
         epochs = self._epochs_class(fingerprint.schedule, shared)(self.source, fingerprint.schedule)
         batches = Batches(epochs, self.elements, fingerprint, step)
@@ -89,7 +92,7 @@ class Batching:
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of a run after ``step`` batches; see ``Dataset.state``."""
         if self._latest is None:
-            return {"step": int(step), **self._facts}
+            return {"step": int(step), "version": VERSION, **self._facts}
         seeds = self._seeds.get(_without_seed(self._latest), {})
         if len(seeds) > 1 and any(seeds.values()):
             raise PartitionError(
@@ -166,8 +169,7 @@ class Batching:
         if schedule.uniform:
             return SingleRowEpochs if self.source.global_reads == "rows" else ExchangedEpochs
         if self.source.cache == "memory":
-            mapped = self.source.mapped
-            return ComputedEpochs if mapped is not None and mapped.draws else InMemoryEpochs
+            return ComputedEpochs if self.source.index.draws else InMemoryEpochs
         return SharedEpochs if shared else StreamedEpochs
 
     def _check_costs(self, schedule: Schedule) -> bool:

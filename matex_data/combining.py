@@ -18,7 +18,7 @@ from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.transforms.joining import check_sources, join_indexes, join_ties, named
-from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, pair_samples
+from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, merge_ties, pair_samples
 
 
 def concat(datasets: Sequence[Dataset]) -> Dataset:
@@ -57,7 +57,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     ties = join_ties([data._ties for data in datasets], totals)
     share_facts(sources[0].comm, index.files)
     source = sources[0].of_index(index, "".join(source.transforms for source in sources))
-    source.draws_within = any(source.draws for source in sources)
+    source.draws_within = any(one.draws_within for one in sources)
     return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
 
 
@@ -103,8 +103,9 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "in
     share_facts(sources[0].comm, index.files)
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
     source = sources[0].of_index(index, transforms)
-    source.draws_within = any(source.draws for source in sources)
-    return Dataset(source, _merged_elements(first, second), pairs.samples, first._ties, first._further)
+    source.draws_within = any(one.draws_within for one in sources)
+    ties = merge_ties(first._ties, second._ties, pairs, len(sources[0].index))
+    return Dataset(source, _merged_elements(first, second), pairs.samples, ties, first._further)
 
 
 def mix(

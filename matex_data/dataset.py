@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +19,12 @@ from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError, PartitionError
 from matex_data.fields import ElementSpec, Names, Schema, mapped_elements
 from matex_data.index.chosen import Samples
+from matex_data.index.computed import compute
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.memory import NAME as IN_MEMORY
 from matex_data.reading.functions import Declared, SampleFunction
-from matex_data.reading.mapping import Mapped
 from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
 from matex_data.reading.source import Source
@@ -119,7 +120,7 @@ class Dataset:
         >>> md.open_dataset("events.h5").paths
         ('events.h5',)
         """
-        return tuple(self._source.index.files.paths)
+        return tuple(self._source.index.sources.paths)
 
     @property
     def ranks(self) -> int:
@@ -151,7 +152,7 @@ class Dataset:
 
     @property
     def _origin(self) -> str:
-        paths = self._source.index.files.paths
+        paths = self._source.index.sources.paths
         return "in memory" if list(paths[:2]) == [IN_MEMORY] else f"of {counted(len(paths), 'file')}"
 
     def _first(self, count: int) -> Mapping[str, NDArray[Any]]:
@@ -415,11 +416,12 @@ class Dataset:
         computes = SampleFunction.of(function, self.schema, fields, schema, seed)
         known = {**self.schema, **computes.fields}
         elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
-        before = source.mapped or Mapped(source.index, (), ())
-        names = tuple(elements.required or known)
-        mapped = Mapped(before.index, (*before.functions, computes), names)
-        made = source.with_map(mapped, f"map {computes.name} {computes.seed}")
-        return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, self._imputation)
+        draws = computes.seeds_as is not None
+        index = compute(source.index, computes.compute, list(computes.given), computes.fields, draws=draws)
+        index = index.select(elements.required or list(known))
+        made = source.with_map(index, f"map {computes.name} {computes.seed}")
+        imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
+        return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, imputation)
 
     @property
     def _whole(self) -> Whole:
@@ -428,7 +430,7 @@ class Dataset:
     def _subsets(self, parts: Sequence[Samples]) -> tuple[Dataset, ...]:
         source = self._source
         if self._imputation is not None:
-            if source.mapped is not None:
+            if self._imputation.mapped:
                 raise PartitionError(
                     "a split after map() cannot compute the means of missing values anew, which functions have got",
                     expected="data sets that are split before map()",

@@ -188,10 +188,11 @@ class ChangedFile(DecodeError):
 class FunctionError(DataError):
     """Function of ``Dataset.map`` that fails, or returns something else than is declared."""
 
-    def of_rows(self, first: int, last: int) -> FunctionError:
-        """Return the error with the rows of the file that the function got."""
+    def of_rows(self, first: int, last: int, file: str | None = None) -> FunctionError:
+        """Return the error with the rows that the function got, from one of its file to one of the last file."""
         kind, problem, facts = self.__reduce__()[1]
-        return kind(f"{problem}, given samples of rows {first} to {last}", **facts)  # type: ignore[no-any-return]
+        end = f"{last}" if file is None else f"{last} of {file!r}"
+        return kind(f"{problem}, given samples of rows {first} to {end}", **facts)  # type: ignore[no-any-return]
 
 
 class PartitionError(DataError, ValueError):

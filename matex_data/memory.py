@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, expand_names
+from matex_data.fields import MISSING_INTEGER, Field, expand_names
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
 
@@ -19,6 +19,7 @@ NAME = "memory"  # in place of the path of a file
 EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
 SECONDS = {"units": "seconds"}
 DIGESTED = 1024  # rows at a time
+EXACT = 1 << 53  # integers up to this magnitude are exact in float64
 EXAMPLE = '{"image": images, "label": labels}'
 
 
@@ -30,9 +31,10 @@ def is_in_memory(data: Any) -> bool:
 def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
     """Return the index of arrays in memory, which it does not copy.
 
-    Numbers keep their dtype; nullable ones become float64, in which missing values are NaN. Texts are UTF-8 bytes,
-    empty if they are missing. Times are float64 seconds since 1970-01-01, durations float64 seconds. A sequence of
-    arrays of different lengths is a ragged field.
+    Numbers keep their dtype; nullable and masked ones become float64, in which missing values are NaN. Integers that
+    float64 cannot hold stay integers, of which one (`MISSING_INTEGER`) stands for missing values. Texts are UTF-8
+    bytes, empty if they are missing. Times are float64 seconds since 1970-01-01, durations float64 seconds. A sequence
+    of arrays of different lengths is a ragged field.
 
     Parameters
     ----------
@@ -146,6 +148,8 @@ def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, 
 def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
     """Return the field of an array, and its rows as the field's dtype."""
     array = _array(name, values)
+    if isinstance(array, np.ma.MaskedArray):
+        return _masked(name, array, attributes)
     if array.ndim == 0:
         raise FormatError("an array has no axis of samples", field=name, expected="at least one axis", found="a scalar")
     if array.dtype.kind == "M":
@@ -166,16 +170,31 @@ def _array(name: str, values: Any) -> Array:
         dtype = values.dtype
         if getattr(dtype, "tz", None) is not None:
             return np.asarray(values.dt.tz_convert("UTC").dt.tz_localize(None))
-        if getattr(dtype, "kind", "O") in "biuf" and not isinstance(dtype, np.dtype) and values.isna().any():
+        if getattr(dtype, "kind", "O") in "iu" and not isinstance(dtype, np.dtype) and values.isna().any():
+            return np.ma.array(values.fillna(0).to_numpy(f"{dtype.kind}8"), mask=np.asarray(values.isna()))
+        if getattr(dtype, "kind", "O") in "bf" and not isinstance(dtype, np.dtype) and values.isna().any():
             return np.asarray(values.to_numpy(np.float64, na_value=np.nan))
         if getattr(dtype, "kind", "O") in "biuf" and not isinstance(dtype, np.dtype):
             return np.asarray(values.to_numpy(dtype.numpy_dtype if hasattr(dtype, "numpy_dtype") else None))
     try:
-        return np.asarray(values)
+        return np.asanyarray(values) if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     except ValueError:  # of different lengths
         rows = np.empty(len(values), object)
         rows[:] = [np.asarray(value) for value in values]
         return rows
+
+
+def _masked(name: str, array: Any, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
+    """Return the field of an array with a mask of missing values."""
+    missing, values = np.ma.getmaskarray(array), np.ma.getdata(array)
+    if not missing.any() or values.dtype.kind not in "biuf":
+        return _read(name, values if not missing.any() else array.astype(object).filled(None), attributes)
+    present = values[~missing]
+    if values.dtype.kind in "bf" or not len(present) or max(abs(int(present.min())), abs(int(present.max()))) <= EXACT:
+        return _read(name, np.where(missing, np.nan, values), attributes)
+    limits = np.iinfo(values.dtype)
+    unused = next(limit for limit in (limits.min, limits.max, limits.max - 1) if limit not in present)
+    return _read(name, np.where(missing, unused, values), {**attributes, MISSING_INTEGER: int(unused)})
 
 
 def _seconds(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
@@ -205,6 +224,10 @@ def _objects(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Fi
             ragged[:] = [row.astype(dtype, copy=False) for row in rows]
             return Field(name, (), dtype, ragged=True, attributes=attributes), ragged
     if values and all(isinstance(value, bool | int | float) or _is_missing(value) for value in values):
+        if {type(value) for value in values if not _is_missing(value)} == {int}:
+            whole = np.array([0 if _is_missing(value) else value for value in values])
+            masked = np.ma.array(whole, mask=[_is_missing(value) for value in values])
+            return _masked(name, masked.reshape(array.shape), attributes)
         numbers = np.array([np.nan if _is_missing(value) else value for value in values])
         return Field(name, array.shape[1:], numbers.dtype, attributes=attributes), numbers.reshape(array.shape)
     texts = np.empty(len(values), object)

@@ -50,7 +50,6 @@ LIBRARIES = (
         "pyhepmc",
         "pylhe",
         "imagecodecs",
-        "numexpr",
         "hdf5plugin",
         "rich.console",
     ),

@@ -110,6 +110,7 @@ def _composed(comm: MPI.Intracomm, start: Any) -> Any:
     return [(dict(x), y, w) for x, y, w in batches], batches.state(2)
 
 
+@pytest.mark.rank_counts(1, 3, slow=(2,))
 def test_expressions_categories_and_missing_values_are_those_of_pandas(pool: Pool) -> None:
     table = _table()
     double = table.hits.map(np.sum) * 2

@@ -8,16 +8,16 @@ from typing import Any
 import numpy as np
 
 from matex_data.epochs.window import LoadedWindow
-from matex_data.reading.mapping import NUMBER, Mapped
+from matex_data.index.computed import NUMBER, Drawing
 
 
-def compute_fields(loaded: LoadedWindow, mapped: Mapped, epoch: int) -> LoadedWindow:
+def compute_fields(loaded: LoadedWindow, drawn: Drawing, epoch: int) -> LoadedWindow:
     """Return a window with the fields that functions compute of what was kept in memory.
 
     Parameters
     ----------
-    loaded : rows of the fields of ``mapped.inputs()``.
-    mapped : the functions.
+    loaded : rows of the fields of ``drawn.index``.
+    drawn : the functions.
     epoch : number of the epoch.
 
     Raises
@@ -28,12 +28,12 @@ def compute_fields(loaded: LoadedWindow, mapped: Mapped, epoch: int) -> LoadedWi
     present: Any = slice(None)
     if len(loaded.padding):
         present = np.setdiff1d(np.arange(len(numbers)), loaded.padding)
-    given = {name: loaded.arrays[name][present] for name in mapped.read}
-    computed = mapped.apply(given, numbers[present], epoch)
+    given = {name: array[present] for name, array in loaded.arrays.items()}
+    computed = drawn.apply(given, numbers[present], epoch)
     arrays: dict[str, Any] = {}
-    for name, field in mapped.fields.items():
+    for name, field in drawn.fields.items():
         if name not in computed:
-            arrays[name] = loaded.arrays[name]
+            arrays[name] = loaded.arrays[drawn.delivered[name]]
         elif len(loaded.padding):
             arrays[name] = field.empty(len(numbers))
             arrays[name][present] = computed[name]

@@ -148,7 +148,7 @@ def estimate_costs(
     needed = _bytes_in_order(source, schedule, effort)
     per_sample = counted.nbytes / max(1, counted.samples)
     reads = counted.reads / max(1, counted.samples) * total / ranks
-    files = len(source.index.files)
+    files = len(source.index.sources)
     opens = files if files <= MOST_SHARED_FILES and ranks > 1 else counted.opens(total / ranks)
     read_at_once = counted.nbytes / max(1, counted.windows) * counted.ranks / ranks
     memory = access.memory() + int(2 * read_at_once)

@@ -18,13 +18,13 @@ from matex_data.epochs.sharing import SharedEpochReader
 from matex_data.epochs.skipping import SkippingEpochReader, leave_out
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, StrictEpochReader, WholeWindow
 from matex_data.errors import PartitionError
+from matex_data.index.computed import Drawing
 from matex_data.index.library import LibraryRows
 from matex_data.locks import cached_property
 from matex_data.machine import free_memory, memory_shortage
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
 from matex_data.reading.context import ReadContext
-from matex_data.reading.mapping import Mapped
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 from matex_data.sampling.sizing import WINDOW_LIMIT
@@ -239,7 +239,7 @@ class InMemoryEpochs(Epochs):
         whole = replace(schedule, window_steps=max(1, schedule.steps), fixed_block_order=True)
         super().__init__(source, whole)
         self.read_steps = max(1, read_bytes(source.comm) * self.size // max(1, schedule.batch_size * source.row_bytes))
-        self._kept = kept = source.kept()[0]
+        self._kept, self.drawing = kept, _ = source.kept()
         shard = self._window(0).runs
         remedy = 'leave out cache="memory", or use more machines'
         source.comm.agree(
@@ -299,9 +299,8 @@ class ComputedEpochs(PrefetchedEpochs):
         return replace(self.source.read_context(mode="independent"), changed_file=_unchanged)
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        mapped = self.source.mapped
-        assert mapped is not None
-        return ComputingEpochReader(context, self._memory, mapped, epoch, start)
+        assert self._memory.drawing is not None
+        return ComputingEpochReader(context, self._memory, self._memory.drawing, epoch, start)
 
 
 def _unchanged() -> None:
@@ -315,14 +314,14 @@ class ComputingEpochReader(EpochReader):
     ----------
     context : a communicator for these epochs alone.
     memory : samples of this rank.
-    mapped : functions that compute fields.
+    drawing : functions that compute fields.
     epoch : number of the epoch, from 0 on.
     start : first step.
     """
 
-    def __init__(self, context: ReadContext, memory: InMemoryEpochs, mapped: Mapped, epoch: int, start: int) -> None:
+    def __init__(self, context: ReadContext, memory: InMemoryEpochs, drawing: Drawing, epoch: int, start: int) -> None:
         super().__init__(context, memory.schedule, epoch, start, memory.read_steps)
-        self._memory, self._mapped = memory, mapped
+        self._memory, self._drawing = memory, drawing
 
     @cached_property
     def _order(self) -> RowsOfSteps:
@@ -331,7 +330,7 @@ class ComputingEpochReader(EpochReader):
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Copy the samples of steps ``begin`` to ``end``, and compute their fields."""
         loaded = self._memory.take(self._order, begin, end)
-        return WholeWindow(compute_fields(loaded, self._mapped, self._number))
+        return WholeWindow(compute_fields(loaded, self._drawing, self._number))
 
 
 class SingleRowEpochs(StreamedEpochs):
@@ -361,7 +360,7 @@ class ExchangedEpochs(PrefetchedEpochs):
         self.read_steps = max(1, min(self.read_steps, most))
         comm, total = source.comm, schedule.segments.total
         comm.agree(_exchange_error(source))
-        self._kept, self._mapped = kept, _ = source.kept()
+        self._kept, self._drawing = kept, _ = source.kept()
         start, stop = rank_range(total, self.rank, self.size)
         single = _single_row_error(source) is None
         remedy = 'global_reads="rows" (reads single rows in every epoch), ' if single else ""
@@ -376,11 +375,11 @@ class ExchangedEpochs(PrefetchedEpochs):
 
     def _open(self) -> ReadContext:
         context = self._kept.exchange_context()
-        return context if self._mapped is None else replace(context, lists=False)
+        return context if self._drawing is None else replace(context, lists=False)
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
         steps = self.read_steps
-        return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, steps, self._mapped)
+        return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, steps, self._drawing)
 
 
 def _exchange_error(source: Source) -> PartitionError | None:

@@ -25,6 +25,7 @@ from matex_data.epochs.computed import compute_fields
 from matex_data.epochs.skipping import leave_out
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
 from matex_data.fields import Field
+from matex_data.index.computed import Drawing
 from matex_data.index.ragged import RaggedOutput
 from matex_data.index.scatter import scatter
 from matex_data.io.counters import Profile
@@ -32,7 +33,6 @@ from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.reading.context import ReadContext
-from matex_data.reading.mapping import Mapped
 from matex_data.reading.plan import Arrays
 from matex_data.reading.pool import submit
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
@@ -99,7 +99,7 @@ class ExchangeEpochReader(EpochReader):
     epoch : number of the epoch, from 0 on.
     start : first step.
     window_steps : steps of one window.
-    mapped : functions that compute fields in each epoch; None: there are none.
+    drawing : functions that compute fields in each epoch; None: there are none.
     """
 
     def __init__(
@@ -110,10 +110,10 @@ class ExchangeEpochReader(EpochReader):
         epoch: int,
         start: int,
         window_steps: int,
-        mapped: Mapped | None = None,
+        drawing: Drawing | None = None,
     ) -> None:
         super().__init__(context, schedule, epoch, start, window_steps)
-        self._samples, self._mapped = samples, mapped
+        self._samples, self._drawing = samples, drawing
 
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Draw the samples of steps ``begin`` to ``end``, and allocate their arrays."""
@@ -123,7 +123,7 @@ class ExchangeEpochReader(EpochReader):
             arrays = self.context.allocate(drawn.rows, len(drawn.positions))
             loaded = LoadedWindow(arrays, drawn.sizes, np.arange(len(drawn.positions), drawn.rows))
             pad = self._schedule.remainder == "pad"
-            finish = None if self._mapped is None else partial(compute_fields, mapped=self._mapped, epoch=self._number)
+            finish = None if self._drawing is None else partial(compute_fields, drawn=self._drawing, epoch=self._number)
             return ExchangedWindow(self.context, self._samples, drawn, loaded, pad, finish)
 
 

@@ -89,9 +89,10 @@ class Prefetcher:
         """
         if self._process == os.getpid():
             self._session.comm.wait_until(self._ended_within)
-            self._thread.join()
 
     def _ended_within(self, seconds: float) -> bool:
+        if self._thread.ident is None:  # an interrupt came before it was started
+            return True
         self._thread.join(seconds)
         return not self._thread.is_alive()
 

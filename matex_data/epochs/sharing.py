@@ -86,11 +86,11 @@ class SharedEpochReader(EpochReader):
         index, files = context.index, context.session.files
         if self._skipped is None:
             plan = plan_reads(index, runs, destination, arrays, self._chunks, context.scratch)
-            futures = execute(plan, files, plan.counts(len(index.files)))
+            futures = execute(plan, files, plan.counts(len(index.sources)))
             return lambda: _all_present(futures)
         read = SkippingRead(context, index, self._skipped, self._tally, runs, destination, arrays)
         plan = read.plan(self._chunks)
-        some = execute(plan, files, plan.counts(len(index.files)))
+        some = execute(plan, files, plan.counts(len(index.sources)))
         return lambda: _absent(read, some)
 
 

@@ -270,6 +270,40 @@ class DerivedFiles(FileTable):
         return self._files.stamp(number)
 
 
+class JoinedFiles(FileTable):
+    """Files of several tables, one table after the other.
+
+    Parameters
+    ----------
+    tables : of the files.
+    """
+
+    def __init__(self, tables: Sequence[FileTable]) -> None:
+        self._tables = tuple(tables)
+        self._first = np.cumsum([0, *map(len, tables)])
+        paths = [table.paths for table in tables]
+        self.paths = PathTable.joined([one if isinstance(one, PathTable) else PathTable.of(list(one)) for one in paths])
+        self.rows = np.concatenate([table.rows.astype(np.int64) for table in tables])
+        filled = [table for table in tables if len(table)]
+        names = filled[0].facts if filled and all(table.has_facts for table in filled) else {}
+        if names and all(table.facts.keys() == names.keys() for table in filled):
+            self.__dict__["facts"] = {n: LayoutFacts.joined([table.facts[n] for table in filled]) for n in names}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return JoinedFiles, (self._tables,)
+
+    def _entry(self, number: int) -> FileIndex:
+        table = self._table_of(number)
+        return self._tables[table][number - int(self._first[table])]
+
+    def stamp(self, number: int) -> Stamp | None:
+        table = self._table_of(number)
+        return self._tables[table].stamp(number - int(self._first[table]))
+
+    def _table_of(self, number: int) -> int:
+        return int(np.searchsorted(self._first, number, side="right")) - 1
+
+
 class FileColumns(FileTable):
     """Files in columns: some 40 bytes for each of many that differ in numbers only, and more for tables of chunks.
 

@@ -1,54 +1,19 @@
-"""Files and samples of several data sets, one after the other."""
+"""Samples of several data sets, one after the other."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.index.chosen import Chosen, Samples
-from matex_data.index.files import FileIndex, FileTable, LayoutFacts
-from matex_data.index.paths import PathTable
-from matex_data.index.runs import Runs
-from matex_data.index.stamps import Stamp
+from matex_data.index.files import JoinedFiles
+from matex_data.index.model import Derivation, Finish, Index, Read, Wanted
+from matex_data.index.runs import Runs, cut
 
 TILE = 1 << 20  # samples whose numbers are computed at once
-
-
-class JoinedFiles(FileTable):
-    """Files of several tables with layouts for the same fields, one table after the other.
-
-    Parameters
-    ----------
-    tables : of the files.
-    """
-
-    def __init__(self, tables: Sequence[FileTable]) -> None:
-        self._tables = tuple(tables)
-        self._first = np.cumsum([0, *map(len, tables)])
-        paths = [table.paths for table in tables]
-        self.paths = PathTable.joined([one if isinstance(one, PathTable) else PathTable.of(list(one)) for one in paths])
-        self.rows = np.concatenate([table.rows.astype(np.int64) for table in tables])
-        filled = [table for table in tables if len(table)]
-        if filled and all(table.has_facts for table in filled):
-            names = filled[0].facts
-            self.__dict__["facts"] = {n: LayoutFacts.joined([table.facts[n] for table in filled]) for n in names}
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return JoinedFiles, (self._tables,)
-
-    def _entry(self, number: int) -> FileIndex:
-        table = self._table_of(number)
-        return self._tables[table][number - int(self._first[table])]
-
-    def stamp(self, number: int) -> Stamp | None:
-        table = self._table_of(number)
-        return self._tables[table].stamp(number - int(self._first[table]))
-
-    def _table_of(self, number: int) -> int:
-        return int(np.searchsorted(self._first, number, side="right")) - 1
 
 
 def join_samples(sets: Sequence[Samples], first: Sequence[int], total: int) -> Samples:
@@ -86,3 +51,55 @@ def within(samples: Samples, begin: int, end: int) -> Samples:
     start = np.maximum(samples.start, begin)
     count: Integers = np.minimum(samples.start + samples.count, end) - start
     return Runs(start[count > 0], count[count > 0])
+
+
+def join_indexes(indexes: Sequence[Index]) -> Index:
+    """Return one index of the samples of all, one after the other, which have the same fields.
+
+    Static arrays and facts are those of the first one.
+    """
+    first = indexes[0]
+    selected = [index.select(list(first.fields)) for index in indexes]
+    made = Joined(tuple(selected)) if any(index.made is not None for index in selected) else None
+    return Index(first.fields, JoinedFiles([index.files for index in selected]), first.static, first.facts, made)
+
+
+@dataclass(frozen=True, eq=False)
+class Joined(Derivation):
+    """Samples of indexes with the same fields, one after the other.
+
+    Parameters
+    ----------
+    bases : the indexes.
+    """
+
+    bases: tuple[Index, ...]
+
+    def on(self, bases: Sequence[Index]) -> Joined:
+        return Joined(tuple(bases))
+
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        borders = np.cumsum([0, *map(len, self.bases)])
+        runs = cut(wanted.runs, borders)
+        base = np.searchsorted(borders, runs.start, side="right") - 1
+        finishes = []
+        for number in np.unique(base).tolist():
+            own = np.flatnonzero(base == number)
+            first = int(borders[number])
+            of_base = Runs(runs.start[own] - first, runs.count[own])
+            rows = wanted.destination[runs.first[own[0]] : runs.first[own[-1] + 1]]
+            finishes.append(read(number, Wanted(of_base, rows, wanted.arrays, wanted.first + first)))
+        return all_of(finishes)
+
+
+def all_of(finishes: Sequence[Finish | None]) -> Finish | None:
+    """Return one function that calls all of these that there are, in order."""
+    given = [finish for finish in finishes if finish is not None]
+    if len(given) < 2:
+        return given[0] if given else None
+
+    def finish() -> None:
+        for one in given:
+            one()
+
+    return finish

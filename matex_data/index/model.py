@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,10 +24,13 @@ from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.files import DerivedFiles, FileList, FileTable, columns_of
+from matex_data.index.files import DerivedFiles, FileList, FileTable, JoinedFiles, columns_of
 from matex_data.index.files import FileIndex as FileIndex
 from matex_data.index.stamps import Stamp
 from matex_data.locks import cached_property
+
+if TYPE_CHECKING:
+    from matex_data.index.runs import Runs
 
 EMPTY: Integers = np.empty(0, np.int64)
 """No byte ranges: ``ReadRequest(EMPTY, EMPTY, on_complete=...)`` reads nothing and only runs its callback."""
@@ -116,7 +119,6 @@ class ReadRequest:
     at : int64[k], or None without a target.
     fetch : called before ``on_complete``, in a thread that waits for the storage: reads what byte ranges of the file
         cannot express, such as other files. None: nothing.
-    files_ahead : number of files of the data set from that of the layout to the one that has the ranges; 0: its own.
     after : chunk of the cache that ``on_complete`` needs, of a request without byte ranges: it is called once the chunk
         is done, decoded or failed. No thread waits for it. None: there is none.
     on_complete : called exactly once after the read, with the scratch memory (uint8, to be treated as read-only), or
@@ -138,7 +140,6 @@ class ReadRequest:
     at: Integers | None = None
     on_complete: OnComplete | None = None
     fetch: Callable[[], None] | None = None
-    files_ahead: int = 0
     after: Chunk | None = None
 
     @cached_property
@@ -291,7 +292,56 @@ class Layout(ABC):
             declared(cls)
 
 
-PostProcess = Callable[[Mapping[str, Array], Integers], None]
+@dataclass(frozen=True, eq=False)
+class Wanted:
+    """Samples of an index that a window needs, and the arrays that receive them.
+
+    Parameters
+    ----------
+    runs : the samples, ascending.
+    destination : int64[runs.total], a row of the arrays for each sample.
+    arrays : the output array of each wanted field, by name.
+    first : added to the numbers of samples that functions get: those of a data set behind others.
+    """
+
+    runs: Runs
+    destination: Integers
+    arrays: Mapping[str, Array]
+    first: int = 0
+
+
+Finish = Callable[[], None]
+"""Function to call once all bytes of a window are in memory and decoded. It may run on any thread."""
+Read = Callable[[int, Wanted], Finish | None]
+"""Function that plans the reads of an index, given by its number among those that others are derived from."""
+
+
+class Derivation(ABC):
+    """Derivation of the samples of an index from those of other ones.
+
+    Attributes
+    ----------
+    bases : the other indexes.
+    """
+
+    bases: tuple[Index, ...]
+
+    @abstractmethod
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        """Plan the reads of what the samples are made of, by calls of ``read``; return what makes them then."""
+
+    @abstractmethod
+    def on(self, bases: Sequence[Index]) -> Derivation:
+        """Return the same derivation from other indexes, which have the same samples."""
+
+    def raw(self) -> Derivation:
+        """Return the derivation in which missing values stay missing."""
+        return self.on([base.raw for base in self.bases])
+
+    @property
+    def draws(self) -> bool:
+        """True if a function gets seeds, so that samples differ between epochs."""
+        return any(base.draws for base in self.bases)
 
 
 class Index:
@@ -304,8 +354,7 @@ class Index:
         checked.
     static : whole arrays that belong to no sample (a coordinate axis, a mask), by name.
     facts : properties that all files of a data set must share beside the fields (units, a calendar), as text.
-    post_process : called with the output arrays, by name, and the int64 indices that were filled, once all rows of a
-        window are in memory. It may run on any thread.
+    made : how the samples are made of those of other indexes, whose files are read; None: the layouts read them.
 
     Raises
     ------
@@ -327,13 +376,13 @@ class Index:
         files: Sequence[FileIndex],
         static: Mapping[str, Array] | None = None,
         facts: Mapping[str, str] | None = None,
-        post_process: PostProcess | None = None,
+        made: Derivation | None = None,
     ) -> None:
         self.fields = dict(fields)
         self.files = files if isinstance(files, FileTable) else self._checked(files)
         self.static = dict(static or {})
         self.facts = dict(facts or {})
-        self.post_process = post_process
+        self.made = made
 
     def _checked(self, files: Sequence[FileIndex]) -> FileTable:
         for file in files:
@@ -372,8 +421,23 @@ class Index:
 
     @cached_property
     def raw(self) -> Index:
-        """Return the index without ``post_process``: missing values stay NaN."""
-        return self if self.post_process is None else Index(self.fields, self.files, self.static, self.facts)
+        """The index in which missing values stay missing, whatever replaces them."""
+        if self.made is None:
+            return self
+        return Index(self.fields, self.files, self.static, self.facts, self.made.raw())
+
+    @property
+    def draws(self) -> bool:
+        """True if a function gets seeds, so that samples differ between epochs."""
+        return self.made is not None and self.made.draws
+
+    @cached_property
+    def sources(self) -> FileTable:
+        """The files that are read: those of the samples, or those of the indexes that these are made of, in order."""
+        if self.made is None:
+            return self.files
+        tables = [base.sources for base in self.made.bases]
+        return tables[0] if len(tables) == 1 else JoinedFiles(tables)
 
     def with_static(self, static: Mapping[str, Array]) -> Index:
         """Return the index with other arrays that belong to no sample.
@@ -383,7 +447,7 @@ class Index:
         >>> Index({}, []).with_static({"latitude": np.array([10.0, 20.0])}).static["latitude"].tolist()
         [10.0, 20.0]
         """
-        return Index(self.fields, self.files, static, self.facts, self.post_process)
+        return Index(self.fields, self.files, static, self.facts, self.made)
 
     def row_bytes(self, name: str) -> int:
         """Return the mean size of a sample of a field in memory, in bytes, with the elements of ragged ones.
@@ -429,7 +493,7 @@ class Index:
         if list(names) == list(self.fields):
             return self
         fields = {name: self.fields[name] for name in names}
-        return Index(fields, _selected(self.files, names), self.static, self.facts, self.post_process)
+        return Index(fields, _selected(self.files, names), self.static, self.facts, self.made)
 
     def in_columns(self) -> Index:
         """Return the index with its files in columns, which take less memory; each is then made when it is needed.
@@ -443,7 +507,7 @@ class Index:
         4
         """
         files = columns_of(self.files)
-        return Index(self.fields, files, self.static, self.facts, self.post_process)
+        return Index(self.fields, files, self.static, self.facts, self.made)
 
     def with_stamps(self, stamps: Mapping[str, Stamp | None]) -> Index:
         """Return the index with the stamps of its files, given by path; other files keep theirs.
@@ -457,7 +521,7 @@ class Index:
         True
         """
         files = FileList(replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files)
-        return Index(self.fields, files, self.static, self.facts, self.post_process)
+        return Index(self.fields, files, self.static, self.facts, self.made)
 
 
 def _selected(files: FileTable, names: Sequence[str]) -> FileTable:

@@ -1,12 +1,10 @@
-"""Fields that share one read: columns of a table, and fields stacked to a matrix."""
+"""Fields that share one read: columns of a table."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
@@ -132,53 +130,6 @@ class Column(Layout):
         return self.table.requests(rows, [(self.name, out)], cache)
 
 
-@declared
-@dataclass(frozen=True, eq=False)
-class Matrix(Layout):
-    """Stack of fields of equal shape: element i along one axis of a row is field i.
-
-    Parameters
-    ----------
-    layouts : of the fields, at least one.
-    axis : of an array of rows along which they are stacked: 1, or -1 for the last one.
-    counts : number of entries of each field along this axis, which is its first one; None: one, without the axis.
-    """
-
-    layouts: tuple[Layout, ...]
-    axis: int = 1
-    counts: tuple[int | None, ...] = ()
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layouts[0].rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return max(layout.block_rows for layout in self.layouts)
-
-    def borders(self) -> Integers | None:
-        return self.layouts[0].borders()
-
-    def stored_bytes(self) -> int:
-        return sum(layout.stored_bytes() for layout in self.layouts)
-
-    def end(self) -> int:
-        return max(layout.end() for layout in self.layouts)
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        named = {str(i): layout for i, layout in enumerate(self.layouts)}
-        arrays = {str(i): self.of_field(out, i) for i in range(len(self.layouts))}
-        return (request for _, request in plan_reads(named, rows, arrays, cache))
-
-    def of_field(self, out: Array, number: int) -> Array:
-        """Return the view of rows that one of the fields fills."""
-        counts = self.counts or (None,) * len(self.layouts)
-        begin, count = sum(one or 1 for one in counts[:number]), counts[number]
-        if count is None:
-            return out[:, begin] if self.axis == 1 else out[..., begin]
-        return out[:, begin : begin + count] if self.axis == 1 else np.moveaxis(out[..., begin : begin + count], -1, 1)
-
-
 def plan_reads(
     layouts: Mapping[str, Layout], rows: RowSelection, arrays: Mapping[str, Array], cache: ChunkCache
 ) -> Iterator[tuple[str | None, ReadRequest]]:
@@ -192,20 +143,12 @@ def plan_reads(
     cache : decoded chunks.
     """
     tables: dict[Table, list[tuple[str, Array]]] = {}  # compared by identity
-    for name, array in arrays.items():
-        for layout, out in _unstack(layouts[name], array):
-            if isinstance(layout, Column):
-                tables.setdefault(layout.table, []).append((layout.name, out))
-            else:
-                yield from ((name, request) for request in layout.requests(rows, out, cache))
+    for name, out in arrays.items():
+        layout = layouts[name]
+        if isinstance(layout, Column):
+            tables.setdefault(layout.table, []).append((layout.name, out))
+        else:
+            yield from ((name, request) for request in layout.requests(rows, out, cache))
     for table, outs in tables.items():
         yield from ((None, request) for request in table.requests(rows, outs, cache))
 
-
-def _unstack(layout: Layout, out: Array) -> Iterator[tuple[Layout, Array]]:
-    """Yield the layouts inside a matrix, each with its view of ``out``."""
-    if isinstance(layout, Matrix):
-        for i, inner in enumerate(layout.layouts):
-            yield from _unstack(inner, layout.of_field(out, i))
-    else:
-        yield layout, out

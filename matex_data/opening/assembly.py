@@ -62,11 +62,6 @@ class Request:
         check_stack(self.stack)
         check_elements(self.elements)
 
-    @property
-    def evaluates(self) -> bool:
-        """True if an expression is evaluated."""
-        return bool(self.created.expressions) or self.events.expression is not None
-
     def names(self, files: int) -> list[str] | None:
         """Return the fields of the files to read; None: all.
 

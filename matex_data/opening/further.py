@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
@@ -31,6 +33,8 @@ class FurtherFields:
     rows : integers[files], rows of each file.
     opened : function that opens the files of an index. *Collective*.
     reshape : function that turns an index of the rows of the files into one of the samples of the data set.
+    stored : path of the stored index, beside which those of further fields are stored; None: there is none.
+    opened_before : what `open` has returned, by field.
     """
 
     comm: Communicator
@@ -40,6 +44,8 @@ class FurtherFields:
     rows: Array
     opened: Callable[[Index], Source]
     reshape: Callable[[Index], Index]
+    stored: str | None = None
+    opened_before: dict[str | None, tuple[Source, str]] = field(default_factory=dict, compare=False)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Return what another process makes of it, which shares no communicator: nothing is to be opened there."""
@@ -47,6 +53,8 @@ class FurtherFields:
 
     def open(self, name: str | None) -> tuple[Source, str]:
         """Return the opened files with a field as samples of the data set, and its name. *Collective*.
+
+        The files are indexed once for each field.
 
         Parameters
         ----------
@@ -57,10 +65,16 @@ class FurtherFields:
         FieldNotFound : there is no such field, or no coordinate.
         FormatError : the files have changed.
         """
+        if name not in self.opened_before:
+            self.opened_before[name] = self._open(name)
+        return self.opened_before[name]
+
+    def _open(self, name: str | None) -> tuple[Source, str]:
         names = self.reading.names if name is None else self.created.to_read([name])
         if name is not None and names is None:  # of the names of the files alone
             names = self.reading.names
-        index = index_files(self.comm, self.files, replace(self.reading, names=names, coordinate=name is None), None)
+        reading = replace(self.reading, names=names, coordinate=name is None)
+        index = index_files(self.comm, self.files, reading, self._path(name or "coordinate"))
         index = index if name is None else self.created.add(index, [name])
         found = name or sample_coordinate(index.fields)
         if found is None:
@@ -79,6 +93,14 @@ class FurtherFields:
                 remedy="open the data set again",
             )
         return self.opened(self.reshape(index.select([found]))), found
+
+
+    def _path(self, name: str) -> str | None:
+        """Return the path of the stored index of a field."""
+        if self.stored is None:
+            return None
+        plain = name if name.isidentifier() else hashlib.blake2b(os.fsencode(name), digest_size=8).hexdigest()
+        return f"{self.stored}.{plain}"
 
 
 class _Nowhere:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import hashlib
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from matex_data.storage import objects
 from matex_data.storage.trust import NONE, Trust
 
 FIRST_BLOCK = 1 << 12  # paths that are looked for at once
+MOST_NAMED = 4  # paths in an error
 MOST_OF_WEB = 1_000_000  # files of a range on a web server
 
 Arrays = Any
@@ -124,8 +126,17 @@ def _resolve(
 
     packed, trust = comm.on_root(found)
     remedy = "call open_dataset with the same arguments on every rank"
-    comm.check_equal(arguments, "the ranks open different data sets", remedy)
+    comm.check_equal(f"{_named(paths)}, {arguments}", "the ranks open different data sets", remedy)
     return packed, trust
+
+
+def _named(paths: Paths) -> str:
+    """Return a text that is equal for equal arguments: the ranks compare it. Of many paths it has a digest."""
+    names = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    if len(names) <= MOST_NAMED:
+        return f"paths={names}"
+    digest = hashlib.blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+    return f"paths={names[:MOST_NAMED]} ... ({len(names)} in all, {digest})"
 
 
 def _folders(paths: Paths, files: Sequence[str]) -> list[str]:

@@ -25,7 +25,6 @@ from matex_data.opening.indexing import Reading, index_files, resolve_format, sh
 from matex_data.opening.lookups import refuse_hidden, with_weights
 from matex_data.reading.source import Source
 from matex_data.transforms.categories import requested_categories, without_categories
-from matex_data.transforms.evaluation import missing_engine
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.imputing import Imputation
@@ -105,11 +104,12 @@ def open_dataset(
         field, which may name folders: ``"signal/*.root"``. They are fields like others, for ``targets``, ``weights``
         and ``where``, but patterns of ``inputs`` do not stand for them.
     derive : dict of fields that are made of others, each an expression by name: ``{"log_pt": "log(pt)"}``. Expressions
-        have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and numexpr's functions. A name that is no Python
-        identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields ``"Jet_pt > 30"`` has as many elements;
-        ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make one number for each sample, of fields
-        with a shape as well. Texts and categories are compared with texts. The fields are like others, for inputs,
-        targets, ``where``, other derived fields and splits; patterns of ``inputs`` do not stand for them.
+        have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``, ...).
+        A name that is no Python identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields
+        ``"Jet_pt > 30"`` has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make
+        one number for each sample, of fields with a shape as well. Texts and categories are compared with texts. The
+        fields are like others, for inputs, targets, ``where``, other derived fields and splits; patterns of ``inputs``
+        do not stand for them.
     one_hot : str, or list of str. Fields of texts, categories or integers that become vectors of float32 with an entry
         for each of the sorted values of all samples, which the attribute ``categories`` of the field lists. Missing
         values have zeros alone.
@@ -165,8 +165,9 @@ def open_dataset(
         begins, are raised in any case, and so is an epoch of which no sample can be read.
     index : str or path. File in which the index of the files is stored, for data sets of many files: the first job
         writes it, and later ones only compare the sizes and times of the files with it, each rank of its share. Files
-        that have changed are indexed anew, with a warning. Only the files of the data set are compared, not those that
-        they refer to (external and virtual datasets of HDF5).
+        that have changed are indexed anew, with a warning. Fields that splits and counts look at beside those of the
+        batches are stored next to it, as ``events.matex.label``. Only the files of the data set are compared, not those
+        that they refer to (external and virtual datasets of HDF5).
     trusted : str, path, or list of these. Folders and URLs, ``["/sdf/data", "s3://bucket/runs"]``, to which files may
         lead, with all that lies below them: by external raw data of HDF5, references of kerchunk and Icechunk, names of
         arrays in Zarr, URLs in tables of images. Without it, files may lead to the tree of their own folder, to folders
@@ -242,7 +243,8 @@ def open_dataset(
     request, reading = _prepare(
         sessions.comm, given, request, Reading(format, None, options, memory=given.memory, trust=given.trust)
     )
-    found = index_files(sessions.comm, given.files, reading, None if index is None else os.fspath(index))
+    stored = None if index is None else os.fspath(index)
+    found = index_files(sessions.comm, given.files, reading, stored)
     # The ranks of a machine have the paths of the index once.
     files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files
     if len(files) >= MANY_FILES:
@@ -254,11 +256,11 @@ def open_dataset(
     samples = find_complete(source, made.samples) if missing == "drop" else made.samples
     imputation = None
     if isinstance(missing, Mapping):
-        imputation = Imputation.of(missing, made.index.fields, made.identity)
+        imputation = Imputation.of(missing, made.index, made.identity)
         source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(made.index)])))
         imputation = imputation if imputation.learns else None
     rows = found.files.rows
-    further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape)
+    further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape, stored)
     return Dataset(source, made.elements, samples, made.ties, further.open, imputation=imputation)
 
 
@@ -275,7 +277,7 @@ def _prepare(comm: Communicator, given: Given, request: Request, reading: Readin
     Raises
     ------
     FormatError : an expression is not understood; a new field has the name of a field of the files.
-    DataError : numexpr is missing; a file cannot be read.
+    DataError : a file cannot be read.
     """
     options = dict(reading.options)
     if request.static_as_inputs:
@@ -289,8 +291,6 @@ def _prepare(comm: Communicator, given: Given, request: Request, reading: Readin
         probe = replace(reading, names=[weights])
         elements, created = with_weights(comm, given.files, probe, request.elements, request.created)
         request = replace(request, elements=elements, created=created)
-    if request.evaluates:
-        comm.agree(missing_engine())
     files = len(given.files)
     reading = replace(reading, names=request.names(files), coordinate=request.spans(files) and request.along is None)
     refuse_hidden(comm, given.files, reading, request.created)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import pickle
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, FunctionError, PartitionError, near_matches
 from matex_data.fields import Field, Schema
+from matex_data.index.computed import Call
+from matex_data.index.ragged import RaggedOutput
 from matex_data.sampling.permutation import check_seed, sample_seeds
 
 SEED_PARAMETERS = ("seeds", "seed")
@@ -70,6 +73,15 @@ class SampleFunction:
         if not fields:
             raise FormatError("the function returns no fields", expected="schema= with a field", found=repr(declared))
         return cls(function, given, fields, check_seed(seed), _seed_parameter(function))
+
+    def compute(self, call: Call) -> None:
+        """Fill the fields that the function returns. It gets arrays of its own, which it may change."""
+        arrays: dict[str, Array] = {}
+        for name, field in self.given.items():
+            lists = field.ragged and isinstance(call.inputs[name], RaggedOutput)
+            arrays[name] = call.lists(name).samples() if lists else deepcopy(call.inputs[name])
+        for name, values in self(arrays, call.numbers, call.epoch).items():
+            call.fill(name, values)
 
     @property
     def name(self) -> str:

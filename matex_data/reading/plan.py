@@ -15,7 +15,7 @@ from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index import table
 from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import Index, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import EMPTY, Finish, Index, ReadRequest, RowSelection, Wanted, call_after_last
 from matex_data.index.runs import Runs, intersect
 from matex_data.io.coalesce import ReadTask, plan_tasks
 from matex_data.machine import tasks_of_window, threads
@@ -90,29 +90,61 @@ def plan_reads(
 
 def _fill(plan: ReadPlan, index: Index, runs: Runs, destination: Integers, arrays: Arrays) -> None:
     """Add the reads to an empty plan; see `plan_reads`."""
-    assert plan.chunks is not None
-    requests = [
-        (number + request.files_ahead, name, request)
-        for number, rows in rows_by_file(index, runs, destination)
-        for name, request in table.plan_reads(index.files[number].layouts, rows, arrays, plan.chunks)
-    ]
-    if index.post_process is not None:
-        last = call_after_last(
-            [request for _, _, request in requests], partial(index.post_process, arrays, destination)
-        )
-        requests = [(number, name, request) for (number, name, _), request in zip(requests, last, strict=True)]
+    reads = _Reads(plan)
+    finish = reads.plan(index, Wanted(runs, destination, arrays), 0)
+    requests = reads.requests
+    if finish is not None:
+        requests = requests or [(0, ReadRequest(EMPTY, EMPTY))]
+        last = call_after_last([request for _, request in requests], finish)
+        requests = [(number, request) for (number, _), request in zip(requests, last, strict=True)]
     pending: dict[int, list[ReadRequest]] = {}
-    for number, name, request in requests:
-        path, complete = index.files.paths[number], request.on_complete
-        on_complete = partial(_complete, complete, path, name) if complete else None
+    for number, request in requests:
+        on_complete = request.on_complete
         if request.total:
-            pending.setdefault(number, []).append(replace(request, on_complete=on_complete))
+            pending.setdefault(number, []).append(request)
         elif on_complete is not None and request.fetch is not None:
             plan.fetched.append((request.fetch, partial(on_complete, NO_BYTES)))
         elif on_complete is not None:
             plan.completions.append((request.after, partial(on_complete, NO_BYTES)))
-    plan.unread = tuple({number: None for number, _, _ in requests if number not in pending})
+    plan.unread = tuple({number: None for number, _ in requests if number not in pending})
     plan.tasks = {number: plan_tasks(of_file, tasks_of_window(), 2 * threads()) for number, of_file in pending.items()}
+
+
+class _Reads:
+    """Reads of the files from which samples are made, each with the number of its file among ``Index.sources``.
+
+    Parameters
+    ----------
+    plan : of the window.
+    """
+
+    def __init__(self, plan: ReadPlan) -> None:
+        assert plan.chunks is not None
+        self._chunks = plan.chunks
+        self.requests: list[tuple[int, ReadRequest]] = []
+
+    def plan(self, index: Index, wanted: Wanted, first_file: int) -> Finish | None:
+        """Add the reads of some samples; return what makes these of what was read."""
+        made = index.made
+        if made is None:
+            self._add(index, wanted, first_file)
+            return None
+
+        def read(number: int, of_base: Wanted) -> Finish | None:
+            before = sum(len(base.sources) for base in made.bases[:number])
+            return self.plan(made.bases[number], of_base, first_file + before)
+
+        return made.plan(wanted, read, self._chunks.epoch)
+
+    def _add(self, index: Index, wanted: Wanted, first_file: int) -> None:
+        if not wanted.arrays:
+            return
+        for number, rows in rows_by_file(index, wanted.runs, wanted.destination):
+            path, layouts = index.files.paths[number], index.files[number].layouts
+            for name, request in table.plan_reads(layouts, rows, wanted.arrays, self._chunks):
+                complete = request.on_complete
+                on_complete = partial(_complete, complete, path, name) if complete else None
+                self.requests.append((first_file + number, replace(request, on_complete=on_complete)))
 
 
 def rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:

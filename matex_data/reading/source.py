@@ -16,6 +16,7 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.fields import RANDOM
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.computed import Drawing, drawing
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
@@ -29,7 +30,6 @@ from matex_data.mpi.status import Status
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
-from matex_data.reading.mapping import Mapped
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 from matex_data.reading.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
 from matex_data.sampling.schedule import rank_range
@@ -61,9 +61,7 @@ class Source:
     ----------
     skipped : samples that cannot be read; None if they are not left out.
     kept_bytes : memory for a sample that a rank keeps while it reads the block of it; 0: that of the sample itself.
-    mapped : functions that compute fields of the index; None: there are none, or the index was made of others.
-    draws_within : the samples of the index itself differ between epochs: images of which a random section is decoded,
-        or functions with seeds in data sets of which it was made.
+    draws_within : the samples in the files differ between epochs: images of which a random section is decoded.
 
     Raises
     ------
@@ -107,11 +105,10 @@ class Source:
         self._kept_of_file = max((layout.kept_bytes() for layout in first.layouts.values()), default=0) if first else 0
         self.kept_bytes = self._kept_of_file // max(1, first.rows) if first else 0
         self.comm = comm = sessions.comm
-        self.mode = mode_for(io, index.files.paths, comm)
+        self.mode = mode_for(io, index.sources.paths, comm)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
-        self.mapped: Mapped | None = None
         self.draws_within = any(field.attributes.get(RANDOM, False) for field in index.fields.values())
         self.repeats = False  # whether a sample may be in a window several times
         self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
@@ -140,22 +137,21 @@ class Source:
     @property
     def draws(self) -> bool:
         """True if a function that computes fields gets seeds, so that samples differ between epochs."""
-        return self.draws_within or (self.mapped is not None and self.mapped.draws)
+        return self.draws_within or self.index.draws
 
-    def with_map(self, mapped: Mapped, identity: str) -> Source:
-        """Open the same files with fields that functions compute. *Collective*.
+    def with_map(self, index: Index, identity: str) -> Source:
+        """Open the same files with fields that one more function computes. *Collective*.
 
         Parameters
         ----------
-        mapped : functions, and the index of these samples without any.
-        identity : text that identifies the last function.
+        index : with these fields.
+        identity : text that identifies the function.
         """
-        source = self.of_index(mapped.result(), self.transforms + identity)
-        source.mapped, source.draws_within = mapped, self.draws_within
-        source.repeats, source.shared = self.repeats, self.shared
+        source = self.of_index(index, self.transforms + identity)
+        source.draws_within, source.repeats, source.shared = self.draws_within, self.repeats, self.shared
         return source
 
-    def kept(self) -> tuple[Source, Mapped | None]:
+    def kept(self) -> tuple[Source, Drawing | None]:
         """Return what is kept in memory for many epochs, and the functions to call in each. *Collective*.
 
         Functions that get seeds are called in each epoch anew, on their inputs, which are kept; others are called once.
@@ -164,18 +160,19 @@ class Source:
         ------
         PartitionError : the samples themselves differ between epochs.
         """
-        if self.draws_within:
+        drawn = drawing(self.index)
+        if self.draws_within or (self.draws if drawn is None else drawn.index.draws):
             raise PartitionError(
                 "the samples in memory would have the same random numbers in every epoch",
                 expected="samples that are decoded in every epoch, or functions that get seeds, called last",
                 found="images of which a random section is decoded, or data sets that were joined after map()",
                 remedy="read in every epoch (shuffle=True without cache), or call map() after concat, merge or mix",
             )
-        if self.mapped is None or not self.mapped.draws:
+        if drawn is None:
             return self, None
-        source = self.of_index(self.mapped.inputs(), self.transforms)
+        source = self.of_index(drawn.index, self.transforms)
         source.profile, source.skipped = self.profile, self.skipped
-        return source, self.mapped
+        return source, drawn
 
     def with_index(self, index: Index, transforms: str) -> Source:
         """Return the same opened files with another index, whose rows are the same; they share memory and counters."""
@@ -225,10 +222,10 @@ class Source:
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
             self.mode = "independent"
-        files = self.index.files
+        files = self.index.sources
         of_store = len(files) > 0 and is_url(files.paths[0])  # an object may change between a look at it and a read
         stamp = files.stamp if self._checks_when_opening or of_store else None
-        session = self._sessions.open(self.index.files.paths, mode or self.mode, self.profile, stamp)
+        session = self._sessions.open(files.paths, mode or self.mode, self.profile, stamp)
         return ReadContext(
             session,
             self.index,
@@ -255,13 +252,13 @@ class Source:
     @property
     def _checks_when_opening(self) -> bool:
         """Return whether each rank checks the files that it reads as it opens them: all would be too many."""
-        return self.mode == "independent" and len(self.index.files) > MOST_SHARED_FILES
+        return self.mode == "independent" and len(self.index.sources) > MOST_SHARED_FILES
 
     def _changed_file(self) -> DataError | None:
         """Return the error of a file that changed after this rank indexed it, or None; of many, see ``Files``."""
         if self._checks_when_opening:
             return None
-        table = self.index.files
+        table = self.index.sources
         own = range(*rank_range(len(table), self.comm.rank, self.comm.size))
         errors = (check_stamp(table.paths[number], table.stamp(number)) for number in own)
         return next((error for error in errors if error is not None), None)

@@ -1,13 +1,13 @@
 """Batches in which several data sets have fixed shares: a schedule made of one schedule for each of them.
 
 Global batch k has the next samples of each data set, in the order that its own schedule gives. A data set that ends is
-begun again, in another order. The rows of a batch are those of the first data set, then those of the second one, and so
-on; a rank owns adjacent rows, hence adjacent lanes of few data sets.
+begun again, in another order. The data sets alternate in the rows of a batch, so that the adjacent rows that a rank
+owns have the shares of the batch, to a row. Those of one data set are adjacent lanes of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -19,6 +19,7 @@ from matex_data.index.joined import within
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress
 from matex_data.locks import cached_property
+from matex_data.sampling.permutation import random_words
 from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, Window
 
 STOPS = ("first", "longest")
@@ -175,7 +176,7 @@ class MixedOrder(EpochOrder):
         if schedule.seed is None:
             return schedule.parts
         keys = [(schedule.seed, schedule.mixture_seed, number) for number in range(len(schedule.parts))]
-        seeds = [int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]) for key in keys]
+        seeds = [int(random_words(1, *key)[0]) for key in keys]
         return tuple(replace(part, seed=seed) for part, seed in zip(schedule.parts, seeds, strict=True))
 
     def _pass(self, number: int, epoch: int) -> EpochOrder:
@@ -189,13 +190,13 @@ class MixedOrder(EpochOrder):
         """Return the window of a rank for steps ``begin`` to ``end``. A sample may be in it several times."""
         each = self.schedule.batch_size // size
         numbers, destination = [_NONE], [_NONE]
-        for number, low, each_own, shift in self._shares(rank * each, each):
+        for number, low, own_rows in self._shares(rank * each, each):
             for order, first, last, at in self._passes(number, begin, end):
-                runs, steps, rows = _rows(order, first, last, low, each_own)
+                runs, steps, rows = _rows(order, first, last, low, len(own_rows))
                 runs = order.schedule.of_positions(runs) if order.schedule.chosen is not None else runs
                 own = (steps >= first) & (steps < last)
                 numbers.append(ranges(runs.start, runs.count)[own])
-                destination.append(((steps - first + at) * each + shift + rows)[own])
+                destination.append(((steps - first + at) * each + own_rows[rows])[own])
         sizes = np.full(max(0, end - begin), each, np.int64)
         every, to = np.concatenate(numbers), np.concatenate(destination)
         order_of = np.argsort(every, kind="stable")
@@ -211,23 +212,21 @@ class MixedOrder(EpochOrder):
         each = self.schedule.batch_size // size
         sizes = np.full(max(0, end - begin), each, np.int64)
         positions = np.empty((len(sizes), each), np.int64)
-        for number, low, each_own, shift in self._shares(rank * each, each):
+        for number, low, own_rows in self._shares(rank * each, each):
             for order, first, last, at in self._passes(number, begin, end):
-                drawn = order.drawn(first, last, low, each_own) + self.schedule.positions[number]
-                positions[at : at + last - first, shift : shift + each_own] = drawn.reshape(-1, each_own)
+                drawn = order.drawn(first, last, low, len(own_rows)) + self.schedule.positions[number]
+                positions[at : at + last - first, own_rows] = drawn.reshape(-1, len(own_rows))
         return StepPositions(positions.reshape(-1), sizes, positions.size)
 
-    def _shares(self, low: int, each: int) -> Iterator[tuple[int, int, int, int]]:
+    def _shares(self, low: int, each: int) -> Iterator[tuple[int, int, Integers]]:
         """Yield the data sets with rows among ``low`` to ``low + each`` of a batch.
 
-        Each with its first row there, counted within its share, the number of its rows, and where they begin.
+        Each with its first row there, counted within its share, and its rows, counted from ``low``.
         """
-        begin = 0
-        for number, part in enumerate(self.schedule.parts):
-            first, last = max(low, begin), min(low + each, begin + part.batch_size)
+        for number, rows in enumerate(alternating([part.batch_size for part in self.schedule.parts])):
+            first, last = np.searchsorted(rows, (low, low + each)).tolist()
             if first < last:
-                yield number, first - begin, last - first, first - low
-            begin += part.batch_size
+                yield number, first, rows[first:last] - low
 
     def _passes(self, number: int, begin: int, end: int) -> Iterator[tuple[EpochOrder, int, int, int]]:
         """Yield the passes over a data set in steps ``begin`` to ``end``, cut at the windows of its schedule.
@@ -247,6 +246,23 @@ class MixedOrder(EpochOrder):
 
 
 _NONE = np.empty(0, np.int64)
+
+
+def alternating(sizes: Sequence[int]) -> list[Integers]:
+    """Return the rows of each data set in a batch, ascending, so that any adjacent rows have about the shares of all.
+
+    Parameters
+    ----------
+    sizes : rows of each data set.
+
+    Examples
+    --------
+    >>> [rows.tolist() for rows in alternating([6, 2])]
+    [[0, 1, 3, 4, 5, 7], [2, 6]]
+    """
+    middle = np.concatenate([(np.arange(size) + 0.5) / size for size in sizes])
+    owner = np.repeat(np.arange(len(sizes)), sizes)[np.argsort(middle, kind="stable")]
+    return [np.flatnonzero(owner == number) for number in range(len(sizes))]
 
 
 def _rows(order: EpochOrder, first: int, last: int, low: int, each: int) -> tuple[Runs, Integers, Integers]:

@@ -1,4 +1,7 @@
-"""Pseudorandom orders that are equal on every rank: pure functions of a few integers."""
+"""Pseudorandom orders that are equal on every rank: pure functions of a few integers.
+
+All of them are made of one hash of counters. Streams of NumPy's ``Generator`` change between its releases (NEP 19).
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,9 @@ from matex_data.errors import PartitionError
 TABLE_ITEMS = 1 << 22
 """Items up to which a permutation is stored as a table; for more, each value is computed."""
 ROUNDS = 8  # of the Feistel network
+VERSION = 2
+"""Version of the orders: a state of a run names it, since another one means other orders."""
+_PI = np.uint64(0x243F6A8885A308D3)  # first digits: hashed zeros would stay zeros
 
 
 def check_seed(seed: int) -> int:
@@ -27,9 +33,34 @@ def check_seed(seed: int) -> int:
     return int(seed)
 
 
-def generator(*key: int) -> np.random.Generator:
-    """Return an independent random generator for each key."""
-    return np.random.Generator(np.random.PCG64(np.random.SeedSequence(key)))
+def random_words(count: int, *key: int) -> NDArray[np.uint64]:
+    """Return random numbers for a key of integers of 0 or more, uint64[count].
+
+    Examples
+    --------
+    >>> random_words(2, 7, 1).tolist() == random_words(2, 7, 2).tolist()
+    False
+    """
+    state = np.array([_PI])
+    for number in map(int, key):
+        for shift in range(0, max(1, number.bit_length()), 64):
+            state += np.uint64(number >> shift & 0xFFFFFFFFFFFFFFFF)
+            _hash(state)
+    words: NDArray[np.uint64] = state + np.arange(count, dtype=np.uint64)
+    _hash(words)
+    return words
+
+
+def permutation(total: int, *key: int) -> Integers:
+    """Return a random order of the numbers 0 to ``total - 1`` for a key of integers of 0 or more, int64[total].
+
+    Examples
+    --------
+    >>> sorted(permutation(5, 1, 0).tolist())
+    [0, 1, 2, 3, 4]
+    """
+    order: Integers = orders(random_words(1, *key), total)[0]
+    return order
 
 
 def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.uint64]:
@@ -41,8 +72,8 @@ def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.u
     step, lane : int64[pairs].
     """
     unique, which = np.unique(step, return_inverse=True)
-    sequences = [np.random.SeedSequence((seed, epoch, number)) for number in unique.tolist()]
-    salt: NDArray[np.uint64] = np.concatenate([s.generate_state(1, np.uint64) for s in sequences])[which]
+    of_step = [random_words(1, seed, epoch, number) for number in unique.tolist()]
+    salt: NDArray[np.uint64] = np.concatenate(of_step)[which]
     salt += lane.astype(np.uint64) << np.uint64(40)
     return salt
 
@@ -50,7 +81,7 @@ def salts(seed: int, epoch: int, step: Integers, lane: Integers) -> NDArray[np.u
 def orders(salt: NDArray[np.uint64], count: int) -> Integers:
     """Return a random order of the numbers 0 to ``count - 1`` for each salt, int64[salts, count].
 
-    The order is that of hashed numbers: seeding a generator for each salt would take longer than the orders.
+    The order is that of hashed numbers.
     """
     mixed: NDArray[np.uint64] = np.add.outer(salt, np.arange(count, dtype=np.uint64))
     bits = np.uint64((1 << max(1, count - 1).bit_length()) - 1)
@@ -77,7 +108,7 @@ def sample_seeds(seed: int, epoch: int, numbers: Integers) -> Integers:
     >>> len(set(seeds.tolist())), bool((seeds == sample_seeds(1, 1, np.arange(1000))).any())
     (1000, False)
     """
-    mixed = numbers.astype(np.uint64) + np.random.SeedSequence((seed, epoch)).generate_state(1, np.uint64)
+    mixed = numbers.astype(np.uint64) + random_words(1, seed, epoch)
     _hash(mixed)
     mixed >>= np.uint64(1)
     return mixed.view(np.int64)
@@ -104,10 +135,10 @@ class Permutation:
 
     def __init__(self, total: int, *key: int) -> None:
         self.total = total
-        self._table = generator(*key).permutation(total) if total <= TABLE_ITEMS else None
+        self._table = permutation(total, *key) if total <= TABLE_ITEMS else None
         self._low = int(np.ceil(np.sqrt(max(1, total))))
         self._high = -(-total // self._low)
-        self._keys = np.random.SeedSequence(key).generate_state(ROUNDS, np.uint64)
+        self._keys = random_words(ROUNDS, *key)
 
     def __call__(self, positions: Integers) -> Integers:
         """Return the item at each position, int64 of the same length."""

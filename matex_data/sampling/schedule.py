@@ -24,7 +24,7 @@ from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress, join, merge
 from matex_data.locks import cached_property
-from matex_data.sampling.permutation import Permutation, generator, orders, salts
+from matex_data.sampling.permutation import Permutation, orders, permutation, salts
 
 REMAINDERS = ("drop", "pad", "keep")
 
@@ -166,7 +166,7 @@ class Schedule:
             return EpochOrder(self, self.segments, number)
         # Segments of one block stay adjacent: otherwise more than one rank would have to read the block.
         key = 0 if self.fixed_block_order else number
-        order = generator(self.seed, key).permutation(int(self.blocks.max(initial=-1)) + 1)
+        order = permutation(int(self.blocks.max(initial=-1)) + 1, self.seed, key)
         if len(order) < len(self.blocks) or self.chosen is not None:  # an equal order, whatever holds the samples
             order = np.argsort(order[self.blocks], kind="stable")
         return EpochOrder(self, Runs(self.segments.start[order], self.segments.count[order]), number, order)

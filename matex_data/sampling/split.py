@@ -12,7 +12,7 @@ from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.runs import Runs, merge
-from matex_data.sampling.permutation import check_seed, generator
+from matex_data.sampling.permutation import check_seed, permutation
 from matex_data.sampling.schedule import rank_range
 
 
@@ -171,7 +171,7 @@ def _shuffle_sections(runs: Runs, seed: int, gap: int, events: Chosen | None) ->
     length = max(1, runs.total // UNITS, SECTION_GAPS * gap)
     starts = np.unique(_snap(runs, np.arange(0, runs.total, length, dtype=np.int64), events))
     counts = np.diff(starts, append=runs.total)
-    order = generator(seed).permutation(len(starts))
+    order = permutation(len(starts), seed)
     return runs.slice(starts[order], counts[order])
 
 

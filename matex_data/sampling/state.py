@@ -22,6 +22,7 @@ from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, merge
 from matex_data.locks import cached_property
+from matex_data.sampling.permutation import VERSION
 from matex_data.sampling.schedule import Schedule
 
 State = Mapping[str, Any]
@@ -48,6 +49,7 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Samples, tran
     """
     rows = index.files.rows.tolist()
     files = [[_name(path), count] for path, count in zip(index.files.paths, rows, strict=True)]
+    files += [[_name(path), 0] for path in index.sources.paths[len(files) :]]  # of what the samples were merged with
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
     if isinstance(samples, Chosen):
         digest.update(samples.digest())
@@ -108,7 +110,7 @@ class Fingerprint:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of the iteration after ``step`` global batches."""
-        return {"step": int(step), **self.samples, **self.options, **self.order}
+        return {"step": int(step), "version": VERSION, **self.samples, **self.options, **self.order}
 
     def check(self, start: State) -> None:
         """Raise ``PartitionError`` if ``start`` has other samples, options or another order, with the differences."""
@@ -136,6 +138,21 @@ def read_step(start: State) -> int:
             remedy="save the state with the release that resumes, or leave out start= to begin anew",
         )
     return step
+
+
+def resumed_step(start: State, schedule: Schedule) -> tuple[int, str]:
+    """Return the number of batches before a run that resumes, and a message if it is not that of the state.
+
+    Raises
+    ------
+    PartitionError : see `read_step`.
+    """
+    step, steps = read_step(start), max(1, schedule.steps)
+    if schedule.seed is None or not step % steps or start.get("version") == VERSION:
+        return step, ""
+    epoch = -(-step // steps)
+    text = f"start= is a state after {step} batches, of a release that shuffled otherwise"
+    return epoch * steps, f"{text}: the run resumes with epoch {epoch}"
 
 
 def read_seed(start: State) -> int:

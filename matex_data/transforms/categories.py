@@ -2,23 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
-from matex_data.index.cache import ChunkCache
-from matex_data.index.converted import Converted
-from matex_data.index.files import DerivedFiles
-from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
+from matex_data.index.computed import Call, compute
+from matex_data.index.model import Index
 from matex_data.index.runs import Runs
-from matex_data.index.scatter import scatter
-from matex_data.index.table import plan_reads
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import as_value, value_counts
 
@@ -73,7 +68,7 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Ind
         values = sorted(value_counts(opened(index.select([name])), name, everything))
         attributes = {**field.attributes, CATEGORIES: [str(value) for value in values]}
         coded = replace(field, dtype=np.dtype(np.int32), attributes=attributes)
-        index = _replaced(index, coded, partial(_coded, name, field, tuple(values)))
+        index = compute(index, partial(_codes, name, tuple(values)), [name], {name: coded})
     return index
 
 
@@ -91,7 +86,7 @@ def one_hot(index: Index, names: Sequence[str], opened: Opened) -> Index:
         field = index.fields[name]
         count = len(field.attributes[CATEGORIES])
         vectors = replace(field, shape=(*field.shape, count), dtype=np.dtype(np.float32))
-        index = _replaced(index, vectors, partial(_hot, name, field))
+        index = compute(index, partial(_vectors, name, count), [name], {name: vectors})
     return index
 
 
@@ -109,78 +104,15 @@ def _checked(index: Index, name: str) -> Field:
     return field
 
 
-def _replaced(index: Index, field: Field, layout: Callable[[Layout], Layout]) -> Index:
-    files = DerivedFiles(index.files, partial(_replace_layout, field.name, layout))
-    return Index({**index.fields, field.name: field}, files, index.static, index.facts, index.post_process)
+def _codes(name: str, values: tuple[Any, ...], call: Call) -> None:
+    """Convert values to the codes of these categories."""
+    rows = call.inputs[name]
+    code_of = {value: code for code, value in enumerate(values)}
+    unique, inverse = np.unique(rows, return_inverse=True) if rows.dtype != object else (rows, None)
+    codes = np.fromiter((code_of.get(as_value(value), -1) for value in unique.reshape(-1).tolist()), np.int32)
+    call.fill(name, codes.reshape(rows.shape) if inverse is None else codes[inverse.reshape(rows.shape)])
 
 
-def _replace_layout(name: str, layout: Callable[[Layout], Layout], _: int, file: FileIndex) -> FileIndex:
-    return replace(file, layouts={**file.layouts, name: layout(file.layouts[name])})
-
-
-def _coded(name: str, field: Field, values: tuple[Any, ...], layout: Layout) -> Layout:
-    return Made(layout, name, field, Codes(values))
-
-
-def _hot(name: str, field: Field, layout: Layout) -> Layout:
-    return Made(layout, name, field, Vectors(len(field.attributes[CATEGORIES])))
-
-
-@dataclass(frozen=True)
-class Codes:
-    """Conversion of values to codes.
-
-    Parameters
-    ----------
-    values : of the categories.
-    """
-
-    values: tuple[Any, ...]
-
-    def __call__(self, rows: Array) -> Array:
-        code_of = {value: code for code, value in enumerate(self.values)}
-        unique, inverse = np.unique(rows, return_inverse=True) if rows.dtype != object else (rows, None)
-        codes = np.fromiter((code_of.get(as_value(value), -1) for value in unique.reshape(-1).tolist()), np.int32)
-        return codes.reshape(rows.shape) if inverse is None else codes[inverse.reshape(rows.shape)]
-
-
-@dataclass(frozen=True)
-class Vectors:
-    """Conversion of codes to one-hot vectors.
-
-    Parameters
-    ----------
-    count : number of categories.
-    """
-
-    count: int
-
-    def __call__(self, rows: Array) -> Array:
-        vectors: Array = (rows[..., None] == np.arange(self.count)).astype(np.float32)
-        return vectors
-
-
-@dataclass(frozen=True, eq=False)
-class Made(Converted):
-    """Rows that are made of those of another layout once they are read.
-
-    Parameters
-    ----------
-    layout : of the rows that are read.
-    name, field : of these.
-    make : called with rows, returns as many other ones.
-    """
-
-    name: str
-    field: Field
-    make: Codes | Vectors
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        read = self.field.empty(len(rows.destination))
-        selection = RowSelection(rows.start, rows.stop, np.arange(len(read)))
-        requests = [one for _, one in plan_reads({self.name: self.layout}, selection, {self.name: read}, cache)]
-        finish = partial(self._finish, read, out, rows.destination)
-        yield from call_after_last(requests or [ReadRequest(EMPTY, EMPTY)], finish)
-
-    def _finish(self, read: Array, out: Array, destination: Integers) -> None:
-        scatter(out, destination, self.make(read))
+def _vectors(name: str, count: int, call: Call) -> None:
+    """Convert codes to one-hot vectors of ``count`` categories."""
+    call.fill(name, call.inputs[name][..., None] == np.arange(count))

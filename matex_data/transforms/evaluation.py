@@ -1,16 +1,16 @@
-"""Values of expressions for many samples at once. numexpr evaluates them, and NumPy reduces lists to numbers.
+"""Values of expressions for many samples at once, by NumPy.
 
-Integers are evaluated with 64 bits, floats in double precision, and ``/`` divides truly. Fields of floats are delivered
+Integers are evaluated with 64 bits, floats in double precision, ``/`` divides truly, and ``%`` has the sign of the
+divisor, as in Python. Truth values count as 0 and 1. Fields of floats are delivered
 with 32 bits if all fields of floats in the expression have at most 32 bits, and with 64 bits otherwise.
 """
 
 from __future__ import annotations
 
-import os
-import threading
-from collections.abc import Iterator, Mapping
+import ast
+import operator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from importlib import import_module
 from math import prod
 from typing import Any
 
@@ -20,10 +20,10 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.locks import cached_property
-from matex_data.machine import threads
 from matex_data.transforms.expressions import Expression, Numbers, Operand, Reduction
 
 TILE = 1 << 18  # numbers that are widened and evaluated at once, 2 MB for each operand
+EXACT = 1 << 53  # integers up to this magnitude are exact in float64
 _INT64_MAX = np.iinfo(np.int64).max
 
 
@@ -46,51 +46,6 @@ class Values:
         return (None,) if self.lengths is not None else self.content.shape[1:]
 
 
-class _Engine:
-    """numexpr in this process, used by one thread at a time, and by none while the process forks."""
-
-    def __init__(self) -> None:
-        self._numexpr: Any = None
-        self._lock = threading.Lock()
-        os.register_at_fork(
-            before=self._lock.acquire, after_in_parent=self._lock.release, after_in_child=self._lock.release
-        )
-
-    def load(self) -> Any:
-        """Return the module; raise ``FormatError`` if it is not installed."""
-        try:
-            module = import_module("numexpr")
-        except ImportError as error:
-            raise FormatError(
-                "expressions of fields need the package numexpr",
-                found=error,
-                remedy="python -m pip install 'numexpr>=2.10'",
-            ) from error
-        if self._numexpr is None:
-            module.set_num_threads(min(module.get_num_threads(), threads()))  # it takes all cores, which ranks share
-            self._numexpr = module
-        return module
-
-    def evaluate(self, code: str, variables: Mapping[str, Array]) -> Array:
-        """Return the values of a code."""
-        module = self._numexpr or self.load()
-        options = {"global_dict": {}, "truediv": True, "sanitize": True, "casting": "safe"}
-        with self._lock:
-            return np.asarray(module.evaluate(code, local_dict=dict(variables), **options))
-
-
-_ENGINE = _Engine()
-
-
-def missing_engine() -> FormatError | None:
-    """Return the error of a rank on which numexpr is not installed."""
-    try:
-        _ENGINE.load()
-    except FormatError as error:
-        return error
-    return None
-
-
 def evaluate(expression: Expression, fields: Mapping[str, Values]) -> Values:
     """Return the values of an expression.
 
@@ -101,7 +56,8 @@ def evaluate(expression: Expression, fields: Mapping[str, Values]) -> Values:
 
     Raises
     ------
-    FormatError : the fields do not fit together, or numexpr cannot evaluate it. ``row`` is the position of a sample.
+    FormatError : the fields do not fit together, or the expression cannot be evaluated. ``row`` is the position of a
+        sample.
 
     Examples
     --------
@@ -217,18 +173,85 @@ def _widened(column: Array) -> Array:
 
 def _evaluate_tile(expression: Expression, columns: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
     rows = len(next(iter(columns.values())))
-    if not rows:  # numexpr gets a number for each dtype
-        columns = {variable: np.ones((1, *column.shape[1:]), column.dtype) for variable, column in columns.items()}
     try:
-        found = _ENGINE.evaluate(expression.code, columns)
-    except FormatError:
-        raise
-    except Exception as error:  # numexpr raises errors of many kinds
+        with np.errstate(all="ignore"):
+            found = np.asarray(_value(ast.parse(expression.code, mode="eval").body, columns))
+    except ZeroDivisionError as error:
+        raise expression.error(str(error), expected="integers that are divided by others than 0") from error
+    except Exception as error:  # NumPy raises errors of many kinds
         raise expression.error(f"{type(error).__name__}: {error}") from error
     if found.dtype.kind not in "bif":
         raise expression.error(f"values of dtype {found.dtype}")
     found = found.astype(np.int64) if found.dtype.kind == "i" else found
-    return np.broadcast_to(found, (max(1, rows), *shape))[:rows]
+    return np.broadcast_to(found, (rows, *shape))
+
+
+def _value(node: ast.expr, columns: Mapping[str, Array]) -> Any:
+    """Return the value of a syntax tree, which has been checked: an array, or a number."""
+    match node:
+        case ast.Name():
+            return columns[node.id]
+        case ast.Constant():
+            return node.value
+        case ast.UnaryOp():
+            value = _value(node.operand, columns)
+            return _UNARY[type(node.op)](value if isinstance(node.op, ast.Invert) else _number(value))
+        case ast.Compare():
+            return _OPERATORS[type(node.ops[0])](_value(node.left, columns), _value(node.comparators[0], columns))
+        case ast.BinOp():
+            left, right = _value(node.left, columns), _value(node.right, columns)
+            if not isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor):
+                left, right = _number(left), _number(right)
+            if isinstance(node.op, ast.FloorDiv | ast.Mod) and _is_whole(left) and _is_whole(right):
+                if not np.all(right):
+                    raise ZeroDivisionError("an integer that is divided by 0")
+            elif isinstance(node.op, ast.Pow) and isinstance(right, int) and right < 0:
+                right = float(right)
+            return _OPERATORS[type(node.op)](left, right)
+        case ast.Call(func=ast.Name(id="where")):
+            condition, *values = (_value(argument, columns) for argument in node.args)
+            return np.where(condition, *values)
+        case ast.Call(func=ast.Name(id=name)):
+            return getattr(np, name)(*(_number(_value(argument, columns)) for argument in node.args))
+    raise TypeError(f"the syntax {ast.unparse(node)!r}")
+
+
+def _number(value: Any) -> Any:
+    """Return truth values as integers."""
+    if isinstance(value, bool):
+        return int(value)
+    return value.astype(np.int64) if isinstance(value, np.ndarray | np.generic) and value.dtype == bool else value
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) or (isinstance(value, np.ndarray | np.generic) and value.dtype.kind == "i")
+
+
+_UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
+    ast.UAdd: operator.pos,
+    ast.USub: operator.neg,
+    ast.Invert: np.invert,
+}
+_OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
+    ast.Add: operator.add,
+    ast.Sub: operator.sub,
+    ast.Mult: operator.mul,
+    ast.Div: np.true_divide,
+    ast.FloorDiv: np.floor_divide,
+    ast.Mod: np.mod,
+    ast.Pow: np.power,
+    ast.BitAnd: operator.and_,
+    ast.BitOr: operator.or_,
+    ast.BitXor: operator.xor,
+    ast.LShift: operator.lshift,
+    ast.RShift: operator.rshift,
+    ast.Eq: operator.eq,
+    ast.NotEq: operator.ne,
+    ast.Lt: operator.lt,
+    ast.LtE: operator.le,
+    ast.Gt: operator.gt,
+    ast.GtE: operator.ge,
+}
 
 
 def _reduce(reduction: Reduction, values: Values) -> Array:
@@ -254,7 +277,7 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
     if name in ("any", "all"):
         return _fold(np.logical_or if name == "any" else np.logical_and, content, counts, np.array(name == "all"))
     if name in ("min", "max"):
-        return _fold(_EXTREME[name], content, counts, np.array(np.nan))
+        return _extremes(argument, _EXTREME[name], content, counts)
     dtype = np.float64 if content.dtype.kind == "f" else np.int64
     sums = _fold(np.add, content.astype(dtype, copy=False), counts, np.zeros((), dtype))
     if name == "mean":
@@ -264,6 +287,34 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
 
 
 _EXTREME = {"min": np.minimum, "max": np.maximum}
+
+
+def _extremes(argument: Expression, function: np.ufunc, content: Array, counts: Integers) -> Array:
+    """Return the least or greatest numbers. Integers stay what they are, unless lists may be empty: then NaN is one.
+
+    Raises
+    ------
+    FormatError : an integer of lists that may be empty is not exact in float64.
+    """
+    if content.dtype.kind == "f":
+        return _fold(function, content, counts, np.array(np.nan))
+    if content.ndim == 2:
+        if not content.shape[1]:
+            raise argument.error("no numbers in the samples", expected="one number at least in each sample")
+        return _fold(function, content, counts, np.zeros((), np.int64))
+    found = _fold(function, content, counts, np.zeros((), np.int64))
+    large = np.flatnonzero(np.abs(found) > EXACT)
+    if len(large):
+        raise FormatError(
+            "an integer of lists that may be empty is not exact in float64, which has NaN for empty ones",
+            field=argument.text,
+            row=int(large[0]),
+            expected="less than 2**53",
+            found=str(found[large[0]]),
+            remedy="store the lists with a fixed length, or compute the number with map()",
+        )
+    return np.where(counts > 0, found, np.nan)
+
 
 
 def _fold(function: np.ufunc, content: Array, counts: Integers, empty: Array) -> Array:

@@ -1,7 +1,7 @@
 """Expressions of fields, parsed: conditions of ``where=``, fields of ``derive=``, sample weights.
 
-An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and numexpr's
-functions. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
+An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and the
+functions of `FUNCTIONS`. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
 ```jets/pt` > 30``. `REDUCTIONS` make one number for each sample of all numbers of the sample. Fields of texts and
 categories are compared with a text by ``==``, ``!=`` and ``in``.
 """
@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from keyword import kwlist
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.fields import Schema
+from matex_data.fields import MISSING_INTEGER, Schema
 
 REDUCTIONS = ("sum", "count", "min", "max", "mean", "any", "all")
 """Functions of one argument that has several numbers for each sample."""
@@ -24,7 +24,7 @@ FUNCTIONS = (
     *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
     *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
 )
-"""Functions of numexpr that yield a number for each number, and that all its versions have."""
+"""Functions of NumPy that yield a number for each number."""
 KEYWORDS = set(kwlist) - {"and", "or", "not"}  # of Python, which are names of columns, such as class
 REMEDY = {
     "where=": "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4); "
@@ -85,7 +85,7 @@ class Expression:
     ----------
     option : for which the user wrote it, such as ``"where="``, for errors.
     text : as the user wrote it.
-    code : the expression for numexpr, with variables.
+    code : the expression with variables in place of its operands.
     operands : the operand that each variable of ``code`` stands for.
     """
 
@@ -121,7 +121,16 @@ class Expression:
         return list(found)
 
     def bound(self, fields: Schema) -> Expression:
-        """Return the expression with texts that are compared with categories replaced by their codes."""
+        """Return the expression with texts that are compared with categories replaced by their codes.
+
+        Raises
+        ------
+        FormatError : a field has integers with missing values, for which there is no NaN.
+        """
+        for name in self.numbers:
+            if name in fields and MISSING_INTEGER in fields[name].attributes:
+                found = "integers that float64 cannot hold, of which one stands for missing values"
+                raise self.error(found, field=name, expected="numbers without missing values, or floats")
         return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
 
     def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:
@@ -221,7 +230,7 @@ _SYNTAX = (
 
 
 class _Operands(ast.NodeTransformer):
-    """Transformer that puts variables in place of the operands: no function of numexpr has their names.
+    """Transformer that puts variables in place of the operands.
 
     Parameters
     ----------

@@ -58,7 +58,7 @@ def add_file_fields(index: Index, file_fields: FileFields) -> Index:
         else None
     )
     derived = DerivedFiles(files, partial(_with_values, columns), facts=facts)
-    return Index(fields, derived, index.static, index.facts, index.post_process)
+    return Index(fields, derived, index.static, index.facts)
 
 
 def _with_values(columns: Mapping[str, tuple[_Values, Array]], number: int, file: FileIndex) -> FileIndex:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -12,17 +12,17 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Schema
-from matex_data.index.cache import ChunkCache
 from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.computed import Made, join_lists
 from matex_data.index.files import DerivedFiles
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.joined import all_of
+from matex_data.index.model import Derivation, FileIndex, Finish, Index, Read, Wanted
+from matex_data.index.ragged import empty_output
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
-from matex_data.index.table import Column, Outputs, Table
 from matex_data.locks import cached_property
 from matex_data.reading.source import Source
 from matex_data.transforms.names import ragged_fields
-from matex_data.transforms.ragged import empty_samples, join_samples, read_fields
 
 RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 
@@ -64,31 +64,22 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> F
     counted = min(flattened, key=lambda name: index.fields[name].dtype.itemsize)
     counts = count_objects(source, events, counted)
     fields = {
-        name: replace(field, ragged=False) if name in flattened else field for name, field in index.fields.items()
+        name: replace(one, ragged=False) if name in flattened else one for name, one in index.fields.items()
     }
-    before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    begins = np.zeros(before[-1], bool)
-    begins[before[:-1][counts > 0]] = True
-    rows = np.diff(before[index.first_row])
-    files = _flattened_files(flattened, counted, counts, rows, index)
+    first_object = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+    begins = np.zeros(first_object[-1], bool)
+    begins[first_object[:-1][counts > 0]] = True
+    flat = Objects(index, frozenset(flattened), counted, first_object)
     digest = hashlib.blake2b(counts.astype("<i8").tobytes(), digest_size=16).hexdigest()
-    flat = Index(fields, files, index.static, index.facts)
-    return Flat(flat, digest, Chosen.of(begins), partial(_reshape, counts, rows))
+    return Flat(flat.index(fields), digest, Chosen.of(begins), partial(_reshape, flat))
 
 
-def _reshape(counts: Integers, rows: Integers, index: Index) -> Index:
-    """Return the index of objects with the fields of their event, given the number of objects of each event."""
-    for name, field in index.fields.items():
-        if field.ragged:
+def _reshape(flat: Objects, index: Index) -> Index:
+    """Return the index of objects with fields of their events."""
+    for name, one in index.fields.items():
+        if one.ragged:
             raise FormatError("a field with samples of varying length has no value for each object", field=name)
-    return Index(index.fields, _flattened_files([], next(iter(index.fields)), counts, rows, index))
-
-
-def _flattened_files(
-    flattened: Sequence[str], counted: str, counts: Integers, rows: Integers, index: Index
-) -> DerivedFiles:
-    flatten_file = partial(_flatten_file, index.fields, flattened, counted, counts, index.first_row)
-    return DerivedFiles(index.files, flatten_file, rows)
+    return replace(flat, base=index, flattened=frozenset()).index(index.fields)
 
 
 def count_objects(source: Source, events: Samples, name: str) -> Integers:
@@ -110,59 +101,121 @@ def count_objects(source: Source, events: Samples, name: str) -> Integers:
     return counts
 
 
-def _flatten_file(
-    fields: Schema,
-    flattened: Sequence[str],
-    counted: str,
-    counts: Integers,
-    first_row: Integers,
-    number: int,
-    file: FileIndex,
-) -> FileIndex:
-    """Return the index of a file whose rows are objects, given the number of objects of each event of all files."""
-    of_file = counts[first_row[number] : first_row[number + 1]]
-    first_object = np.concatenate([[0], np.cumsum(of_file)]).astype(np.int64)
-    table = Flattened(file.path, file.layouts, fields, frozenset(flattened), counted, first_object)
-    layouts: dict[str, Layout] = {name: Column(table, name) for name in fields}
-    return replace(file, rows=table.rows, layouts=layouts)
-
-
 @dataclass(frozen=True, eq=False)
-class Flattened(Table):
-    """Objects of the events of one file. Every event is read once, however many of its objects are selected.
+class Objects(Derivation):
+    """Objects of the events of an index. Every event is read once, however many of its objects are selected.
 
     Parameters
     ----------
-    path : of the file.
-    layouts : of the fields of an event.
-    fields : fields of an event.
+    base : the index.
     flattened : names of the ragged fields whose elements are the objects.
     counted : the one of them whose lengths ``first_object`` adds up.
     first_object : int64[events + 1], the first object of each event, and the number of objects.
     """
 
-    path: str
-    layouts: Mapping[str, Layout]
-    fields: Schema
+    base: Index
     flattened: frozenset[str]
     counted: str
     first_object: Integers
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return int(self.first_object[-1])
+    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
+        return (self.base,)
 
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return len(self.layouts)
+    def on(self, bases: Sequence[Index]) -> Objects:
+        return replace(self, base=bases[0])
+
+    def index(self, fields: Schema) -> Index:
+        """Return the index of objects with these fields."""
+        base = self.base
+        flatten = partial(_flatten_file, tuple(fields), self.first_object, base.first_row)
+        files = DerivedFiles(base.files, flatten, np.diff(self.first_object[base.first_row]))
+        return Index(fields, files, base.static, base.facts, self)
+
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        objects = wanted.runs.numbers(np.arange(wanted.runs.total))
+        event = np.searchsorted(self.first_object, objects, side="right") - 1
+        begins = np.diff(event, prepend=-1) > 0
+        events, number = event[begins], np.cumsum(begins) - 1
+        fields, inner = self.base.fields, self.base.inner_bytes
+        arrays = {name: fields[name].empty(len(events)) for name in wanted.arrays if name not in self.flattened}
+        for name in self.flattened.intersection(wanted.arrays):
+            arrays[name] = empty_output(fields[name], len(events), inner(name))
+        finish = read(0, Wanted(compress(events), np.arange(len(events)), arrays))
+        return all_of([finish, partial(self._spread, arrays, events, number, objects, wanted)])
+
+    def _spread(
+        self, arrays: dict[str, Array], events: Integers, number: Integers, objects: Integers, wanted: Wanted
+    ) -> None:
+        """Copy each object, and the fields of its event, to its place.
+
+        Parameters
+        ----------
+        arrays : of the events.
+        events : int64[events], their numbers.
+        number : int64[objects], the event of each object, among those that are read.
+        objects : int64[objects], their numbers.
+        wanted : the objects.
+        """
+        counts = self.first_object[events + 1] - self.first_object[events]
+        first = np.cumsum(counts) - counts
+        at = first[number] + objects - self.first_object[events[number]]
+        for name, samples in arrays.items():
+            if name in self.flattened:
+                lists = join_lists(samples, self.base.fields[name])
+                self._check_lengths(name, lists.lengths, counts, events)
+                samples, rows = lists.values, at
+            else:
+                rows = number
+            scatter(wanted.arrays[name], wanted.destination, samples[rows])
+        arrays.clear()
+
+    def _check_lengths(self, name: str, lengths: Integers, counts: Integers, events: Integers) -> None:
+        differ = np.flatnonzero(lengths != counts)
+        if not len(differ):
+            return
+        i = int(differ[0])
+        file = int(self.base.file_of(events[i]))
+        problem = f"the flattened fields {self.counted!r} and {name!r} differ in length"
+        raise FormatError(
+            problem if name != self.counted else "the file has changed since it was opened",
+            file=self.base.files.paths[file],
+            field=name,
+            row=int(events[i] - self.base.first_row[file]),
+            expected=f"{counts[i]} elements, as in {self.counted!r}",
+            found=f"{lengths[i]} elements in {name!r}",
+            remedy="flatten= only fields of the same objects, or open the files again",
+        )
+
+
+def _flatten_file(
+    names: Sequence[str], first_object: Integers, first_row: Integers, number: int, file: FileIndex
+) -> FileIndex:
+    """Return the index of a file whose rows are objects, given the first object of each event of all files."""
+    of_file = first_object[first_row[number] : first_row[number + 1] + 1]
+    of_file = of_file - of_file[0]
+    rows = ObjectRows(int(of_file[-1]), tuple(file.layouts.values()), first_object=of_file)
+    return replace(file, rows=rows.rows, layouts=dict.fromkeys(names, rows))
+
+
+@dataclass(frozen=True, eq=False)
+class ObjectRows(Made):
+    """Objects of the events of one file; see `Made`. The layouts are those of the events.
+
+    Parameters
+    ----------
+    first_object : int64[events + 1], the first object of each event, and the number of objects.
+    """
+
+    first_object: Integers = field(kw_only=True)
 
     @cached_property
     def _borders(self) -> Integers | None:
         """First object of each block of events; None if every event can be read alone."""
-        uneven = (layout.borders() for layout in self.layouts.values())
+        uneven = (layout.borders() for layout in self.layouts)
         first_events = next((borders for borders in uneven if borders is not None), None)
         if first_events is None:
-            block = max(layout.block_rows for layout in self.layouts.values())
+            block = max(layout.block_rows for layout in self.layouts)
             if block == 1:
                 return None
             first_events = np.arange(0, len(self.first_object) - 1, block)
@@ -179,60 +232,4 @@ class Flattened(Table):
         return self._borders
 
     def stored_bytes(self) -> int:
-        return sum(layout.stored_bytes() for layout in self.layouts.values())
-
-    def end(self) -> int:
-        return max(layout.end() for layout in self.layouts.values())
-
-    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        objects = rows.numbers
-        event = np.searchsorted(self.first_object, objects, side="right") - 1
-        begins = np.diff(event, prepend=-1) > 0
-        runs = compress(event[begins])
-        number = np.cumsum(begins) - 1  # of the event of each object, among those that are read
-        samples = {
-            name: empty_samples(self.fields[name], runs.total, self.layouts[name])
-            if name in self.flattened
-            else self.fields[name].empty(runs.total)
-            for name, _ in outs
-        }
-        selection = RowSelection(runs.start, runs.start + runs.count, np.arange(runs.total))
-        spread = partial(self._spread, samples, event[begins], number, objects, rows.destination, outs)
-        yield from read_fields(self.layouts, selection, samples, cache, self.path, spread)
-
-    def _spread(
-        self,
-        samples: Mapping[str, Array],
-        events: Integers,
-        number: Integers,
-        objects: Integers,
-        destination: Integers,
-        outs: Outputs,
-    ) -> None:
-        """Write each object, and the fields of its event, to row ``destination`` of the arrays."""
-        counts = self.first_object[events + 1] - self.first_object[events]
-        first = np.cumsum(counts) - counts  # of the objects of each event, among those that are read
-        at = first[number] + objects - self.first_object[events[number]]
-        for name, out in outs:
-            if name in self.flattened:
-                content, lengths = join_samples(samples[name], self.fields[name])
-                self._check_lengths(name, lengths, counts, events)
-                scatter(out, destination, content[at])
-            else:
-                scatter(out, destination, samples[name][number])
-
-    def _check_lengths(self, name: str, lengths: Integers, counts: Integers, events: Integers) -> None:
-        differ = np.flatnonzero(lengths != counts)
-        if not len(differ):
-            return
-        i = int(differ[0])
-        problem = f"the flattened fields {self.counted!r} and {name!r} differ in length"
-        raise FormatError(
-            problem if name != self.counted else "the file has changed since it was opened",
-            file=self.path,
-            field=name,
-            row=int(events[i]),
-            expected=f"{counts[i]} elements, as in {self.counted!r}",
-            found=f"{lengths[i]} elements in {name!r}",
-            remedy="flatten= only fields of the same objects, or open the files again",
-        )
+        return super().stored_bytes() // max(1, len(self.layouts))

@@ -16,10 +16,11 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Field, Schema
+from matex_data.fields import MISSING_INTEGER, Field, Schema
 from matex_data.index.chosen import Samples
+from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.source import Source
@@ -112,7 +113,8 @@ def _columns(field: Field) -> Iterator[tuple[str, int | None, int]]:
 
 def _applies(field: Field, name: str, rule: Rule, named: bool) -> bool:
     """Return whether a rule applies to a field; raise ``FormatError`` if it is one for this field that cannot."""
-    numbers = field.dtype.kind == "f" and not field.ragged
+    whole = MISSING_INTEGER in field.attributes and isinstance(rule, Real)
+    numbers = (field.dtype.kind == "f" or whole) and not field.ragged
     classes = not field.ragged and (field.dtype.kind in "SUO" or isinstance(field.attributes.get("categories"), list))
     if numbers or (classes and rule == MODE):
         return True
@@ -133,19 +135,20 @@ class Imputation:
     Parameters
     ----------
     columns : that are treated.
-    masks : field of the mask of a field, by the name of the latter.
+    index : of the samples with their missing values.
     transforms : text that identifies the samples without it, see `Source`.
+    mapped : functions of ``map`` have got what it has filled in.
     """
 
     columns: Sequence[Column]
-    masks: Mapping[str, str]
+    index: Index
     transforms: str
+    mapped: bool = False
 
     @classmethod
-    def of(cls, rules: Rules, fields: Schema, transforms: str) -> Imputation:
+    def of(cls, rules: Rules, index: Index, transforms: str) -> Imputation:
         """Return the treatment of the fields of a data set by the rules of ``missing=``."""
-        masks = {name: MASK.format(name) for name in fields if MASK.format(name) in fields}
-        return cls(find_columns(fields, rules), masks, transforms)
+        return cls(find_columns(index.fields, rules), index, transforms)
 
     @property
     def learns(self) -> bool:
@@ -163,7 +166,7 @@ class Imputation:
         DataError : the first error of any rank, on every rank.
         """
         names = list(dict.fromkeys(c.name for c in self.columns if c.rule in (MEAN, MODE)))
-        fields = source.index.fields
+        fields = self.index.fields
         tallies = [_TALLIES[c.rule](c, fields[c.name]) if c.rule in _TALLIES else None for c in self.columns]
         error: Exception | None = None
         for _, arrays in source.blocks(samples, names) if names else ():
@@ -178,27 +181,21 @@ class Imputation:
                 error = raised
         source.comm.agree(error)
         merged = [c.rule if t is None else t.merged(source.comm) for c, t in zip(self.columns, tallies, strict=True)]
-        index = source.index
-        fill = partial(_fill, tuple(zip(self.columns, merged, strict=True)), self.masks, fields)
-        filled = Index(fields, index.files, index.static, index.facts, fill)
         digest = hashlib.blake2b(repr(merged).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        return source.with_index(filled, f"{self.transforms}missing {digest}")
+        index, values = self.index, tuple(zip(self.columns, merged, strict=True))
+        for name in dict.fromkeys(column.name for column in self.columns):
+            of_field = tuple((column, value) for column, value in values if column.name == name)
+            fill = partial(_fill, name, of_field)
+            index = compute(index, fill, [name], {name: fields[name]}, place=dict, fills=f"missing {digest}")
+        return source.with_index(index, f"{self.transforms}missing {digest}")
 
 
-def _fill(
-    values: Sequence[tuple[Column, Any]],
-    masks: Mapping[str, str],
-    fields: Schema,
-    arrays: Mapping[str, Array],
-    destination: Integers,
-) -> None:
-    """Replace the missing values in the rows ``destination`` of the arrays, and fill the masks."""
-    for name, mask in masks.items():
-        if name in arrays and mask in arrays and fields[name].dtype.kind == "f":
-            arrays[mask][destination] = ~np.isnan(arrays[name][destination])
+def _fill(name: str, values: Sequence[tuple[Column, Any]], call: Call) -> None:
+    """Replace the missing values of the columns of a field."""
+    if name not in call.placed:
+        call.fill(name, call.inputs[name])
     for column, value in values:
-        if column.name in arrays:
-            replace_missing(column.of(arrays[column.name]), fields[column.name], value, destination)
+        replace_missing(column.of(call.outs[name]), call.fields[name], value)
 
 
 class _Mean:

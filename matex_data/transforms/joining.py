@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,9 +9,10 @@ import numpy as np
 
 from matex_data.errors import FormatError, PartitionError
 from matex_data.index.chosen import Chosen
-from matex_data.index.files import DerivedFiles
-from matex_data.index.joined import JoinedFiles, join_samples
-from matex_data.index.model import Index, select_fields
+from matex_data.index.computed import Computed
+from matex_data.index.joined import join_indexes as joined
+from matex_data.index.joined import join_samples
+from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
@@ -52,14 +52,9 @@ def join_indexes(sources: Sequence[Source]) -> Index:
     FormatError : the fields differ in name, shape or dtype, or the files in units or coordinates; or missing values
         are treated differently.
     """
-    first = sources[0].index
     for number, source in enumerate(sources[1:], 2):
         _check_same(sources[0], source, number)
-    names = list(first.fields)
-    tables = [first.files, *(DerivedFiles(s.index.files, select_fields(names)) for s in sources[1:])]
-    same = all(list(source.index.fields) == names for source in sources)
-    files = JoinedFiles([source.index.files for source in sources] if same else tables)
-    return Index(first.fields, files, first.static, first.facts, first.post_process)
+    return joined([source.index for source in sources])
 
 
 def _check_same(first: Source, other: Source, number: int) -> None:
@@ -83,7 +78,7 @@ def _check_same(first: Source, other: Source, number: int) -> None:
             found=f"{found[unequal[0]]} in {named(other, number)}",
             remedy=f"open only files with the same {unequal[0]}, or convert them",
         )
-    if not _equal(first.index.post_process, other.index.post_process):
+    if _fills(first.index) != _fills(other.index):
         raise FormatError(
             "the data sets treat missing values differently",
             expected=f"one treatment, as of {named(first, 1)}",
@@ -96,12 +91,13 @@ def _described(field: Any) -> str:
     return "no such field" if field is None else field.description
 
 
-def _equal(one: Any, other: Any) -> bool:
-    """Return whether two functions are equal with what they are bound to."""
-    try:
-        return one is other or pickle.dumps(one) == pickle.dumps(other)
-    except Exception:  # of any kind: what cannot be pickled may differ
-        return False
+def _fills(index: Index) -> frozenset[str]:
+    """Return texts that identify by what the missing values of an index are replaced."""
+    made = index.made
+    if made is None:
+        return frozenset()
+    own = {step.fills for step in made.steps if step.fills} if isinstance(made, Computed) else set()
+    return frozenset(own).union(*map(_fills, made.bases))
 
 
 def join_ties(ties: Sequence[Ties], totals: Sequence[int]) -> Ties:
@@ -114,7 +110,7 @@ def join_ties(ties: Sequence[Ties], totals: Sequence[int]) -> Ties:
     """
     first = np.cumsum([0, *totals])
     sections = [(np.zeros(1, np.int64) if t.sections is None else t.sections) for t in ties]
-    joined = np.concatenate([begin + of_set for begin, of_set in zip(first[:-1], sections, strict=True)])
+    begins = np.concatenate([begin + of_set for begin, of_set in zip(first[:-1], sections, strict=True)])
     events: Chosen | None = None
     if any(t.events is not None for t in ties):
         every = [Runs(np.array([0]), np.array([total])) for total in totals]
@@ -122,4 +118,4 @@ def join_ties(ties: Sequence[Ties], totals: Sequence[int]) -> Ties:
         joined_events = join_samples(sets, first[:-1].tolist(), int(first[-1]))
         assert isinstance(joined_events, Chosen)
         events = joined_events
-    return Ties(max(t.overlap for t in ties), joined, events)
+    return Ties(max(t.overlap for t in ties), begins, events)

@@ -1,15 +1,14 @@
 """Fields of two data sets side by side, where the values of a coordinate are equal.
 
-The samples keep the numbers that they have in the first data set. A field of the second one has a layout in each file
-of the first, which looks up where a row lies in the files of the second, and reads it there. Each rank compares the
-coordinate of its block; all ranks keep the runs of samples that correspond, not the coordinate.
+The samples keep the numbers that they have in the first data set; those of the second are looked up. Each rank compares
+the coordinate of its block; all ranks keep the runs of samples that correspond, not the coordinate.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -17,19 +16,16 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
-from matex_data.index.cache import ChunkCache
-from matex_data.index.chosen import Samples
-from matex_data.index.combined import Concatenated
+from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
-from matex_data.index.joined import JoinedFiles
-from matex_data.index.model import EMPTY, FileIndex, Index, Layout, PostProcess, ReadRequest, RowSelection, ranges
-from matex_data.index.runs import Runs, merge, runs_where
-from matex_data.index.table import Column, Outputs, Table
-from matex_data.index.table import plan_reads as plan_fields
+from matex_data.index.joined import all_of
+from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
+from matex_data.index.runs import Runs, compress, merge, runs_where
 from matex_data.locks import cached_property
-from matex_data.reading.plan import rows_by_file
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
+from matex_data.sampling.split import Ties
 from matex_data.transforms.missing import is_missing
 
 HOW = ("exact", "inner")
@@ -256,55 +252,64 @@ def merge_indexes(first: Index, second: Index, pairs: Pairs, on: str) -> Index:
         )
     second = second.select(added)
     fields = {**first.fields, **second.fields}
-    merged = DerivedFiles(first.files, partial(_merged, second, pairs, first.first_row, len(first.files)))
-    others = DerivedFiles(second.files, partial(_without_rows, list(fields)), np.zeros(len(second.files), np.int64))
-    static = {**second.static, **first.static}
-    process = _both(first.post_process, second.post_process)
-    return Index(fields, JoinedFiles([merged, others]), static, {**second.facts, **first.facts}, process)
-
-
-def _both(first: PostProcess | None, second: PostProcess | None) -> PostProcess | None:
-    given = [process for process in (first, second) if process is not None]
-    return given[0] if len(given) == 1 else partial(_one_after_the_other, given) if given else None
-
-
-def _one_after_the_other(processes: list[PostProcess], arrays: Mapping[str, Array], destination: Integers) -> None:
-    for process in processes:
-        process(arrays, destination)
-
-
-def _without_rows(names: list[str], _: int, file: FileIndex) -> FileIndex:
-    layouts: dict[str, Layout] = dict.fromkeys(names, Concatenated(()))
-    return replace(file, rows=0, layouts=layouts)
-
-
-def _merged(second: Index, pairs: Pairs, first_row: Integers, files: int, number: int, file: FileIndex) -> FileIndex:
-    """Return the index of a file of the first data set with the fields of the second."""
-    of_file = pairs.of_rows(int(first_row[number]), int(first_row[number + 1]))
-    table = Counterparts(second, of_file, file.rows, files - number)
-    return replace(file, layouts={**file.layouts, **{name: Column(table, name) for name in second.fields}})
+    files = DerivedFiles(first.files, partial(_merged, second, pairs, first.first_row))
+    static, facts = {**second.static, **first.static}, {**second.facts, **first.facts}
+    return Index(fields, files, static, facts, Merged(first, second, pairs))
 
 
 @dataclass(frozen=True, eq=False)
-class Counterparts(Table):
-    """Rows of one file of the first data set, with the fields of their counterparts in the second one.
+class Merged(Derivation):
+    """Samples of an index, with the fields of their counterparts in another one.
+
+    Parameters
+    ----------
+    first, second : the indexes.
+    pairs : samples that correspond.
+    """
+
+    first: Index
+    second: Index
+    pairs: Pairs
+
+    @property
+    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
+        return self.first, self.second
+
+    def on(self, bases: Sequence[Index]) -> Merged:
+        return Merged(bases[0], bases[1], self.pairs)
+
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        own = {name: array for name, array in wanted.arrays.items() if name in self.first.fields}
+        others = {name: array for name, array in wanted.arrays.items() if name not in own}
+        finishes = [read(0, replace(wanted, arrays=own))] if own else []
+        if others:
+            samples = self.pairs.counterparts(wanted.runs.numbers(np.arange(wanted.runs.total)))
+            order = np.argsort(samples, kind="stable")
+            finishes.append(read(1, Wanted(compress(samples[order]), wanted.destination[order], others)))
+        return all_of(finishes)
+
+
+def _merged(second: Index, pairs: Pairs, first_row: Integers, number: int, file: FileIndex) -> FileIndex:
+    """Return the index of a file of the first data set with the fields of the second."""
+    of_file = pairs.of_rows(int(first_row[number]), int(first_row[number + 1]))
+    layouts = {name: CounterpartRows(file.rows, (), index=second, pairs=of_file, name=name) for name in second.fields}
+    return replace(file, layouts={**file.layouts, **layouts})
+
+
+@dataclass(frozen=True, eq=False)
+class CounterpartRows(Made):
+    """Counterparts in the second data set of the rows of one file of the first; see `Made`.
 
     Parameters
     ----------
     index : of the second data set.
     pairs : rows of the file, and samples of the second data set.
-    rows : number of rows of the file.
-    files_ahead : from the file to the first one of the second data set.
+    name : of the field.
     """
 
-    index: Index
-    pairs: Pairs
-    rows: int
-    files_ahead: int
-
-    @property
-    def width(self) -> int:  # type: ignore[override]
-        return len(self.index.fields)
+    index: Index = field(kw_only=True)
+    pairs: Pairs = field(kw_only=True)
+    name: str = field(kw_only=True)
 
     @cached_property
     def _files(self) -> Integers:
@@ -316,11 +321,10 @@ class Counterparts(Table):
 
     @cached_property
     def _borders(self) -> Integers | None:
-        """First row of each block of the largest field of the second data set; None: each row can be read alone."""
-        largest = max(self.index.fields, key=self.index.row_bytes)
+        """First row of each block of the field in the second data set; None: each row can be read alone."""
         borders, has_blocks = [EMPTY], False
         for number in self._files.tolist():
-            layout, begin = self.index.files[number].layouts[largest], int(self.index.first_row[number])
+            layout, begin = self.index.files[number].layouts[self.name], int(self.index.first_row[number])
             of_file = layout.borders()
             has_blocks |= layout.block_rows > 1 or of_file is not None
             borders.append(begin + (np.arange(0, layout.rows, layout.block_rows) if of_file is None else of_file))
@@ -340,25 +344,89 @@ class Counterparts(Table):
         return self._borders
 
     def stored_bytes(self) -> int:
-        entries = (self.index.files[number] for number in self._files.tolist())
-        return sum(layout.stored_bytes() for entry in entries for layout in entry.layouts.values())
+        return sum(self.index.files[number].layouts[self.name].stored_bytes() for number in self._files.tolist())
 
     def end(self) -> int:
-        entries = [self.index.files[number] for number in self._files[:1].tolist()]
-        return max((layout.end() for entry in entries for layout in entry.layouts.values()), default=0)
+        entries = (self.index.files[number] for number in self._files[:1].tolist())
+        return max((entry.layouts[self.name].end() for entry in entries), default=0)
 
-    def inner_bytes(self, name: str) -> int:
-        return int(self.index.inner_bytes(name) * self.rows)
+    def inner_bytes(self) -> int:
+        return int(self.index.inner_bytes(self.name) * self.rows)
 
-    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        samples = self.pairs.counterparts(rows.numbers)
-        order = np.argsort(samples, kind="stable")
-        samples, destination = samples[order], rows.destination[order]
-        begin, count = runs_where(np.diff(samples) == 1) if len(samples) else (EMPTY, EMPTY)
-        for number, selected in rows_by_file(self.index, Runs(samples[begin], count), destination):
-            ahead, layouts = self.files_ahead + number, self.index.files[number].layouts
-            for _, request in plan_fields(layouts, selected, dict(outs), cache):
-                yield replace(request, files_ahead=request.files_ahead + ahead)
+
+def merge_ties(first: Ties, second: Ties, pairs: Pairs, samples: int) -> Ties:
+    """Return the ties of merged samples, which have those of both data sets.
+
+    Parameters
+    ----------
+    first, second : ties of the samples of each data set.
+    pairs : samples that correspond.
+    samples : number of samples of the first data set, merged or not.
+
+    Raises
+    ------
+    PartitionError : objects of events of the second data set have another order in the first.
+    """
+    if not second.overlap and second.events is None:
+        return first
+    ascending = bool((np.diff(pairs.second) > 0).all())
+    borders = _sections(second, pairs) if ascending else np.zeros(1, np.int64)
+    if first.overlap and second.overlap:
+        borders = np.union1d([0], np.intersect1d(borders, np.zeros(1) if first.sections is None else first.sections))
+    elif first.overlap:
+        return Ties(first.overlap, first.sections, _events(first, second, pairs, samples, ascending))
+    overlap = max(first.overlap, _overlap(second.overlap, pairs))
+    return Ties(overlap, borders.astype(np.int64), _events(first, second, pairs, samples, ascending))
+
+
+def _sections(second: Ties, pairs: Pairs) -> Integers:
+    """Return the first merged sample of each series of the second data set."""
+    begins = np.zeros(1, np.int64) if second.sections is None else second.sections
+    run = np.searchsorted(pairs.second + pairs.count, begins, side="right")
+    run, begins = run[run < len(pairs.count)], begins[run < len(pairs.count)]
+    numbers = pairs.first[run] + np.maximum(0, begins - pairs.second[run])
+    found: Integers = np.union1d(np.zeros(1, np.int64), numbers)
+    return found
+
+
+def _overlap(overlap: int, pairs: Pairs) -> int:
+    """Return how far apart samples of the first data set are, at most, whose counterparts share rows."""
+    order = np.argsort(pairs.second)
+    first, second, count = pairs.first[order], pairs.second[order], pairs.count[order]
+    farthest = min(overlap, int(count.max(initial=1)) - 1)
+    for ahead in range(1, min(overlap, len(count) - 1) + 1):
+        gap = second[ahead:] - (second + count)[:-ahead] + 1
+        near = gap <= overlap
+        if not near.any():
+            break
+        between = (first[ahead:] - (first + count)[:-ahead] + 1)[near]
+        farthest = max(farthest, int(np.maximum(between + overlap - gap[near], -between).max()))
+    return farthest
+
+
+def _events(first: Ties, second: Ties, pairs: Pairs, samples: int, ascending: bool) -> Chosen | None:
+    """Return the merged samples that begin an event of both data sets."""
+    if second.events is None:
+        return first.events
+    if not ascending:
+        raise PartitionError(
+            "the second data set has objects of events (flatten=), and another order than the first",
+            expected="the same order, so that a split can keep the objects of an event in one set",
+            remedy="merge the other way around",
+        )
+    low, high = (second.events.rank(edge) for edge in (pairs.second, pairs.second + pairs.count))
+    begins = np.ones(samples, bool)
+    begins[ranges(pairs.first, pairs.count)] = False
+    begins[second.events.numbers(ranges(low, high - low)) + np.repeat(pairs.first - pairs.second, high - low)] = True
+    event = second.events.rank(pairs.second + 1)  # of the first sample of each run
+    begins[pairs.first[:1]] = True
+    last = second.events.rank(pairs.second + pairs.count)
+    begins[pairs.first[1:]] |= event[1:] > last[:-1]
+    if first.events is not None:
+        own = np.zeros(samples, bool)
+        own[first.events.numbers(np.arange(first.events.total))] = True
+        begins &= own
+    return Chosen.of(begins)
 
 
 def merge_names(first: Any, second: Any) -> Any:

@@ -6,8 +6,7 @@ opened.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from functools import partial
 from math import prod
 from numbers import Real
@@ -16,16 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import EMPTY_IS_MISSING, MASK, Field
-from matex_data.index.cache import ChunkCache
+from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field
 from matex_data.index.chosen import Samples
-from matex_data.index.converted import Converted
-from matex_data.index.files import DerivedFiles
-from matex_data.index.model import FileIndex, Index, ReadRequest, RowSelection
+from matex_data.index.computed import Call, compute
+from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
+from matex_data.transforms.names import matches
 from matex_data.transforms.select import select_samples
 
 MODES = ("nan", "mask", "drop")
@@ -61,9 +59,14 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     FormatError : the data already has a field with the name of a mask.
     """
     if isinstance(missing, str) and missing != "mask":
+        if missing == MODES[0]:
+            _check_no_integers(index.fields)
         return index
     by_field = isinstance(missing, Mapping)
-    floats = [field for field in index.fields.values() if field.dtype.kind == "f" and not field.ragged]
+    if isinstance(missing, Mapping):
+        rules = [rule for rule, value in missing.items() if isinstance(value, Real)]
+        _check_no_integers({n: f for n, f in index.fields.items() if not any(matches(rule, n) for rule in rules)})
+    floats = [field for field in index.fields.values() if _is_nullable(field) and not field.ragged]
     whole = names is None and not by_field
     masked = [f for f in floats if whole or MASK.format(f.name) in (names or ())]
     masked = masked if by_field or missing == "mask" else []
@@ -75,81 +78,69 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
                 field=name,
                 remedy='select fields with inputs= and targets=; with pad=, give missing= a number or "nan"',
             )
-    fields = {**index.fields, **{name: Field(name, field.shape, np.dtype(bool)) for name, field in masks.items()}}
-    files = index.files
-    if masks:
-        files = DerivedFiles(files, partial(_masked, {name: field.name for name, field in masks.items()}))
-    if isinstance(missing, Mapping):
-        return Index(fields, files, index.static, index.facts)
-    number = 0.0 if isinstance(missing, str) else float(missing)
-    mask_of = {field.name: MASK.format(field.name) if field in masked else None for field in floats}
-    post_process = partial(_replace, mask_of, number)
-    return Index(fields, files, index.static, post_process=post_process)
+    for field in floats:
+        mask = {MASK.format(field.name): Field(MASK.format(field.name), field.shape, np.dtype(bool))}
+        if by_field and field in masked:
+            index = compute(index, partial(_fill_mask, field), [field.name], mask)
+        elif not isinstance(missing, Mapping):
+            number = field.dtype.type(0 if isinstance(missing, str) else missing)
+            fields = {field.name: field, **(mask if field in masked else {})}
+            fill = partial(_fill, field, number)
+            index = compute(index, fill, [field.name], fields, place=dict, fills=f"missing {number}")
+    return index
 
 
-def _masked(field_of: Mapping[str, str], _: int, file: FileIndex) -> FileIndex:
-    """Return the index of a file with masks, given the field of each."""
-    masks = {mask: _Mask(file.layouts[name]) for mask, name in field_of.items()}
-    return replace(file, layouts={**file.layouts, **masks})
+def _check_no_integers(fields: Mapping[str, Field]) -> None:
+    """Raise ``FormatError`` for a field of integers whose missing values could not be told from others."""
+    name = next((name for name, field in fields.items() if MISSING_INTEGER in field.attributes), None)
+    if name is not None:
+        raise FormatError(
+            "integers that float64 cannot hold have missing values, for which there is no NaN",
+            field=name,
+            expected='missing="mask", "drop" or a number',
+            found='missing="nan"',
+        )
 
 
-@dataclass(frozen=True)
-class _Mask(Converted):
-    """Layout of a mask, for which no bytes are read."""
-
-    def stored_bytes(self) -> int:
-        return 0
-
-    def end(self) -> int:
-        return 0
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        return iter(())
-
-
-def _replace(
-    mask_of: Mapping[str, str | None], number: float, arrays: Mapping[str, Array], destination: Integers
-) -> None:
-    """Replace the missing numbers in the rows ``destination`` of the named arrays, and fill their masks."""
-    for name, mask in mask_of.items():
-        if name in arrays:
-            _replace_in(arrays[name], None if mask is None else arrays[mask], number, destination)
-
-
-def _replace_in(array: Array, mask: Array | None, number: float, destination: Integers) -> None:
-    step = max(1, TILE // max(1, prod(array.shape[1:])))
-    low, high = (int(destination.min()), int(destination.max()) + 1) if len(destination) else (0, 0)
-    contiguous = high - low == len(destination)
-    for i in range(0, len(destination), step):
-        selected: Any = slice(low + i, min(low + i + step, high)) if contiguous else destination[i : i + step]
-        rows = array[selected]
-        absent = np.isnan(rows)
+def _fill(field: Field, number: Any, call: Call) -> None:
+    """Replace the missing numbers of a field, and fill its mask."""
+    name = field.name
+    values, out, mask = call.inputs[name], call.outs.get(name), call.outs.get(MASK.format(name))
+    step = max(1, TILE // max(1, prod(values.shape[1:])))
+    for low in range(0, len(values), step):
+        rows = slice(low, low + step)
+        absent = is_missing(values[rows], field)
         if mask is not None:
-            mask[selected] = ~absent
+            np.logical_not(absent, out=mask[rows])
+        if out is None:
+            continue
+        if name not in call.placed:
+            out[rows] = values[rows]
         if absent.any():
-            rows[absent] = number
-            array[selected] = rows
+            out[rows][absent] = number
 
 
-def replace_missing(array: Array, field: Field, value: Any, destination: Integers) -> None:
-    """Replace the missing values in rows of an array.
+def _fill_mask(field: Field, call: Call) -> None:
+    call.fill(MASK.format(field.name), ~is_missing(call.inputs[field.name], field))
+
+
+def replace_missing(array: Array, field: Field, value: Any) -> None:
+    """Replace the missing values in an array.
 
     Parameters
     ----------
     array : [n, ...], which may be a view of one column.
     field : of which the values are.
     value : that replaces missing ones; a text for texts.
-    destination : the rows.
     """
-    if array.dtype.kind == "f":
-        _replace_in(array, None, float(value), destination)
-        return
-    rows = array[destination]
-    absent = is_missing(rows, field)
-    if absent.any():
-        text = isinstance(value, str) and array.dtype.kind != "U"
-        rows[absent] = value.encode("utf-8", "surrogateescape") if text else value
-        array[destination] = rows
+    step = max(1, TILE // max(1, prod(array.shape[1:])))
+    text = isinstance(value, str) and array.dtype.kind != "U"
+    stored = value.encode("utf-8", "surrogateescape") if text else value
+    for low in range(0, len(array), step):
+        rows = array[low : low + step]
+        absent = is_missing(rows, field)
+        if absent.any():
+            rows[absent] = stored
 
 
 def find_complete(source: Source, samples: Samples | None) -> Samples:
@@ -170,7 +161,12 @@ def find_complete(source: Source, samples: Samples | None) -> Samples:
 
 
 def _may_be_missing(field: Field) -> bool:
-    return not field.ragged and (field.dtype.kind == "f" or _is_category(field) or _has_empty_texts(field))
+    return not field.ragged and (_is_nullable(field) or _is_category(field) or _has_empty_texts(field))
+
+
+def _is_nullable(field: Field) -> bool:
+    """Return whether a field has numbers, of which any may be missing."""
+    return field.dtype.kind == "f" or MISSING_INTEGER in field.attributes
 
 
 def _is_category(field: Field) -> bool:
@@ -196,4 +192,6 @@ def is_missing(array: Array, field: Field) -> NDArray[np.bool_]:
         return np.isnan(array)
     if _has_empty_texts(field):
         return np.asarray((array == b"") | (array == "") if array.dtype.kind == "O" else array == array.dtype.type())
+    if MISSING_INTEGER in field.attributes:
+        return np.asarray(array == field.attributes[MISSING_INTEGER])
     return array < 0 if _is_category(field) else np.zeros(array.shape, bool)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,15 +11,12 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import MASK, Field, Schema
-from matex_data.index.cache import ChunkCache
-from matex_data.index.files import DerivedFiles
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, ranges
-from matex_data.index.scatter import scatter
-from matex_data.index.table import Column, Outputs, Table
+from matex_data.index.computed import Call, compute
+from matex_data.index.model import Index, ranges
 from matex_data.transforms.names import ragged_fields
-from matex_data.transforms.ragged import empty_samples, join_samples, read_fields
 
 FIRST = "first"
+ORDER = "order of {}"  # name of the order in which the elements of a field descend
 Pad = Mapping[str, int]
 """Length of the dense samples, by field name or pattern."""
 Keep = str | Mapping[str, str]
@@ -63,31 +60,58 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
     lengths = {name: int(pad[pattern]) for name, pattern in patterns.items()}
     sort_by = _sort_by(index.fields, list(lengths), keep)
     masked = [name for name in lengths if names is None or MASK.format(name) in names]
-    fields: dict[str, Field] = {}
-    for name, field in index.fields.items():
-        fields[name] = _padded(field, lengths[name]) if name in lengths else field
+    order: list[str] = []
+    for name in index.fields:
+        order.append(name)
         if name in masked:
-            mask = MASK.format(name)
-            _check_new(mask, name, index.fields)
-            fields[mask] = Field(mask, (lengths[name],), np.dtype(bool))
-    files = DerivedFiles(index.files, partial(_pad_file, index.fields, lengths, sort_by, masked))
-    return Index(fields, files, index.static, index.facts)
+            _check_new(MASK.format(name), name, index.fields)
+            order.append(MASK.format(name))
+    for key in dict.fromkeys(sort_by.values()):
+        descends = Field(ORDER.format(key), (), np.dtype(np.int64), ragged=True)
+        index = compute(index, partial(_order, key), [key], {descends.name: descends})
+    unpadded = index.fields
+    for name, length in lengths.items():
+        fields = {name: _padded(unpadded[name], length)}
+        if name in masked:
+            fields[MASK.format(name)] = Field(MASK.format(name), (length,), np.dtype(bool))
+        rule = sort_by.get(name)
+        given = [name] if rule is None else [name, ORDER.format(rule)]
+        index = compute(index, partial(_pad, name, rule, length), given, fields)
+    return index.select(order)
 
 
-def _pad_file(
-    fields: Schema,
-    lengths: Mapping[str, int],
-    sort_by: Mapping[str, str],
-    masked: Sequence[str],
-    _: int,
-    file: FileIndex,
-) -> FileIndex:
-    """Return the index of a file with padded fields."""
-    used = {name: file.layouts[name] for name in (*lengths, *sort_by.values())}
-    table = Padded(file.path, used, {name: fields[name] for name in used}, lengths, sort_by, len(lengths) + len(masked))
-    columns: dict[str, Layout] = {name: Column(table, name) for name in lengths}
-    columns |= {MASK.format(name): Column(table, MASK.format(name)) for name in masked}
-    return replace(file, layouts={**file.layouts, **columns})
+def _order(key: str, call: Call) -> None:
+    """Compute the order in which the elements of each sample descend."""
+    lists = call.lists(key)
+    call.fill(ORDER.format(key), descending(lists.values, lists.lengths), lists.offsets)
+
+
+def _pad(name: str, key: str | None, length: int, call: Call) -> None:
+    """Fill the dense samples of a field, and their mask."""
+    lists = call.lists(name)
+    content, counts = lists.values, lists.lengths
+    if key is not None:
+        order = call.lists(ORDER.format(key))
+        _check_counts(name, counts, key, order.lengths)
+        content = content[order.values]
+    kept = np.minimum(counts, length)
+    filled = np.arange(length) < kept[:, None]
+    call.fill(MASK.format(name), filled)
+    call.fill(name, _dense(content, counts, kept, filled))
+
+
+def _check_counts(name: str, counts: Integers, key: str, key_counts: Integers) -> None:
+    differ = np.flatnonzero(counts != key_counts)
+    if len(differ):
+        i = int(differ[0])
+        raise FormatError(
+            f"keep={key!r} sorts fields of equal lengths only",
+            field=name,
+            row=i,
+            expected=f"{key_counts[i]} elements, as in {key!r}",
+            found=f"{counts[i]} elements in {name!r}",
+            remedy='name a field of the same objects for each group of fields: keep={"Muon_*": "Muon_pt", ...}',
+        )
 
 
 def _padded(field: Field, length: int) -> Field:
@@ -122,96 +146,6 @@ def _sort_by(fields: Schema, padded: Sequence[str], keep: Keep) -> dict[str, str
                 "keep= sorts by numbers", field=rule, expected="integers or floats", found=str(fields[rule].dtype)
             )
     return found
-
-
-@dataclass(frozen=True, eq=False)
-class Padded(Table):
-    """Dense samples of the ragged fields of one file, each a column of its name, and their masks.
-
-    Parameters
-    ----------
-    path : of the file.
-    layouts : of the ragged fields.
-    fields : the ragged fields.
-    lengths : length of the dense samples, by field.
-    sort_by : field whose largest values are kept, by field; the other fields keep their first elements.
-    width : number of columns.
-    """
-
-    path: str
-    layouts: Mapping[str, Layout]
-    fields: Schema
-    lengths: Mapping[str, int]
-    sort_by: Mapping[str, str]
-    width: int
-
-    @property
-    def _largest(self) -> Layout:
-        return max(self.layouts.values(), key=lambda layout: layout.stored_bytes())
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self._largest.rows
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return max(layout.block_rows for layout in self.layouts.values())
-
-    def borders(self) -> Integers | None:
-        return self._largest.borders()
-
-    def stored_bytes(self) -> int:
-        return sum(layout.stored_bytes() for layout in self.layouts.values())
-
-    def end(self) -> int:
-        return max(layout.end() for layout in self.layouts.values())
-
-    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        padded = {column: name for name in self.lengths for column in (MASK.format(name), name)}
-        wanted: dict[str, list[tuple[bool, Array]]] = {}
-        for column, out in outs:
-            name = column if column in self.lengths else padded[column]
-            wanted.setdefault(name, []).append((column != name, out))
-        needed = dict.fromkeys([*wanted, *(self.sort_by[name] for name in wanted if name in self.sort_by)])
-        count = len(rows.destination)
-        samples = {name: empty_samples(self.fields[name], count, self.layouts[name]) for name in needed}
-        selection = RowSelection(rows.start, rows.stop, np.arange(count))
-        pad = partial(self._pad, samples, rows, wanted)
-        yield from read_fields(self.layouts, selection, samples, cache, self.path, pad)
-
-    def _pad(
-        self, samples: Mapping[str, Array], rows: RowSelection, wanted: Mapping[str, list[tuple[bool, Array]]]
-    ) -> None:
-        """Write the dense samples, and the masks, of the wanted fields to their arrays."""
-        orders: dict[str, tuple[Integers, Integers]] = {}
-        for name, outs in wanted.items():
-            content, counts = join_samples(samples[name], self.fields[name])
-            key = self.sort_by.get(name)
-            if key is not None:
-                if key not in orders:
-                    values, key_counts = join_samples(samples[key], self.fields[key])
-                    orders[key] = descending(values, key_counts), key_counts
-                order, key_counts = orders[key]
-                self._check_counts(name, counts, key, key_counts, rows)
-                content = content[order]
-            kept = np.minimum(counts, self.lengths[name])
-            filled = np.arange(self.lengths[name]) < kept[:, None]
-            for is_mask, out in outs:
-                scatter(out, rows.destination, filled if is_mask else _dense(content, counts, kept, filled))
-
-    def _check_counts(self, name: str, counts: Integers, key: str, key_counts: Integers, rows: RowSelection) -> None:
-        differ = np.flatnonzero(counts != key_counts)
-        if len(differ):
-            i = int(differ[0])
-            raise FormatError(
-                f"keep={key!r} sorts fields of equal lengths only",
-                file=self.path,
-                field=name,
-                row=int(rows.numbers[i]),
-                expected=f"{key_counts[i]} elements, as in {key!r}",
-                found=f"{counts[i]} elements in {name!r}",
-                remedy='name a field of the same objects for each group of fields: keep={"Muon_*": "Muon_pt", ...}',
-            )
 
 
 def descending(values: Array, counts: Integers) -> Integers:

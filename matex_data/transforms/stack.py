@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import numpy as np
 
+from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import Field
-from matex_data.index.files import DerivedFiles
-from matex_data.index.model import FileIndex, Index, Layout
-from matex_data.index.table import Matrix
+from matex_data.fields import MISSING_INTEGER, Field
+from matex_data.index.computed import Call, compute
+from matex_data.index.model import Index
 
 AXES = {"last": -1, "first": 1}
 """Axis of an array of rows along which ``stack=`` puts the fields."""
@@ -74,12 +73,40 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
     axis = AXES["last" if isinstance(stack, bool | np.bool_) else stack]
     dtype = np.result_type(*(f.dtype for f in fields))
     whole = (*shape, len(columns)) if axis == -1 else (len(columns), *shape)
-    schema = {
-        name: Field(name, whole, dtype, attributes={"columns": columns, COLUMNS_AXIS: axis}),
-        **{n: index.fields[n] for n in kept},
-    }
-    files = DerivedFiles(index.files, partial(_stacked, tuple(names), name, tuple(kept), axis, counts))
-    return Index(schema, files, index.static)
+    field = Field(name, whole, dtype, attributes={"columns": columns, COLUMNS_AXIS: axis})
+    views = partial(_views, name, tuple(names), axis, counts)
+    same = tuple(n for n, own in zip(names, fields, strict=True) if own.dtype == dtype)
+    stacked = compute(index, partial(_fill, name, views), names, {name: field}, place=partial(_places, views, same))
+    return stacked.select([name, *kept])
+
+
+def _views(
+    name: str, names: Sequence[str], axis: int, counts: Sequence[int | None], outs: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the view of each field in the rows of a stack."""
+    found: dict[str, Array] = {}
+    out, begin = outs[name], 0
+    for field, count in zip(names, counts, strict=True):
+        columns = slice(begin, begin + (count or 1))
+        view = out[:, columns] if axis == 1 else np.moveaxis(out[..., columns], -1, 1)
+        found[field] = view[:, 0] if count is None else view
+        begin += count or 1
+    return found
+
+
+def _places(
+    views: Callable[[Mapping[str, Array]], dict[str, Array]], names: Sequence[str], outs: Mapping[str, Array]
+) -> dict[str, Array]:
+    """Return the views of the fields that have the dtype of the stack."""
+    every = views(outs)
+    return {name: every[name] for name in names}
+
+
+def _fill(name: str, views: Callable[[Mapping[str, Array]], dict[str, Array]], call: Call) -> None:
+    """Copy the fields that were not read to the stack itself."""
+    for field, view in views(call.outs).items():
+        if field not in call.placed:
+            view[...] = call.inputs[field]
 
 
 def column_axis(field: Field) -> int | None:
@@ -88,7 +115,8 @@ def column_axis(field: Field) -> int | None:
 
 
 def _fits(field: Field, shape: tuple[int, ...]) -> bool:
-    return not field.ragged and field.dtype.kind in "biuf" and shape in (field.shape, field.shape[1:])
+    whole = not field.ragged and MISSING_INTEGER not in field.attributes
+    return whole and field.dtype.kind in "biuf" and shape in (field.shape, field.shape[1:])
 
 
 def _columns(field: Field, count: int | None) -> list[str]:
@@ -98,17 +126,3 @@ def _columns(field: Field, count: int | None) -> list[str]:
     if isinstance(categories, list) and len(categories) == count:  # one-hot
         return [f"{field.name}[{category}]" for category in categories]
     return [f"{field.name}[{number}]" for number in range(count)]
-
-
-def _stacked(
-    names: Sequence[str],
-    name: str,
-    kept: Sequence[str],
-    axis: int,
-    counts: tuple[int | None, ...],
-    _: int,
-    file: FileIndex,
-) -> FileIndex:
-    """Return the index of a file with fields stacked."""
-    layouts: dict[str, Layout] = {name: Matrix(tuple(file.layouts[n] for n in names), axis, counts)}
-    return replace(file, layouts={**layouts, **{n: file.layouts[n] for n in kept}})

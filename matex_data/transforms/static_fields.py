@@ -42,7 +42,7 @@ def add_static_fields(index: Index, names: Sequence[str] | None) -> Index:
     files = index.files
     facts = {**files.facts, **dict.fromkeys(arrays, constant_facts(len(files)))} if files.has_facts else None
     derived = DerivedFiles(files, partial(_with_arrays, arrays), facts=facts if len(files) else None)
-    return Index({**index.fields, **fields}, derived, index.static, index.facts, index.post_process)
+    return Index({**index.fields, **fields}, derived, index.static, index.facts)
 
 
 def _with_arrays(arrays: Mapping[str, Array], _: int, file: FileIndex) -> FileIndex:

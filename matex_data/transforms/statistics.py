@@ -15,6 +15,7 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MASK, Field
 from matex_data.index.chosen import Samples
 from matex_data.reading.source import Source
+from matex_data.transforms.missing import is_missing
 from matex_data.words import shortened
 
 Floats = NDArray[np.float64]
@@ -211,7 +212,7 @@ def _moments(array: NDArray[Any], field: Field, kept: tuple[int, ...]) -> Iterat
     for begin in range(0, len(array), step):
         rows = array[begin : begin + step]
         values = rows.astype(np.float64)
-        missing = np.isnan(values)
+        missing = is_missing(rows, field)
         if field.attributes.get("categories") is not None:
             missing |= values < 0  # the code of an unknown category
         present = ~missing

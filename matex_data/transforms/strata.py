@@ -19,7 +19,7 @@ from matex_data.fields import Field
 from matex_data.index.chosen import Samples
 from matex_data.readers.netcdf.cf import time_origin
 from matex_data.reading.source import Source
-from matex_data.sampling.permutation import Permutation, check_seed, generator
+from matex_data.sampling.permutation import Permutation, check_seed, permutation
 from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.counts import as_value, check_number, merged_counts
 from matex_data.transforms.missing import is_missing
@@ -123,7 +123,7 @@ def group(source: Source, samples: Samples, name: str, fractions: Sequence[float
     FieldNotFound, FormatError, DataError : see ``Dataset.split``.
     """
     codes, counts = _encode(source, samples, name)
-    order = np.argsort(-counts, kind="stable") if seed is None else generator(check_seed(seed)).permutation(len(counts))
+    order = np.argsort(-counts, kind="stable") if seed is None else permutation(len(counts), check_seed(seed))
     set_of = np.full(len(counts) + 1, UNREAD, np.int32)  # the last one for samples that cannot be read
     deficits = [fraction * int(counts.sum()) for fraction in fractions]
     for number, count in zip(order.tolist(), counts[order].tolist(), strict=True):

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import numpy as np
@@ -11,17 +11,17 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, Names, Schema, as_list
-from matex_data.index.cache import ChunkCache
-from matex_data.index.files import DerivedFiles, FileTable
-from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
+from matex_data.index.computed import Made
+from matex_data.index.files import DerivedFiles
+from matex_data.index.joined import all_of
+from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
-from matex_data.index.table import Column, Outputs, Table
+from matex_data.locks import cached_property
 from matex_data.sampling.split import Ties
 
 AHEAD = "{}_ahead"  # name of the field with the rows behind a window
 BLOCK_WINDOWS = 8  # least length of a block, in windows: neighbouring windows share most of their rows
-INPUT, TARGET = "input", "target"
 
 
 @dataclass(frozen=True)
@@ -96,70 +96,90 @@ class Chains:
 
 
 @dataclass(frozen=True, eq=False)
-class Windows(Table):
-    """Windows of one field that begin in one file, and the rows ahead of them, as the columns "input" and "target".
+class WindowRows(Made):
+    """Windows that begin in one file; see `Made`. The layouts are those of the file.
 
     Parameters
     ----------
-    layouts : layouts of the field: of the file, and of those behind it into which the windows reach.
-    field : the field.
     shape : extent of the windows.
-    first : first row of the first window.
-    rows : number of windows.
     """
 
-    layouts: tuple[Layout, ...]
-    field: Field
-    shape: WindowShape
-    first: int
-    rows: int
-    width: int = 1
+    shape: WindowShape = field(kw_only=True)
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
         longest = max(self.layouts[0].block_rows, BLOCK_WINDOWS * self.shape.span)
         return max(1, longest // self.shape.stride)
 
-    def borders(self) -> Integers | None:
+    def borders(self) -> None:
         return None
 
-    def stored_bytes(self) -> int:
-        return self.layouts[0].stored_bytes()
 
-    def end(self) -> int:
-        return self.layouts[0].end()
+@dataclass(frozen=True, eq=False)
+class Slid(Derivation):
+    """Windows of the rows of an index.
 
-    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        begins = self.first + rows.numbers * self.shape.stride
-        needed = [self.shape.rows(begins, name == TARGET) for name, _ in outs]
-        numbers = np.unique(np.concatenate([rows.ravel() for rows in needed]))
-        base = self.field.empty(len(numbers))
-        reads = list(self._reads(numbers, base, cache)) or [ReadRequest(EMPTY, EMPTY)]
-        positions = [np.searchsorted(numbers, rows) for rows in needed]
-        yield from call_after_last(reads, partial(_spread, base, rows.destination, positions, [out for _, out in outs]))
+    Parameters
+    ----------
+    base : the index.
+    columns : by name of a field of windows, that of its rows, and whether they are those of the target.
+    shape : extent of the windows.
+    chains : the files.
+    """
 
-    def _reads(self, numbers: Integers, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        """Yield the reads of these ascending rows, counted over all files, to consecutive rows of ``out``."""
-        begin = 0
-        for ahead, layout in enumerate(self.layouts):
-            low, high = np.searchsorted(numbers, (begin, begin + layout.rows))
-            if low < high:
-                runs = compress(numbers[low:high] - begin)
-                selection = RowSelection(runs.start, runs.start + runs.count, np.arange(low, high))
-                for request in layout.requests(selection, out, cache):
-                    yield replace(request, files_ahead=ahead) if ahead else request
-            begin += layout.rows
+    base: Index
+    columns: Mapping[str, tuple[str, bool]]
+    shape: WindowShape
+    chains: Chains
+
+    @property
+    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
+        return (self.base,)
+
+    def on(self, bases: Sequence[Index]) -> Slid:
+        return replace(self, base=bases[0])
+
+    @cached_property
+    def _first(self) -> Integers:
+        """First window of each file, int64[files]."""
+        first: Integers = np.cumsum(self.chains.windows) - self.chains.windows
+        return first
+
+    def index(self, fields: Schema) -> Index:
+        """Return the index of windows with these fields."""
+        slide = partial(_slide, self.columns, self.chains, self.shape)
+        files = DerivedFiles(self.base.files, slide, self.chains.windows)
+        return Index(fields, files, self.base.static, self.base.facts, self)
+
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        windows = wanted.runs.numbers(np.arange(wanted.runs.total))
+        file = np.searchsorted(self._first, windows, side="right") - 1
+        begin = self.base.first_row[file] + -self.chains.begin[file] % self.shape.stride
+        begin += (windows - self._first[file]) * self.shape.stride
+        needed = {ahead: self.shape.rows(begin, ahead) for ahead in {self.columns[name][1] for name in wanted.arrays}}
+        numbers = np.unique(np.concatenate([EMPTY, *(rows.ravel() for rows in needed.values())]))
+        names = dict.fromkeys(self.columns[name][0] for name in wanted.arrays)
+        arrays = {name: self.base.fields[name].empty(len(numbers)) for name in names}
+        finish = read(0, Wanted(compress(numbers), np.arange(len(numbers)), arrays))
+        positions = {ahead: np.searchsorted(numbers, rows) for ahead, rows in needed.items()}
+        return all_of([finish, partial(self._spread, arrays, positions, wanted)])
+
+    def _spread(self, arrays: dict[str, Array], positions: Mapping[bool, Integers], wanted: Wanted) -> None:
+        """Copy the rows of each window to its place."""
+        for name, out in wanted.arrays.items():
+            base, ahead = self.columns[name]
+            _take(arrays[base], positions[ahead], wanted.destination, out)
+        arrays.clear()
 
 
-def _spread(base: Array, destination: Integers, positions: Sequence[Integers], outs: Sequence[Array]) -> None:
-    """Copy row ``positions[k][i]`` of ``base`` to row ``destination[i]`` of ``outs[k]``."""
-    for rows, out in zip(positions, outs, strict=True):
-        if len(destination) == len(out) and out.dtype == base.dtype and out.flags.c_contiguous:
-            order = np.empty_like(destination)
-            order[destination] = np.arange(len(destination))
-            np.take(base, rows[order], axis=0, out=out, mode="clip")
-        else:
-            scatter(out, destination, base[rows])
+def _take(rows: Array, positions: Integers, destination: Integers, out: Array) -> None:
+    """Assign ``out[destination[i]] = rows[positions[i]]``."""
+    if len(destination) == len(out) and out.dtype == rows.dtype and out.flags.c_contiguous:
+        order = np.empty_like(destination)
+        order[destination] = np.arange(len(destination))
+        np.take(rows, positions[order], axis=0, out=out, mode="clip")
+    else:
+        scatter(out, destination, rows[positions])
 
 
 @dataclass(frozen=True, eq=False)
@@ -213,17 +233,16 @@ def sliding_windows(
     bare = isinstance(targets, str) or (targets is None and isinstance(inputs, str))
     renamed = [AHEAD.format(name) for name in ahead]
     targets_ahead = (renamed[0] if bare else renamed) if ahead else None
-    slide = partial(_slide, index.files, chains, index.fields, names, ahead, shape)
-    slid = Index(fields, DerivedFiles(index.files, slide, chains.windows), index.static)
+    columns = {name: (name, False) for name in names} | {AHEAD.format(name): (name, True) for name in ahead}
+    slid = Slid(index, columns, shape, chains).index(fields)
     ties = Ties(shape.overlap, slid.first_row[chains.heads])
     return Sliding(slid, targets_ahead, ties, partial(_slide_further, chains, shape))
 
 
 def _slide_further(chains: Chains, shape: WindowShape, index: Index) -> Index:
     """Return the index of windows of all fields of an index."""
-    fields = {name: _extended(field, name, shape.window) for name, field in index.fields.items()}
-    slide = partial(_slide, index.files, chains, index.fields, list(fields), [], shape)
-    return Index(fields, DerivedFiles(index.files, slide, chains.windows))
+    fields = {name: _extended(one, name, shape.window) for name, one in index.fields.items()}
+    return Slid(index, {name: (name, False) for name in fields}, shape, chains).index(fields)
 
 
 def window_shape(window: int, stride: int, horizon: int | None, lead: int, targets: Names) -> WindowShape:
@@ -250,33 +269,16 @@ def window_shape(window: int, stride: int, horizon: int | None, lead: int, targe
 
 
 def _slide(
-    files: FileTable,
-    chains: Chains,
-    fields: Schema,
-    names: Sequence[str],
-    ahead: Sequence[str],
-    shape: WindowShape,
-    number: int,
-    file: FileIndex,
+    columns: Mapping[str, tuple[str, bool]], chains: Chains, shape: WindowShape, number: int, file: FileIndex
 ) -> FileIndex:
     """Return the index of a file with the windows that begin in it as samples."""
     count = int(chains.windows[number])
-    first = int(-chains.begin[number] % shape.stride)
-    needed, reached, entries = first + (count - 1) * shape.stride + shape.span, file.rows, [file]
-    while count and reached < needed:
-        entries.append(files[number + len(entries)])
-        reached += entries[-1].rows
-    tables = {
-        name: Windows(tuple(entry.layouts[name] for entry in entries), fields[name], shape, first, count)
-        for name in dict.fromkeys([*names, *ahead])
-    }
-    layouts: dict[str, Layout] = {name: Column(tables[name], INPUT) for name in names}
-    layouts |= {AHEAD.format(name): Column(tables[name], TARGET) for name in ahead}
+    layouts = {name: WindowRows(count, (file.layouts[base],), shape=shape) for name, (base, _) in columns.items()}
     return replace(file, rows=count, layouts=layouts)
 
 
-def _extended(field: Field, name: str, rows: int) -> Field:
+def _extended(one: Field, name: str, rows: int) -> Field:
     """Return the field with an axis of ``rows`` rows in front."""
-    if field.ragged:
-        raise FormatError("a field with samples of varying length has no windows", field=field.name)
-    return replace(field, name=name, shape=(rows, *field.shape))
+    if one.ragged:
+        raise FormatError("a field with samples of varying length has no windows", field=one.name)
+    return replace(one, name=name, shape=(rows, *one.shape))

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import argparse
 import faulthandler
+import importlib
 import os
 import random
 import signal
@@ -220,6 +221,7 @@ def main() -> None:
         pattern = KINDS[name].fill(Path(folder) / name, int(count), int(rows))
         all_stress.append(Stress(KINDS[name], pattern, int(count) * int(rows)))
     if options.seconds:
+        importlib.import_module("matplotlib.figure")  # which an interrupt would leave half imported
         sys.setswitchinterval(10 * SWITCH_INTERVAL)  # pictures would take minutes
         callers = Callers(all_stress, options.seconds)
         print(callers.run())

@@ -175,3 +175,38 @@ def test_missing_texts_of_an_hdf5_file_are_dropped(tmp_path: Path, pool: Pool, k
             texts[present] = frame[name].to_numpy(object)[present].astype("S8")
     expected = frame.dropna()["number"].tolist()
     assert [n for own in pool.run(_numbers, str(path)) for n in own] == expected
+
+
+LARGE = (1 << 53) + 1
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        lambda: pd.array([LARGE, None, 3], "Int64"),
+        lambda: np.array([LARGE, None, 3], object),
+        lambda: np.ma.array([LARGE, 7, 3], mask=[False, True, False]),
+    ],
+)
+def test_integers_that_floats_cannot_hold_keep_a_mask(column: Any) -> None:
+    frame = {"id": column(), "x": np.arange(3.0)}
+    data = open_dataset(frame, missing="mask", comm=MPI.COMM_SELF)
+    loaded = data.load()
+    assert loaded["id"].dtype == np.int64 and loaded["id"].tolist() == [LARGE, 0, 3]
+    assert loaded["id_mask"].tolist() == [True, False, True]
+    assert open_dataset(frame, missing=-1, comm=MPI.COMM_SELF).load()["id"].tolist() == [LARGE, -1, 3]
+    assert open_dataset(frame, missing={"id": 5}, comm=MPI.COMM_SELF).load()["id"].tolist() == [LARGE, 5, 3]
+    assert open_dataset(frame, missing="drop", comm=MPI.COMM_SELF).load()["id"].tolist() == [LARGE, 3]
+    assert data.value_counts("id") == {3: 1, LARGE: 1} and data.statistics("id").missing == 1
+    for options in ({}, {"missing": {"x": 0}}):
+        with pytest.raises(FormatError, match="no NaN"):
+            open_dataset(frame, comm=MPI.COMM_SELF, **options)
+    for options in ({"inputs": ["id", "x"], "stack": True}, {"derive": {"y": "id + 1"}}):
+        with pytest.raises(FormatError, match="id"):
+            open_dataset(frame, missing=0, comm=MPI.COMM_SELF, **options)
+
+
+def test_small_integers_with_missing_values_are_floats() -> None:
+    for column in (pd.array([1, None], "Int32"), np.array([1, None], object), np.ma.array([1, 2], mask=[False, True])):
+        loaded = open_dataset({"n": column}, comm=MPI.COMM_SELF).load()["n"]
+        np.testing.assert_array_equal(loaded, [1, np.nan])

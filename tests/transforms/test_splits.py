@@ -149,13 +149,13 @@ def test_sizes_of_classes(counts: list[int], weights: list[int]) -> None:
 
 def _resumed(comm: MPI.Intracomm, path: str, start: Any, shuffle: Any) -> list[Any]:
     train, _ = open_dataset(path, inputs="x", comm=comm).split(0.7, 0.3, stratify="label", seed=1)
-    return [batch.copy() for batch in train.batches(30, shuffle=shuffle, seed=2, start=start)]
+    return [batch.copy() for batch in train.batches(36, shuffle=shuffle, seed=2, start=start)]
 
 
 @pytest.mark.parametrize("shuffle", [True, "global"])
 def test_a_run_resumes_on_another_number_of_ranks(table: str, pool: Pool, shuffle: Any) -> None:
     train, _ = open_dataset(table, inputs="x", comm=MPI.COMM_SELF).split(0.7, 0.3, stratify="label", seed=1)
-    train.batches(30, shuffle=shuffle, seed=2)
+    train.batches(36, shuffle=shuffle, seed=2)
     expected = _resumed(MPI.COMM_SELF, table, None, shuffle)[3:]
     by_rank = pool.run(_resumed, table, train.state(3), shuffle)
     for number, batch in enumerate(expected):

@@ -7,7 +7,6 @@ from typing import Any
 
 import awkward as ak
 import h5py
-import numexpr
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -16,6 +15,7 @@ from matex_data import DataError, FieldNotFound, FormatError, PartitionError, op
 from matex_data.index.chosen import Chosen
 from matex_data.io.counters import process_profile
 from matex_data.transforms import select
+from matex_data.transforms.evaluation import Values, evaluate
 from matex_data.transforms.expressions import parse
 from tests.support.ranks import Pool
 from tests.transforms.events import global_batches, joined, load, read, write_events
@@ -168,31 +168,11 @@ def test_a_damaged_column_is_the_same_error_everywhere(tmp_path: Path, pool: Poo
     assert len({str(error) for error in outcomes}) == 1
 
 
-def _without_numexpr(comm: MPI.Intracomm, path: Path) -> None:
-    """Open with a condition, where rank 0 has no numexpr."""
-    import sys
-
-    saved = sys.modules.get("numexpr")
-    if comm.rank == 0:
-        sys.modules["numexpr"] = None  # type: ignore[assignment]
-    try:
-        open_dataset(str(path), where="MET > 1", comm=comm)
-    finally:
-        sys.modules.pop("numexpr")
-        if saved is not None:
-            sys.modules["numexpr"] = saved
-
-
-def test_numexpr_is_optional(folder: Path, events: ak.Array, pool: Pool) -> None:
-    for error in pool.outcomes(_without_numexpr, folder, timeout=30):
-        assert isinstance(error, FormatError) and "pip install 'numexpr>=2.10'" in str(error)
-
-
 def test_names_in_backticks_are_taken_as_they_are() -> None:
     expression = parse("(`Muon.pt` > 3) & (`a b` + quoted_0 + `quoted_0` < `class`) & (sin(sin_) > 0)")
     assert expression.fields == ["Muon.pt", "a b", "quoted_0", "class", "sin_"]
-    columns = {variable: np.arange(3.0) for variable in expression.operands}
-    assert numexpr.validate(expression.code, local_dict=columns) is None
+    fields = {name: Values(np.arange(3.0)) for name in expression.fields}
+    assert evaluate(expression, fields).content.tolist() == [False, False, False]
 
 
 def _selected(comm: MPI.Intracomm, path: str, bits: bool) -> list[Any]:
