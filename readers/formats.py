@@ -288,6 +288,7 @@ FORMATS: dict[str, Format] = {
         folder="matex_data.readers.images.folders.probing:is_image_folder",
         stamped=False,
         takes_trust=True,
+        samples=("file",),
     ),
     "fits": Format(  # FITS files that begin with a table, a spectrum or a cube, and those that are compressed
         "matex_data.readers.fits.reader:index",

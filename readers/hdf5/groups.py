@@ -53,7 +53,9 @@ def index_groups(file: TrustedFile, path: str, names: Sequence[str] | None, grou
     samples, found = _read(file, path, parent)
     chosen = _chosen(path, names, samples, found)
     fields = {name: column.field(name) for name, column in chosen.items()}
-    layouts = {name: column.layout(path, fields[name], parent, samples) for name, column in chosen.items()}
+    encoded = [os.fsencode(sample) for sample in samples]
+    groups = np.frombuffer(b"".join(encoded), np.uint8), compact(np.cumsum([0, *map(len, encoded)]))
+    layouts = {name: column.layout(path, fields[name], parent, *groups) for name, column in chosen.items()}
     return Index(fields, [FileIndex(path, len(samples), layouts)])
 
 
@@ -140,16 +142,13 @@ class _Column:
         dtype = np.dtype(object) if stored.hasobject else np.dtype(stored.newbyteorder("="))
         return ragged_field(Field(name, (), dtype, attributes={ALL_ROWS: True}), shape)
 
-    def layout(self, path: str, made: Field, parent: str, samples: Sequence[str]) -> Layout:
-        """Return the layout of the field: byte ranges where there are such."""
+    def layout(self, path: str, made: Field, parent: str, groups: Array, ends: Array) -> Layout:
+        """Return the layout of the field: byte ranges where there are such; see `GroupRows`."""
         if self.plain:
             stored = array_element(element_type(self.dataset))[0]
             return Scattered(compact_array(np.frombuffer(self.offset, np.int64)), compact_array(self.shapes), stored)
-        encoded = [os.fsencode(sample) for sample in samples]
-        ends = compact(np.cumsum([0, *map(len, encoded)]))
         nbytes = int(self.shapes.prod(axis=1).sum()) * made.dtype.itemsize
-        listed = np.frombuffer(b"".join(encoded), np.uint8)
-        return GroupRows(path, parent, made.name, listed, ends, made.dtype, made.ragged, nbytes)
+        return GroupRows(path, parent, made.name, groups, ends, made.dtype, made.ragged, nbytes)
 
 
 def compact_array(numbers: Array) -> Array:

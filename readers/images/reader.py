@@ -13,6 +13,7 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import RANDOM, Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.united import concatenate
+from matex_data.index.whole import FILE, files_as_samples
 from matex_data.readers.collective import IndexingRanks, SingleRank, on_root
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.folders.files import FileValues, ImageFiles, Pages
@@ -59,6 +60,7 @@ def index_collectively(
     augment_seed: int = 0,
     axes: Any = None,
     samples: str | None = None,
+    sample: str | None = None,
     trust: Trust | None = None,
 ) -> Index:
     """Index image files. *Collective*.
@@ -82,6 +84,7 @@ def index_collectively(
     pages : "all": the pages of TIFF, GIF and WebP files are samples. "first": only the first one.
     axes : of TIFF files with several axes of planes: their names in the order of the file, "TZCYX", or the sizes of
         those of the planes, ``{"T": 10, "Z": 5}``. None: as ImageJ's or OME's metadata say, if ``samples`` is given.
+    sample : "file": all pages of a stack are one sample; a picture is one in any case. None: a page is.
     samples : axes of ``axes`` that count the samples, such as "T" or "TZ"; each sample has all others, in the order of
         the file. None: the first one, if ``axes`` is given.
     root : folder that the paths of a manifest are relative to; None: its own.
@@ -117,7 +120,7 @@ def index_collectively(
             expected="axes= and samples= with mode=, size= and dtype= alone",
             found="one of ragged=, pages=, or a section of an image",
         )
-    reading = _Reading(ranks, options, ragged, pages, hyperstack)
+    reading = _Reading(ranks, options, ragged, pages, hyperstack, sample == FILE)
     return concatenate([reading.index(listing, names) for listing in listings], ranks.rank == 0)
 
 
@@ -125,7 +128,13 @@ class _Reading:
     """Options by which listings become indexes."""
 
     def __init__(
-        self, ranks: IndexingRanks, options: ImageOptions, ragged: bool, pages: str, hyperstack: Hyperstack | None
+        self,
+        ranks: IndexingRanks,
+        options: ImageOptions,
+        ragged: bool,
+        pages: str,
+        hyperstack: Hyperstack | None,
+        whole: bool,
     ) -> None:
         self._ranks = ranks
         self._options = {
@@ -135,13 +144,14 @@ class _Reading:
         self._ragged = ragged
         self._pages = pages
         self._hyperstack = hyperstack
+        self._whole = whole
 
     def index(self, listing: Listing, names: Sequence[str] | None) -> Index:
         """Return the index of a listing. *Collective*."""
         if self._pages == "all" and not self._ragged and not self._options[IMAGE].takes_section:
             stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks, self._hyperstack)
             if stacks is not None:
-                return stacks
+                return files_as_samples(stacks) if self._whole else stacks
         files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})
         available = [*files, *listing.columns, PATH]
         selected = available if names is None else list(names)
@@ -150,6 +160,14 @@ class _Reading:
                 raise _no_field(listing, name, available)
         facts = {name: self._facts(listing, name, texts, name in selected) for name, texts in files.items()}
         pages = self._common_pages(listing, facts)
+        if self._whole and pages.rows != len(listing.images):
+            raise FormatError(
+                "files with several pages are no samples",
+                file=listing.path,
+                expected="one picture in each file, or stacks that are read as they are stored",
+                found=f"{pages.rows} pages of {len(listing.images)} files",
+                remedy="leave out sample='file', or give pages='first'",
+            )
         fields: dict[str, Field] = {}
         layouts: dict[str, Layout] = {}
         for name in selected:

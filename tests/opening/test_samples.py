@@ -1,5 +1,6 @@
 """Files and groups as samples, on one rank and on three: dense where the shapes agree, else ragged."""
 
+import gc
 import warnings
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,8 @@ import numpy as np
 import pandas as pd
 import pytest
 import scipy.io
+import tifffile
+from PIL import Image
 
 import matex_data as md
 from matex_data.readers.csv.rows import CsvRows
@@ -173,3 +176,28 @@ def test_a_table_of_a_file_is_parsed_once(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(CsvRows, "columns", counted)
     assert [values.tolist() for values in data.load()["f"]] == [[0, 1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]
     assert len(parsed) == 3
+
+
+def test_pictures_and_stacks(tmp_path: Path) -> None:
+    planes = RNG.integers(0, 255, (5, 6, 7)).astype("u1")
+    for number, plane in enumerate(planes):
+        Image.fromarray(plane).save(tmp_path / f"{number}.png")
+    assert len(md.open_dataset(tmp_path, sample="file")) == 5
+    stacks = tmp_path / "stacks"
+    stacks.mkdir()
+    for number in range(3):
+        tifffile.imwrite(stacks / f"{number}.tif", planes, photometric="minisblack")
+    data = md.open_dataset(stacks, sample="file", inputs=["image"])
+    assert len(data) == 3 and data.load()["image"].reshape(3, 5, 6, 7).tolist() == [planes.tolist()] * 3
+
+
+def test_groups_are_no_objects_of_python(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "many.h5", "w") as file:
+        for number in range(1500):
+            file[f"g{number}/x"], file[f"g{number}/text"] = np.zeros(1 + number % 3), "text"
+    md.open_dataset(tmp_path / "many.h5", sample="group", inputs=["x", "text"])  # imports
+    gc.collect()
+    before = len(gc.get_objects())
+    data = md.open_dataset(tmp_path / "many.h5", sample="group", inputs=["x", "text"])
+    gc.collect()
+    assert len(gc.get_objects()) - before < 500 and len(data) == 1500

@@ -310,9 +310,10 @@ def test_options_and_names(tmp_path: Path) -> None:
     path = str(series(tmp_path / "data.h5", {1: 10}))
     with pytest.raises(FieldNotFound, match="'px'"):
         index(path, ["pxx"])
-    for options in ({"units": "cgs"}, {"sample": "event"}):
-        with pytest.raises(FormatError, match="has no such value"):
-            index(path, **options)
+    with pytest.raises(FormatError, match="has no such value"):
+        index(path, units="cgs")
+    with pytest.raises(FormatError, match=r"no such samples(.|\n)*'particle', 'iteration', 'file'"):
+        open_dataset(path, sample="event", comm=MPI.COMM_SELF)
     with pytest.raises(FormatError, match=r"no iteration 2(.|\n)*\[1\]"):
         index(path, iterations=2)
     with pytest.raises(FormatError, match="no such value"):
