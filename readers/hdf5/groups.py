@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import warnings
 from array import array
@@ -32,6 +33,7 @@ DEEPEST = 4  # groups above the samples
 MOST_LOOKED_AT = 8  # groups of one, of which the first ones tell what the others are
 BLOCK_ROWS = 16  # arrays that are compressed, or texts, of a block
 MAX_SHOWN = 8
+MOST_BYTES = 1 << 60  # of an array, far above what files have: sums of sizes do not overflow
 
 
 def index_groups(file: TrustedFile, path: str, names: Sequence[str] | None, group: str | None) -> Index:
@@ -123,6 +125,9 @@ class _Column:
         shape, offset = opened.shape, opened.get_offset()
         if shape is None or len(shape) != self.axes or opened.get_type() != self.kind:
             self.problem = self.problem or f"{name!r} has another type or number of axes"
+            shape = (0,) * self.axes
+        if math.prod(shape) * self.kind.get_size() > MOST_BYTES:
+            self.problem = self.problem or f"{name!r} claims an array of {shape}"
             shape = (0,) * self.axes
         self.plain &= offset is not None or 0 in shape
         self.offset.append(offset or 0)
