@@ -362,7 +362,7 @@ class Index:
 
     Examples
     --------
-    >>> from matex_data.index.strided import Strided
+    >>> from matex_data.abc import Field, Strided
     >>> temperature = Field("temperature", (3,), np.dtype("f4"))
     >>> layout = Strided(rows=10, offset=128, stride=12, dtype=np.dtype("<f4"), shape=(3,))
     >>> index = Index({"temperature": temperature}, [FileIndex("day1.bin", 10, {"temperature": layout})])
@@ -395,7 +395,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> Index({"t": Field("t", (), np.dtype("f8"))}, files).first_row.tolist()
         [0, 2, 4]
@@ -410,7 +410,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
         >>> index.file_of(np.array([0, 1, 2, 3])).tolist()
@@ -428,7 +428,13 @@ class Index:
 
     @property
     def draws(self) -> bool:
-        """True if a function gets seeds, so that samples differ between epochs."""
+        """True if a function gets seeds, so that samples differ between epochs.
+
+        Examples
+        --------
+        >>> Index({}, []).draws
+        False
+        """
         return self.made is not None and self.made.draws
 
     @cached_property
@@ -456,7 +462,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
         >>> index.row_bytes("t")
@@ -470,7 +476,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
         >>> index.inner_bytes("t")
@@ -484,7 +490,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
         >>> list(index.select(["t"]).fields)
@@ -500,7 +506,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
         >>> len(index.in_columns())
@@ -514,7 +520,7 @@ class Index:
 
         Examples
         --------
-        >>> from matex_data.abc import MemoryRows
+        >>> from matex_data.abc import Field, MemoryRows
         >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
         >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, files)
         >>> index.with_stamps({}).files[0].stamp is None

@@ -131,7 +131,8 @@ def _resolve(
 
     packed, trust, below = comm.on_root(found)
     remedy = "call open_dataset with the same arguments on every rank"
-    comm.check_equal(f"{_named(paths)}, {arguments}", "the ranks open different data sets", remedy)
+    for given in (_named(paths), arguments):
+        comm.check_equal(given, "the ranks open different data sets", remedy)
     return packed, trust, below
 
 

@@ -229,7 +229,7 @@ def _index_all(
         indexing = _Indexing(reading, files, resolved, known, stale)
         own, union = _index_share(comm, indexing, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
-        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union))
+        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union, len(files) == 1))
     comm.agreed(partial(_tell_notices, index))
     if reading.options.get(SAMPLE) is None and FILE in format_named(resolved).samples:
         comm.agreed(partial(_tell_rows, index))
@@ -268,11 +268,11 @@ def share_facts(comm: Communicator, files: FileTable) -> None:
         files.set_facts(comm.allgather(files.facts_of(range(*rank_range(len(files), comm.rank, comm.size)))))
 
 
-def _joined(by_rank: Sequence[_Share], union: UnitedFields) -> Index:
-    """Return one index of the files of all ranks."""
+def _joined(by_rank: Sequence[_Share], union: UnitedFields, single: bool) -> Index:
+    """Return one index of the files of all ranks; of a single one, that of the first rank."""
     first = by_rank[0].first
     assert first is not None
-    table = first.files if union.files == 1 else FileColumns.joined([of_rank.files for of_rank in by_rank])
+    table = first.files if single else FileColumns.joined([of_rank.files for of_rank in by_rank])
     return Index(union.fields, table, first.static, union.texts)
 
 
@@ -337,9 +337,9 @@ class _Collected:
         for one in self._unions:
             check_common(one.path, one.fields, union)
 
-    def share(self, union: UnitedFields) -> _Share:
-        """Return the files with the fields of a union."""
-        if union.files == 1 or not self._builders:
+    def share(self, union: UnitedFields, single: bool) -> _Share:
+        """Return the files with the fields of a union; none of a single one, whose index stays what it is."""
+        if single or not self._builders:
             return _Share(FileColumnsBuilder().build(), self.first)
         tables = [builder.build() for builder in self._builders]
         if len(tables) == 1 and is_alike(self._unions[0].fields, union):
@@ -374,7 +374,7 @@ def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> t
     union = unite(comm, collected.unions)
     if indexing.reading.names is None:
         comm.agreed(lambda: collected.check(union))
-    return comm.agreed(lambda: collected.share(union)), union
+    return comm.agreed(lambda: collected.share(union, len(indexing.files) == 1)), union
 
 
 def resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
