@@ -35,7 +35,7 @@ def test_interrupts_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 def test_interrupts_for_ten_minutes(tmp_path: Path) -> None:
     assert _stress(tmp_path, 2, 4, 20, 1, *INTERRUPTED, "--seconds", "600", timeout=800) > 10_000
 
