@@ -17,7 +17,7 @@ FRAMEWORKS := build/frameworks
 # The oldest versions that are allowed, as in setup.cfg and training/keras_api.py, and what runs with them.
 OLDEST_VERSIONS := 'tensorflow==2.18.*' 'keras==3.7.*'
 OLDEST_TESTS := tests/training/test_keras_api.py tests/training/test_trainer.py tests/training/test_exact.py \
-    tests/training/sharding/test_shard.py tests/training/launcher/test_scripts.py -m 'not slow' \
+    tests/training/exact/test_shard.py tests/training/launcher/test_scripts.py -m 'not slow' \
     -k 'keras_api or test_trainer or (exact and (adam or batch_norm)) or (shard and graph and 3) or (fit and 2 and \
     (callbacks or ema or ignore_class or tf_keras_imports or train_step or two_outputs))'
 

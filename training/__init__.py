@@ -15,6 +15,8 @@ from matex_data.training.comm.world import World, world
 
 if TYPE_CHECKING:
     from matex_data.training.average.optimizer import distribute
+    from matex_data.training.exact.shard import shard
+    from matex_data.training.exact.variables import broadcast
     from matex_data.training.inference import evaluate, predict
     from matex_data.training.learning_rate import ScaledLearningRate
     from matex_data.training.mesh import Mesh
@@ -23,8 +25,6 @@ if TYPE_CHECKING:
     from matex_data.training.reduction.ops import allreduce
     from matex_data.training.restart.preemption import EXIT_PREEMPTED, stop_requested
     from matex_data.training.saving import save
-    from matex_data.training.sharding.shard import shard
-    from matex_data.training.steps.variables import broadcast
     from matex_data.training.trainer import fit
 
 __all__ = [
@@ -55,7 +55,7 @@ _MODULES = {
     "allgather": "reduction.gathering",
     "allreduce": "reduction.ops",
     "barrier": "reduction.gathering",
-    "broadcast": "steps.variables",
+    "broadcast": "exact.variables",
     "broadcast_object": "reduction.gathering",
     "deferred": "partition.deferred",
     "distribute": "average.optimizer",
@@ -63,7 +63,7 @@ _MODULES = {
     "fit": "trainer",
     "predict": "inference",
     "save": "saving",
-    "shard": "sharding.shard",
+    "shard": "exact.shard",
     "stop_requested": "restart.preemption",
 }
 

@@ -19,9 +19,9 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.exact.watch import Watch
 from matex_data.training.progress import ThroughputBar
 from matex_data.training.saving import saving_together
-from matex_data.training.steps.watch import Watch
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,

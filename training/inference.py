@@ -16,16 +16,16 @@ from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, running_alone
+from matex_data.training.distributed_model import DistributedModel, open_context
+from matex_data.training.exact.batch_weights import batch_weights
+from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.prediction import predict_stand_ins
+from matex_data.training.exact.rows import batch_size as rows_of
+from matex_data.training.exact.rows import dataset_element, sharded_source
+from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.gathering import gathered
-from matex_data.training.sharding.batch_weights import batch_weights
-from matex_data.training.sharding.rows import batch_size as rows_of
-from matex_data.training.sharding.rows import dataset_element, sharded_source
-from matex_data.training.steps.distributed_model import DistributedModel, open_context
-from matex_data.training.steps.errors import unwrapped_errors
-from matex_data.training.steps.prediction import predict_stand_ins
-from matex_data.training.steps.variables import build_without_optimizer
 from matex_data.training.trainer import evaluation_data, sharded, without_keras_warnings
 
 BATCH = 32

@@ -20,6 +20,11 @@ from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.distributed_model import DistributedModel
+from matex_data.training.exact.batch_weights import batch_weights
+from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.rows import batch_size
+from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
@@ -29,12 +34,7 @@ from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
-from matex_data.training.sharding.batch_weights import batch_weights
-from matex_data.training.sharding.rows import batch_size
 from matex_data.training.stages.model import StagedModel
-from matex_data.training.steps.distributed_model import DistributedModel
-from matex_data.training.steps.errors import unwrapped_errors
-from matex_data.training.steps.variables import build_without_optimizer
 
 
 def fit(

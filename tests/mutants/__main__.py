@@ -157,7 +157,7 @@ class Run:
 
 
 def _package(path: str) -> str:
-    """Return the package of a module, or of a test: ``readers/hdf5``, ``epochs``, ``training/steps``."""
+    """Return the package of a module, or of a test: ``readers/hdf5``, ``epochs``, ``training/exact``."""
     parts = path.partition("::")[0].removeprefix("tests/").removeprefix("matex_data/").split("/")[:-1]
     return "/".join(parts[:2])
 

@@ -28,8 +28,14 @@ GROUPS = {
     "epochs": ("matex_data/epochs",),
     "data sets": ("matex_data/transforms", "matex_data/opening", "matex_data/*.py"),
     "mpi and commands": ("matex_data/mpi", "matex_data/launching", "matex_data/doctor", "matex_data/cli"),
-    "training: the step": ("training/steps", "training/average", "training/reduction", "training/comm"),
-    "training: unchanged scripts": ("training/launcher", "training/proof", "training/sharding"),
+    "training: the step": (
+        "training/exact",
+        "training/distributed_model",
+        "training/average",
+        "training/reduction",
+        "training/comm",
+    ),
+    "training: unchanged scripts": ("training/launcher", "training/proof"),
     "training: models and runs": (
         *("training/stages", "training/layouts", "training/partition", "training/restart", "training/*.py"),
     ),

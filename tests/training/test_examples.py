@@ -13,7 +13,7 @@ def _failures(comm: Any) -> dict[str, str]:
     import io
 
     from matex_data import training
-    from matex_data.training.sharding import rows
+    from matex_data.training.exact import rows
 
     finder, reports = doctest.DocTestFinder(recurse=False), {}
     examples = {name: getattr(training, name) for name in training.__all__ if name != "World"}

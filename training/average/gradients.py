@@ -13,10 +13,10 @@ from typing import Any
 import tensorflow as tf
 
 from matex_data.training.average.sessions import note_steps, session_weight
-from matex_data.training.average.state import step_state
+from matex_data.training.exact.batch_weights import batch_weights
+from matex_data.training.exact.state import step_state
 from matex_data.training.reduction.graphs import in_session_graph
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.sharding.batch_weights import batch_weights
 
 
 class GradientAverage:

@@ -12,11 +12,11 @@ from matex_data.mpi.library import MPI
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.exact.batch_weights import patch_iteration
 from matex_data.training.partition.parts import channels_of
 from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, Strategy
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.sharding.batch_weights import patch_iteration
 
 
 def distribute(

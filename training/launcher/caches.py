@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.training.exact.rows import is_sharded
 from matex_data.training.launcher.registry import SaveRegistry
-from matex_data.training.sharding.rows import is_sharded
 
 
 def patch_caches(registry: SaveRegistry) -> None:

@@ -21,6 +21,22 @@ from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
+from matex_data.training.distributed_model import DistributedModel
+from matex_data.training.exact.batch_weights import batch_weights
+from matex_data.training.exact.digests import check_same
+from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.evaluation import append_empty_batches
+from matex_data.training.exact.prediction import predict_stand_ins
+from matex_data.training.exact.rows import (
+    batch_size,
+    dataset_element,
+    deterministic,
+    is_sharded,
+    rank_slice,
+    shard_rows,
+)
+from matex_data.training.exact.step import DistributedStep
+from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.checking.check import Mode, SelfCheck
 from matex_data.training.launcher.checking.forward import ForwardProofs
@@ -34,22 +50,6 @@ from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
-from matex_data.training.sharding.batch_weights import batch_weights
-from matex_data.training.sharding.digests import check_same
-from matex_data.training.sharding.rows import (
-    batch_size,
-    dataset_element,
-    deterministic,
-    is_sharded,
-    rank_slice,
-    shard_rows,
-)
-from matex_data.training.steps.distributed_model import DistributedModel
-from matex_data.training.steps.errors import unwrapped_errors
-from matex_data.training.steps.evaluation import append_empty_batches
-from matex_data.training.steps.prediction import predict_stand_ins
-from matex_data.training.steps.step import DistributedStep
-from matex_data.training.steps.variables import build_without_optimizer
 from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")

@@ -17,12 +17,12 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage
-from matex_data.training.average.state import in_step
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.batch_weights import left_to_keras, patch_iteration
+from matex_data.training.exact.state import in_step
 from matex_data.training.reduction.graphs import eager_variable, in_session_graph
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
-from matex_data.training.sharding.batch_weights import left_to_keras, patch_iteration
 
 log = logging.getLogger("matex_data.training")
 

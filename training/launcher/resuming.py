@@ -20,10 +20,10 @@ from typing import Any
 
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.digests import leaf_digests
+from matex_data.training.exact.rows import is_sharded
 from matex_data.training.restart.preemption import REQUESTS
 from matex_data.training.restart.resume import TrainingRun, sources
-from matex_data.training.sharding.digests import leaf_digests
-from matex_data.training.sharding.rows import is_sharded
 
 log = logging.getLogger("matex_data.training")
 

@@ -156,6 +156,7 @@ def _patch(
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.comm.devices import take_own_gpu
+    from matex_data.training.exact.determinism import seed_all_ranks
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.meshes import patch_distributions
@@ -166,7 +167,6 @@ def _patch(
     from matex_data.training.launcher.tf_distribute import patch_strategies
     from matex_data.training.mesh import Mesh
     from matex_data.training.reduction.ops import Reducer
-    from matex_data.training.sharding.determinism import seed_all_ranks
 
     _check_backend()
     channel = open_channel(None)

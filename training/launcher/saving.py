@@ -25,13 +25,13 @@ from matex_data.mpi.activity import busy
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
+from matex_data.training.exact.evaluation import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
 from matex_data.training.launcher.caches import patch_caches
 from matex_data.training.launcher.folders import patch_folders
 from matex_data.training.launcher.openers import patch_openers
 from matex_data.training.launcher.registry import SaveOutcome, SaveRegistry, failed_save
 from matex_data.training.launcher.script_files import ScriptFiles
-from matex_data.training.steps.evaluation import DistributedTestStep
 
 log = logging.getLogger("matex_data.training")
 

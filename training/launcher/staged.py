@@ -16,17 +16,17 @@ from matex_data.mpi.activity import collective
 from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.exact.digests import check_same
+from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.rows import deterministic, is_sharded, shard_rows
 from matex_data.training.keras_api import keras_trainer
 from matex_data.training.launcher.keras_patches import ShardedEpochIterator, call_within
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.preemption import stopping_on_request
-from matex_data.training.sharding.digests import check_same
-from matex_data.training.sharding.rows import deterministic, is_sharded, shard_rows
 from matex_data.training.stages.model import StagedModel
 from matex_data.training.stages.update import updating
-from matex_data.training.steps.errors import unwrapped_errors
 from matex_data.training.trainer import without_keras_warnings
 
 

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from matex_data.training.exact.logs import Reduction, extreme_of, flat, reductions
+from matex_data.training.exact.metrics import flat_metrics
 from matex_data.training.proof.axes import Independent, Mixed, PerSample, Reason, RowCount, State, Total
 from matex_data.training.proof.fingerprint import fingerprint
 from matex_data.training.proof.model import Proof, any_rows, loss_reasons, unknown_rows
 from matex_data.training.proof.propagate import follow
 from matex_data.training.proof.sizes import ONE, ROWS
 from matex_data.training.proof.tracing import LossValue, recorded_losses, unchanged
-from matex_data.training.steps.logs import Reduction, extreme_of, flat, reductions
-from matex_data.training.steps.metrics import flat_metrics
 
 
 class _Number(NamedTuple):

@@ -27,9 +27,9 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.batch_norm import average_moving_statistics, moving_statistics
+from matex_data.training.exact.variables import replicated_variables
 from matex_data.training.partition.parts import part_of, whole_of_replicas, whole_shape
-from matex_data.training.steps.batch_norm import average_moving_statistics, moving_statistics
-from matex_data.training.steps.variables import replicated_variables
 
 FILE = "training.npz"
 VERSION = 4

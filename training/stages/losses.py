@@ -10,9 +10,9 @@ import keras
 
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.losses import DistributedLoss
+from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.steps.losses import DistributedLoss
-from matex_data.training.steps.metrics import custom_metrics
 
 Replacement = tuple[Any, str, Any]
 """Object, name of an attribute, and its new value."""

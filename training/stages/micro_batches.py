@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.training.sharding.rows import batch_size
+from matex_data.training.exact.rows import batch_size
 from matex_data.training.stages.messages import memory_of
 from matex_data.training.stages.stage import Targets
 

@@ -15,9 +15,15 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.owned import OwnedOptimizer
-from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone
+from matex_data.training.exact.attributes import kept_by_calls
+from matex_data.training.exact.batch_norm import average_moving_statistics
+from matex_data.training.exact.evaluation import append_empty_batches
+from matex_data.training.exact.metrics import combine_states
+from matex_data.training.exact.state import step_state
+from matex_data.training.exact.variables import separate_seeds
+from matex_data.training.exact.watch import Watch
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.layouts.sharded import another_mesh
 from matex_data.training.mesh import Mesh
@@ -60,12 +66,6 @@ from matex_data.training.stages.stage import Edge, LastStage, Stage
 from matex_data.training.stages.state import StagedState
 from matex_data.training.stages.sums import GradientSums
 from matex_data.training.stages.update import StageUpdate
-from matex_data.training.steps.attributes import kept_by_calls
-from matex_data.training.steps.batch_norm import average_moving_statistics
-from matex_data.training.steps.evaluation import append_empty_batches
-from matex_data.training.steps.metrics import combine_states
-from matex_data.training.steps.variables import separate_seeds
-from matex_data.training.steps.watch import Watch
 
 log = logging.getLogger("matex_data.training")
 

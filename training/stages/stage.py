@@ -9,10 +9,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from matex_data.training.average.state import StepState
+from matex_data.training.exact.metrics import weighted_means
+from matex_data.training.exact.state import StepState
 from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.sums import GradientSums
-from matex_data.training.steps.metrics import weighted_means
 
 
 @dataclass(frozen=True)

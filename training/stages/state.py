@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.batch_norm import average_moving_statistics
 from matex_data.training.partition.parts import part_of, whole_of_replicas
 from matex_data.training.partition.whole_optimizer import whole_optimizer
 from matex_data.training.restart.checkpoint import (
@@ -25,7 +26,6 @@ from matex_data.training.restart.checkpoint import (
 )
 from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.messages import ACTIVATIONS, Line
-from matex_data.training.steps.batch_norm import average_moving_statistics
 
 _STATE = 0
 """Number of the messages that carry a state, in place of a micro-batch."""

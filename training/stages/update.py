@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.average.state import StepState
 from matex_data.training.comm.channel import Channel, Subset
+from matex_data.training.exact.state import StepState
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.stages.sums import GradientSums
 

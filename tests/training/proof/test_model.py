@@ -13,8 +13,8 @@ import tensorflow as tf
 from keras import layers, ops
 
 from matex_data.training.comm.channel import open_channel
+from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.proof.model import Proof, prove
-from matex_data.training.steps.distributed_model import DistributedModel
 
 X, Y = tf.TensorSpec([None, 6]), tf.TensorSpec([None, 3])
 

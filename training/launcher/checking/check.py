@@ -13,6 +13,11 @@ import tensorflow as tf
 
 from matex_data.machine import memory_shortage
 from matex_data.mpi.activity import busy
+from matex_data.training.exact.attributes import Attributes
+from matex_data.training.exact.digests import check_same
+from matex_data.training.exact.logs import possible_reductions
+from matex_data.training.exact.metrics import change_rules
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare, finite
 from matex_data.training.launcher.checking.forward import agreed_proof
 from matex_data.training.launcher.checking.pairs import Pairs
@@ -23,14 +28,9 @@ from matex_data.training.launcher.checking.schedule import Schedule
 from matex_data.training.launcher.checking.state import kept_random_state
 from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.model import Proof, prove
-from matex_data.training.sharding.digests import check_same
-from matex_data.training.sharding.rows import batch_size, leaves_per_sample, rows_between
-from matex_data.training.steps.attributes import Attributes
-from matex_data.training.steps.logs import possible_reductions
-from matex_data.training.steps.metrics import change_rules
 
 if TYPE_CHECKING:
-    from matex_data.training.steps.distributed_model import DistributedModel
+    from matex_data.training.distributed_model import DistributedModel
 
 Mode = Literal["always", "proven", "first", "never"]
 """Which steps are checked: of all models; of those that are not proven; their first ones; none."""

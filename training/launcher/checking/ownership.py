@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
+from matex_data.training.exact.step import STAND_IN_GUARD
 from matex_data.training.reduction.ops import REDUCED
-from matex_data.training.steps.step import STAND_IN_GUARD
 
 _WRITES = ("Assign", "ResourceApply", "ResourceScatter", "ScatterNdUpdate")
 """Types of operations that write a variable, or beginnings of them."""

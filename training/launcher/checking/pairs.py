@@ -6,7 +6,7 @@ import contextlib
 from typing import Any
 
 from matex_data.training.comm.channel import Channel, Subset
-from matex_data.training.sharding.rows import rank_slice
+from matex_data.training.exact.rows import rank_slice
 
 
 class Pairs:

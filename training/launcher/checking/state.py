@@ -1,4 +1,4 @@
-"""State that a check leaves as it was: variables, and random numbers. For attributes, see ``steps.attributes``."""
+"""State that a check leaves as it was: variables, and random numbers. For attributes, see ``exact.attributes``."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.steps.attributes import Attributes, kept_by_calls
+from matex_data.training.exact.attributes import Attributes, kept_by_calls
 
 
 class Counting(keras.layers.Layer):

@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.training.average.state import step_state
+from matex_data.training.exact.logs import Reduction, reductions
+from matex_data.training.exact.rows import batch_size
+from matex_data.training.exact.state import step_state
+from matex_data.training.exact.step import run_guarded
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.sharding.rows import batch_size
-from matex_data.training.steps.logs import Reduction, reductions
-from matex_data.training.steps.step import run_guarded
 
 
 class DistributedTestStep:

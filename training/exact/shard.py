@@ -8,9 +8,9 @@ import tensorflow as tf
 
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.sharding.batch_weights import patch_iteration
-from matex_data.training.sharding.determinism import FirstBatchCheck
-from matex_data.training.sharding.rows import (
+from matex_data.training.exact.batch_weights import patch_iteration
+from matex_data.training.exact.determinism import FirstBatchCheck
+from matex_data.training.exact.rows import (
     batch_size,
     dataset_element,
     deterministic,

@@ -9,14 +9,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.batch_norm import global_moment_variables
+from matex_data.training.exact.logs import Reduction, reductions
+from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
+from matex_data.training.exact.rows import batch_size, rank_rows
+from matex_data.training.exact.state import step_state
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.sharding.rows import batch_size, rank_rows
-from matex_data.training.steps.batch_norm import global_moment_variables
-from matex_data.training.steps.logs import Reduction, reductions
-from matex_data.training.steps.metrics import gathered_variables, record_rows, weighted_means
 
 STAND_IN_GUARD = "matex_stand_in_guard"
 """Name of the condition by which a rank without rows puts back what its stand-in row has changed."""

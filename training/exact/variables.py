@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import open_channel
+from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.partition.values import broadcast_in
-from matex_data.training.steps.attributes import kept_by_calls
 
 SEED_STEP = 0x9E3779B9
 """Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""

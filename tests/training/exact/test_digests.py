@@ -23,7 +23,7 @@ SIZES = (1, 2, 3)
     )
 )
 def test_a_digest_does_not_depend_on_the_memory_layout(array: Array) -> None:
-    from matex_data.training.sharding.digests import content_digest
+    from matex_data.training.exact.digests import content_digest
 
     expected = content_digest(array)
     assert content_digest(array.copy(order="F")) == expected
@@ -33,7 +33,7 @@ def test_a_digest_does_not_depend_on_the_memory_layout(array: Array) -> None:
 
 @pytest.mark.parametrize("dtype", ["i1", "f4", "f8", "U5", "S3", "O", "M8[s]"])
 def test_another_order_or_value_changes_the_digest(dtype: str) -> None:
-    from matex_data.training.sharding.digests import content_digest
+    from matex_data.training.exact.digests import content_digest
 
     rows = np.arange(100).astype(dtype).reshape(50, 2)
     changed = rows.copy()
@@ -44,7 +44,7 @@ def test_another_order_or_value_changes_the_digest(dtype: str) -> None:
 
 def test_of_a_large_array_blocks_are_read() -> None:
     """Rows that overlap in memory: 64 GB, of which reading all would take 30 s."""
-    from matex_data.training.sharding.digests import content_digest
+    from matex_data.training.exact.digests import content_digest
 
     numbers = np.arange((1 << 24) + 1023, dtype="f4")
     array = np.lib.stride_tricks.as_strided(numbers, (1 << 24, 1024), (4, 4))
@@ -59,7 +59,7 @@ def test_of_a_large_array_blocks_are_read() -> None:
 def test_structure_is_compared_first() -> None:
     import tensorflow as tf
 
-    from matex_data.training.sharding.digests import LeafDigest, leaf_digests
+    from matex_data.training.exact.digests import LeafDigest, leaf_digests
 
     ragged = tf.ragged.constant([[1.0], [2.0, 3.0]])
     data = ({"image": np.zeros((2, 3), "f4"), "table": [np.ones(3)]}, [1, 2], None, ragged, iter("ab"))
@@ -75,7 +75,7 @@ def test_structure_is_compared_first() -> None:
 
 def _same(comm: Any) -> Any:
     from matex_data.training.comm.channel import open_channel
-    from matex_data.training.sharding.digests import check_same, difference
+    from matex_data.training.exact.digests import check_same, difference
 
     channel = open_channel(comm)
     data = {"x": np.random.default_rng(0).normal(size=(1000, 7)), "y": np.array(["a", "b"], object), "n": None}
@@ -94,7 +94,7 @@ def _sharded(comm: Any) -> Any:
 
     from matex_data import training
     from matex_data.training.comm.channel import open_channel
-    from matex_data.training.sharding.digests import difference
+    from matex_data.training.exact.digests import difference
 
     channel = open_channel(comm)
     dataset = training.shard(tf.data.Dataset.range(4).batch(4), comm=comm)
@@ -110,7 +110,7 @@ def test_sharded_data_is_not_compared(ranks: Pools) -> None:
 def _different(comm: Any, case: str) -> str:
     from matex_data.errors import PartitionError
     from matex_data.training.comm.channel import open_channel
-    from matex_data.training.sharding.digests import check_same
+    from matex_data.training.exact.digests import check_same
 
     last = comm.rank == comm.size - 1
     x, y = np.arange(12.0).reshape(6, 2), np.arange(6)

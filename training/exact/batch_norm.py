@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.state import step_state
 from matex_data.training.reduction.ops import Reducer
 
 

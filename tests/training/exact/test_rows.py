@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from matex_data.training.sharding.rows import is_batched
+from matex_data.training.exact.rows import is_batched
 
 
 def _batches(**options: Any) -> tf.data.Dataset:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_data.training.steps.logs import combined_numbers, reductions
+from matex_data.training.exact.logs import combined_numbers, reductions
 
 SCALE = tf.Variable(3.0)
 

@@ -7,8 +7,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.sharding.rows import batch_size
-from matex_data.training.steps.step import with_stand_in
+from matex_data.training.exact.rows import batch_size
+from matex_data.training.exact.step import with_stand_in
 
 
 class StandInPredictStep:

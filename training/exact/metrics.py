@@ -10,12 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.logs import Reduction, combined_numbers, flat
+from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
-from matex_data.training.steps.logs import Reduction, combined_numbers, flat
 
 
 def combined_logs(

@@ -99,11 +99,11 @@ def _moments(comm: Any, channels: int, offset: float) -> tuple[Any, Any, Any, li
     import keras
     import tensorflow as tf
 
-    from matex_data.training.average.state import step_state
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.comm.collectives import Collectives
+    from matex_data.training.exact.batch_norm import global_moments
+    from matex_data.training.exact.state import step_state
     from matex_data.training.reduction.ops import Reducer
-    from matex_data.training.steps.batch_norm import global_moments
 
     channel = open_channel(comm)
     layer = keras.layers.BatchNormalization()
@@ -155,10 +155,10 @@ def _second_derivative(comm: Any) -> Any:
     """Return this rank's rows of the derivative of a penalty of a derivative, as of a Lipschitz penalty."""
     import tensorflow as tf
 
-    from matex_data.training.average.state import step_state
     from matex_data.training.comm.channel import open_channel
+    from matex_data.training.exact.batch_norm import _sum
+    from matex_data.training.exact.state import step_state
     from matex_data.training.reduction.ops import Reducer
-    from matex_data.training.steps.batch_norm import _sum
 
     channel = open_channel(comm)
     everything = np.linspace(0.5, 2, 7, dtype=np.float32)

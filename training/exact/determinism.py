@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
-from matex_data.training.sharding.digests import REMEDY, LeafDigest, compared, leaf_digests
+from matex_data.training.exact.digests import REMEDY, LeafDigest, compared, leaf_digests
 
 log = logging.getLogger("matex_data.training")
 

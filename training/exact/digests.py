@@ -15,7 +15,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
-from matex_data.training.sharding.rows import is_sharded
+from matex_data.training.exact.rows import is_sharded
 
 WHOLE_BYTES = 1 << 30
 """Bytes of an array up to which all are read: 0.5 s at the 2 GB/s of ``zlib.crc32``."""

@@ -15,15 +15,11 @@ from matex_data.training.average.optimizer import attach_average, detach_average
 from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
-from matex_data.training.partition.optimizer import Totals
-from matex_data.training.partition.values import broadcast_in
-from matex_data.training.reduction.ops import Reducer
-from matex_data.training.sharding.rows import leaves_per_sample, static_rows
-from matex_data.training.steps.batch_norm import average_moving_statistics, global_moments
-from matex_data.training.steps.evaluation import DistributedTestStep
-from matex_data.training.steps.logs import Reduction
-from matex_data.training.steps.losses import DistributedLoss, SummedLoss, is_unreduced
-from matex_data.training.steps.metrics import (
+from matex_data.training.exact.batch_norm import average_moving_statistics, global_moments
+from matex_data.training.exact.evaluation import DistributedTestStep
+from matex_data.training.exact.logs import Reduction
+from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
+from matex_data.training.exact.metrics import (
     combine_states,
     combined_logs,
     equal_metric_variables,
@@ -31,9 +27,13 @@ from matex_data.training.steps.metrics import (
     replace_custom_metrics,
     split_states,
 )
-from matex_data.training.steps.step import DistributedStep
-from matex_data.training.steps.variables import build, optimizers, replicated_variables, separate_seeds
-from matex_data.training.steps.watch import Watch
+from matex_data.training.exact.rows import leaves_per_sample, static_rows
+from matex_data.training.exact.step import DistributedStep
+from matex_data.training.exact.variables import build, optimizers, replicated_variables, separate_seeds
+from matex_data.training.exact.watch import Watch
+from matex_data.training.partition.optimizer import Totals
+from matex_data.training.partition.values import broadcast_in
+from matex_data.training.reduction.ops import Reducer
 
 log = logging.getLogger("matex_data.training")
 

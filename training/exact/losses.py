@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.training.average.state import step_state
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import apply_mask, get_keras_mask
 from matex_data.training.reduction.ops import Reducer
 

@@ -1,1 +1,0 @@
-"""Training and evaluation steps of one model on all ranks."""
