@@ -17,7 +17,7 @@ import matex_data as md
 from matex_data import machine
 from matex_data.doctor import limits, storage
 from matex_data.io import mounts, preadv, probe
-from matex_data.mpi import links
+from matex_data.mpi import addresses
 from matex_data.mpi.library import MPI
 
 CALLS = ("sched_getaffinity", "posix_fadvise", "POSIX_FADV_DONTNEED", "process_cpu_count")
@@ -48,7 +48,7 @@ def test_cores_memory_and_names_of_a_machine() -> None:
     assert machine.free_memory() > 0
     assert mounts.mount_table() == "" and mounts.mount_of(".") is None
     assert probe._boot.__wrapped__() == ""
-    assert links.machine() and "127.0.0.1" in links.addresses()
+    assert addresses.machine() and "127.0.0.1" in addresses.addresses()
 
 
 @pytest.mark.parametrize("stored", ({"chunks": (10, 3), "compression": "gzip"}, {}))

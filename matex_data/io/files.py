@@ -26,8 +26,8 @@ from matex_data.io.coalesce import ReadTask
 from matex_data.io.counters import Profile
 from matex_data.locks import Lock
 from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.deadlines import reading, waiting_for
 from matex_data.mpi.library import MPI
-from matex_data.mpi.watchdog import reading, waiting_for
 from matex_data.storage import objects
 from matex_data.storage.files import exists, size_of
 from matex_data.storage.objects import is_url
@@ -67,7 +67,7 @@ def mode_for(io: str, paths: Sequence[str], comm: Communicator) -> str:
     """
     if io not in MODES:
         raise PartitionError("unknown mode of reading", expected=f"io= one of {MODES}", found=repr(io))
-    if comm.alone or comm.liveness is None or (len(paths) and is_url(paths[0])):
+    if comm.alone or MPI.Query_thread() < MPI.THREAD_MULTIPLE or (len(paths) and is_url(paths[0])):
         return "independent"
     if io != "auto":
         return io

@@ -21,14 +21,13 @@ from matex_data.machine import reading_threads, threads
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.deadlines import check_timeout, wait_until
+from matex_data.mpi.deadlines import check_timeout, wait_until, waiting_for
 from matex_data.mpi.library import MPI
-from matex_data.mpi.liveness import Liveness
+from matex_data.mpi.liveness import Liveness, all_threads
 from matex_data.mpi.node import gather_cores
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 from matex_data.mpi.status import StatusExchange
-from matex_data.mpi.watchdog import waiting_for
 
 
 class ReadSession:
@@ -190,5 +189,6 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
         abort.connect(comm)  # first, so that an error of all ranks is printed once
         check_environment()
         gather_cores(comm)
-        liveness = Liveness(comm.Dup(), abort.end_after_death, abort.abort_job) if threaded else None
-        return ReadSessions(Communicator(comm.Dup(), liveness), threaded)
+        of_the_job = comm.size == MPI.COMM_WORLD.size and not all_threads()  # its first one
+        on_death = abort.end_after_death if of_the_job else None
+        return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup(), on_death, abort.abort_job)), threaded)

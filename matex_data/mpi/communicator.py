@@ -15,12 +15,11 @@ from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Lock
 from matex_data.machine import out_of_memory
-from matex_data.mpi.deadlines import wait_until
+from matex_data.mpi.deadlines import wait_until, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
-from matex_data.mpi.watchdog import waiting_for
 
 T = TypeVar("T")
 
@@ -87,7 +86,7 @@ class Communicator:
     Parameters
     ----------
     mpi : communicator of MPI, for this object alone; None for a single process.
-    liveness : of these ranks; None if MPI allows no thread that could query them.
+    liveness : of these ranks; None for a single process.
     rank, size : without ``mpi``: position in the partition of the samples.
 
     Attributes

@@ -3,20 +3,22 @@
 A waiting rank asks for a census of all ranks every ``CHECK_INTERVAL`` seconds. The wait fails at once if another rank
 has reached the end of its program, and otherwise ``MATEX_TIMEOUT`` seconds after its begin, or after a rank was last
 seen to be busy on behalf of all, as with a checkpoint or a callback. The error names the missing rank and the line that
-it executes.
+it executes. A wait inside of a call of MPI cannot be interrupted: there a thread aborts the job instead.
 """
 
 from __future__ import annotations
 
 import atexit
 import logging
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 
 from matex_data.errors import PartitionError
 from matex_data.machine import seconds_of
 from matex_data.mpi.abort import abort_job
-from matex_data.mpi.activity import State, collective_call, note_end, user_location, waiting
+from matex_data.mpi.activity import State, collective_call, inside, note_end, user_location, waiting
 from matex_data.mpi.census import Summary
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness, all_threads
@@ -31,6 +33,8 @@ MESSAGE_AFTER = 60.0
 """Seconds from the begin of a wait to a message about the missing ranks."""
 TIMEOUT = 600.0
 """Seconds that a rank waits for another one, unless ``MATEX_TIMEOUT`` is set."""
+WATCH_INTERVAL = 1.0
+"""Seconds between two looks at the waits inside of MPI calls, which cannot be interrupted."""
 _DESCRIBED = 4  # ranks in a message
 
 
@@ -60,7 +64,7 @@ class Wait:
 
     Parameters
     ----------
-    liveness : of the ranks; None if MPI allows no thread that could query them.
+    liveness : of the ranks; None if they cannot be queried.
     call : of MPI, with its file, that does not return; "": it has no name.
 
     Attributes
@@ -131,6 +135,78 @@ def wait_until(happened: Callable[[float], bool], liveness: Liveness | None) -> 
             error = wait.check(lambda: happened(0.0))
             if error is not None:
                 raise error
+
+
+class Watchdog:
+    """Thread that aborts the job when a registered wait of this process exceeds its deadline."""
+
+    def __init__(self) -> None:
+        self.waits: dict[int, Wait] = {}
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread if it does not run yet."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._watch, name="matex-watchdog", daemon=True)
+            self._thread.start()
+
+    def _watch(self) -> None:
+        while True:
+            time.sleep(WATCH_INTERVAL)
+            for thread, wait in list(self.waits.items()):
+                if time.monotonic() >= wait.next_check:
+                    self._check(thread, wait)
+
+    def _check(self, thread: int, wait: Wait) -> None:
+        """End the job if a wait is too long, or if that cannot be told: nobody else would end it."""
+        world = MPI.COMM_WORLD
+        try:
+            error: BaseException | None = wait.check(lambda: self.waits.get(thread) is not wait)
+        except Exception as failure:
+            error = failure
+        if error is not None and self.waits.get(thread) is wait:
+            abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
+
+
+_WATCHDOG = Watchdog()
+
+
+@contextmanager
+def waiting_for(ranks: Liveness | None, call: str = "") -> Iterator[None]:
+    """Context manager: let the watchdog check this thread, which is inside an MPI call. Do not nest it.
+
+    Parameters
+    ----------
+    ranks : liveness of the ranks that take part in the call; None if they cannot be queried.
+    call : of MPI, with its file, for the error; "": it has no name.
+    """
+    with waiting(), inside(call) if call else nullcontext(), _watched(Wait(ranks, call)):
+        yield
+
+
+@contextmanager
+def reading(call: str) -> Iterator[None]:
+    """Context manager: let the watchdog end the job if a read of this thread does not return. Do not nest it.
+
+    The thread waits for the storage, not for other ranks: it does so longer than others that have left, too.
+
+    Parameters
+    ----------
+    call : of MPI, with its file, for the error.
+    """
+    with inside(call), _watched(Wait(None, call)):
+        yield
+
+
+@contextmanager
+def _watched(wait: Wait) -> Iterator[None]:
+    thread = threading.get_ident()
+    try:
+        _WATCHDOG.waits[thread] = wait
+        _WATCHDOG.start()
+        yield
+    finally:
+        _WATCHDOG.waits.pop(thread, None)
 
 
 def _expected() -> str:

@@ -1,44 +1,70 @@
-"""Thread of each rank that answers the queries of other ranks, whatever the program does meanwhile."""
+"""What the ranks tell one another whatever the program does meanwhile: who waits, who is busy, has left, or has died.
+
+A thread of each rank holds TCP connections to its neighbours in a tree of the ranks (``census.Tree``). The system
+closes those of a rank that dies, so that its neighbours notice it at once; MPI alone may not notice: with Open MPI
+under ``srun`` the others would wait for a rank that was killed until their time is over. A rank that ends in order says
+so before. Callers that do not know the token of a rank are dropped.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import hmac
 import logging
+import os
 import pickle
+import secrets
+import socket
 import struct
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 from matex_data.mpi.activity import State, own_state
-from matex_data.mpi.census import ANSWER_TIME, Census, Message, Summary, longest, roots
+from matex_data.mpi.addresses import addresses, machine, reachable
+from matex_data.mpi.census import ANSWER_TIME, Census, Summary, Tree
 from matex_data.mpi.library import MPI
-from matex_data.mpi.links import Links, OnDeath, any_open
 from matex_data.mpi.polling import poll
 
 log = logging.getLogger("matex_data")
 
-QUERY_INTERVAL = 0.1
-"""Seconds between two looks for messages."""
-LOOKS = 8
-"""Looks without a message after which none is left: MPICH may find one only at a later look."""
-QUIET = 0.3
-"""Seconds without a message after which no census is under way."""
-MOST_FAILURES = 50
-"""Errors of the thread in succession, after which it ends the job."""
-_HEADER = struct.Struct("<qB")  # of a query or an answer: number of the query, state
-_STATE_QUERY, _STATE_ANSWER, _QUERY, _ANSWER, _CENSUS = 1, 2, 3, 4, 5  # MPI tags; ``on_query`` answers _QUERY
+ATTEMPT_TIME = 1.0
+"""Seconds in which a neighbour has to answer at one of its addresses, and a caller to show its token."""
+ATTEMPT_INTERVAL = 0.05
+"""Seconds from an attempt to call to the next one."""
+CONNECT_TIME = 30.0
+"""Seconds after which a rank gives up to reach its neighbour."""
+MOST_STRANGERS = 16
+"""Connections of callers that have not shown a token; the oldest is dropped for another one."""
+MOST_UNSENT = 100
+"""Messages that are kept for a neighbour until it is connected."""
+TICK = 0.2
+"""Seconds between two looks for answers of censuses that are late."""
+KEEPALIVE = {"TCP_KEEPIDLE": 30, "TCP_KEEPINTVL": 10, "TCP_KEEPCNT": 6}
+"""Options of the connections: a machine that has lost its power, or its network, shows after 90 seconds."""
+ADDRESS_TAG = 9  # of MPI, of the message with the addresses of a rank
 _TEXT = 400  # bytes of an activity or a location, at most
+_TOKEN_BYTES = 16
+_HELLO = struct.Struct(f"<{_TOKEN_BYTES}sI")  # token of the one that is called, rank of the caller
+_WELCOME, _COMING, _CONNECTED = b"W", b"C", b"M"
+_LENGTH = struct.Struct("<I")  # of a message
+
+OnDeath = Callable[[int, bool], None]
+"""Function of the rank that has died, and whether this rank is the first one to tell it."""
 
 
 class Liveness:
-    """Thread that answers queries of other ranks, and sends queries to them. *Collective*.
+    """Thread that tells other ranks what this one does, and asks them. *Collective*: the ranks exchange addresses.
 
     Parameters
     ----------
-    comm : communicator of several ranks, for this object alone. MPI has to provide ``MPI_THREAD_MULTIPLE``.
-    on_death : called in the thread when the process of a rank has died, if ``comm`` has all ranks of the job.
+    comm : communicator of several ranks, for this object alone, on which nothing else is under way. MPI is called to
+        make this object, to ``close`` and to ``leave``, and not by its thread.
+    on_death : called in the thread, once at most, when the process of a rank has died; None: another object tells it.
     on_failure : called in the thread with the reason if it cannot go on, to end the job.
 
     Attributes
@@ -50,23 +76,34 @@ class Liveness:
     def __init__(
         self,
         comm: MPI.Intracomm,
-        on_death: OnDeath = lambda rank, first: None,
+        on_death: OnDeath | None = None,
         on_failure: Callable[[str], None] = lambda reason: None,
     ) -> None:
-        self._comm, self._on_failure = comm, on_failure
-        self._links = Links(comm, on_death) if comm.size == MPI.COMM_WORLD.size and not any_open() else None
+        self.rank, self.size = comm.rank, comm.size
         self.on_query: Callable[[bytes], bytes] = lambda query: b""
         self.sent = 0
-        self.rank, self.size = comm.rank, comm.size
-        self._number = 0  # of the last query
-        self._answers: dict[int, dict[int, Any]] = {}  # by query that waits, and by rank
-        self._unsent: list[tuple[MPI.Request, bytes]] = []
-        self._sending, self._numbering = threading.Lock(), threading.Lock()
+        self._comm, self._on_death, self._on_failure = comm, on_death, on_failure
+        self._tree = Tree(self.size)
+        self._changed = threading.Condition()  # guards those that follow; notified of results and of answers
         self._census = Census(self.rank, self.size, _short_state)
-        self._counting = threading.Condition()  # guards ``_census``; notified of results
-        self._heard: float | None = None  # time of the last message of a census
+        self._answers: dict[int, dict[int, Any]] = {}  # by query that waits, and by rank
+        self._number = 0  # of the last query
         self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._serve, name="matex-liveness", daemon=True)
+        self._neighbours: dict[int, _Connection] = {}  # this and all that follow: of the thread
+        self._unsent: dict[int, deque[tuple[Any, ...]]] = {  # by neighbour that is not yet connected
+            neighbour: deque(maxlen=MOST_UNSENT) for neighbour in self._tree.neighbours(self.rank)
+        }
+        self._departed: set[int] = set()
+        self._ending = False  # a rank has died, or ends the job
+        self._said: set[str] = set()
+        self._token = secrets.token_bytes(_TOKEN_BYTES)
+        self._listener = socket.create_server(("", 0), backlog=128)
+        self._listener.setblocking(False)
+        self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._listener])
+        above = self._exchange_addresses()
+        self._loop = asyncio.SelectorEventLoop()
+        self._tasks = [self._loop.create_task(each) for each in (self._accept(), self._tick_on(), self._call(above))]
+        self._thread = threading.Thread(target=self._run, name="matex-liveness", daemon=True)
         self._thread.start()
         _ALL.add(self)
 
@@ -82,72 +119,58 @@ class Liveness:
         ----------
         over : returns whether the answer is no longer of interest; the result may be None then.
         """
-        for root in roots(self.size):
-            end = time.monotonic() + longest(self.size) + ANSWER_TIME
-            with self._counting:
-                self._census.ask(root, time.monotonic())
-            while time.monotonic() < end and not self._ended.is_set() and not over():
-                with self._counting:
-                    found = self._census.result(root, time.monotonic())
-                    if found is not None:
-                        return found
-                    self._counting.wait(QUERY_INTERVAL)
-            if time.monotonic() < end:
-                return None
-        silent = sum((Summary.of(root, State.SILENT) for root in roots(self.size)), Summary())
-        return silent + Summary({State.SILENT: self.size - silent.size} if self.size > silent.size else {})
+        begin = time.monotonic()
+        with self._changed:
+            self._census.ask(self.rank, begin)
+        self._in_thread(self._tick)
+        while not self.ended and not over():
+            with self._changed:
+                found = self._census.result(begin)
+                if found is not None:
+                    return found
+                self._changed.wait(TICK)
+        return None
 
     def states(self, ranks: Sequence[int]) -> dict[int, tuple[State, str]]:
         """Return the state and the activity or location of a few ranks, by rank. ``census`` is for all of them."""
-        states: dict[int, tuple[State, str]] = self._query(ranks, _STATE_QUERY, b"")
+        states: dict[int, tuple[State, str]] = self._query(ranks, None)
         return {rank: states.get(rank, (State.SILENT, "")) for rank in ranks}
 
     def query(self, ranks: Sequence[int], query: bytes) -> dict[int, bytes]:
         """Return the answers of ``on_query`` on other ranks, by rank, without the ranks that do not answer."""
-        return self._query(ranks, _QUERY, query)
+        return self._query(ranks, query)
 
-    def _query(self, ranks: Sequence[int], tag: int, text: bytes) -> dict[int, Any]:
+    def _query(self, ranks: Sequence[int], query: bytes | None) -> dict[int, Any]:
         """Send a query, and return the answers that arrive within ``ANSWER_TIME``, by rank.
 
         An answer carries the number of its query, and belongs to that one alone: a late one is dropped.
         """
         answers: dict[int, Any] = {}
-        with self._numbering:
+        with self._changed:
             self._number += 1
             number = self._number
-        self._answers[number] = answers
+            self._answers[number] = answers
         for rank in ranks:
-            self._send(rank, tag, _HEADER.pack(number, 0) + text)
-        end = time.monotonic() + ANSWER_TIME
-        while len(answers) < len(ranks) and time.monotonic() < end and not self._ended.is_set():
-            time.sleep(0.01)
-        self._answers.pop(number)
-        return dict(answers)
+            self._in_thread(self._route, rank, "query", self.rank, number, query)
+        with self._changed:
+            self._changed.wait_for(lambda: len(answers) == len(ranks) or self.ended, ANSWER_TIME)
+            del self._answers[number]
+            return dict(answers)
 
     def close(self) -> None:
         """End the thread and free the communicator. *Collective*."""
-        for _ in range(2):  # no rank asks after the first barrier, and no message is under way after the second
-            barrier = self._comm.Ibarrier()
-            poll(lambda barrier=barrier: bool(barrier.Test()))  # type: ignore[misc]
-            poll(self._quiet, ANSWER_TIME)
-            poll(self._all_sent, ANSWER_TIME)  # MPI reads the texts until then
+        barrier = self._comm.Ibarrier()
+        poll(lambda: bool(barrier.Test()))
         self.stop()
         self._comm.Free()
 
-    def _quiet(self) -> bool:
-        return self._heard is None or time.monotonic() - self._heard > QUIET
-
     def stop(self) -> None:
-        """End the thread."""
+        """Say goodbye, and end the thread."""
         _ALL.discard(self)
-        self._ended.set()
-        if self._links is None:
+        if not self.ended:
+            self._ended.set()
+            self._in_thread(self._leave)
             self._thread.join(ANSWER_TIME)
-            return
-        self._links.wake()
-        self._thread.join(ANSWER_TIME)
-        if not self._thread.is_alive():
-            self._links.close()
 
     def leave(self) -> MPI.Request:
         """Return a request that completes when all ranks have reached the end of their programs. *Collective*."""
@@ -155,89 +178,297 @@ class Liveness:
 
     def announce_end(self) -> None:
         """Tell the other ranks that this one is about to end the job, so that none reports its death."""
-        if self._links is not None and not self._ended.is_set():
-            self._links.announce_end()
+        self._in_thread(self._end, self.rank)
 
-    def _pause(self) -> None:
-        """Wait until the next look for messages, in which neighbours may die."""
-        if self._links is None:
-            self._ended.wait(QUERY_INTERVAL)
-        else:
-            end = time.monotonic() + QUERY_INTERVAL
-            while not self._ended.is_set() and (left := end - time.monotonic()) > 0:
-                self._links.serve(left)
+    def _in_thread(self, function: Callable[..., None], *arguments: Any) -> None:
+        """Call a function soon in the thread, unless that has ended."""
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(function, *arguments)
 
-    def _serve(self) -> None:
-        """Answer until the end. An error is said once; one that stays ends the job: nobody would hear of this rank."""
-        failures, said = 0, set[str]()
-        while not self._ended.is_set() and not MPI.Is_finalized():
+    def _run(self) -> None:
+        """Serve until the end. A rank whose thread fails ends the job: nobody would hear of it any more."""
+        try:
+            self._loop.run_forever()
+        except Exception as error:
+            if not self.ended:
+                self._on_failure(f"rank {self.rank} of {self.size} ends the job: its liveness thread fails: {error!r}")
+        finally:
+            self._close_sockets()
+            with suppress(RuntimeError):
+                self._loop.close()
+
+    def _leave(self) -> None:
+        for task in asyncio.all_tasks(self._loop):
+            task.cancel()
+        for connection in self._neighbours.values():
+            connection.send("goodbye")
+            connection.close()
+        self._loop.call_soon(self._loop.stop)
+
+    def _close_sockets(self) -> None:
+        for each in list(self._sockets):
+            each.close()
+
+    async def _tick_on(self) -> None:
+        while True:
             try:
-                self._pause()
-                self._answer()
-                failures = 0
+                self._tick()
             except Exception as error:
-                if self._ended.is_set() or MPI.Is_finalized():
-                    return
-                failures += 1
-                text = f"the thread of rank {self.rank} that answers other ranks fails: {type(error).__name__}: {error}"
-                if text not in said:
-                    said.add(text)
-                    log.error("%s; it goes on", text, exc_info=error)
-                if failures >= MOST_FAILURES:
-                    self._on_failure(f"rank {self.rank} of {self.size} ends the job: {text}")
-                    return
-                self._ended.wait(QUERY_INTERVAL)
+                self._say(error)
+            await asyncio.sleep(TICK)
 
-    def _answer(self) -> None:
-        """Answer what has arrived, and go on with the censuses."""
-        self._receive_all()
-        with self._counting:
+    def _tick(self) -> None:
+        """Go on with the censuses."""
+        with self._changed:
             sent = self._census.tick(time.monotonic())
-            self._counting.notify_all()
-        for rank, message in sent:
-            self._send(rank, _CENSUS, pickle.dumps(tuple(message)))
+            self._changed.notify_all()
+        for rank, answer in sent:
+            self._send(rank, "census", answer)
 
-    def _receive_all(self) -> None:
-        """Receive all messages that have arrived; at most for ``QUERY_INTERVAL`` seconds."""
-        status, misses, end = MPI.Status(), 0, time.monotonic() + QUERY_INTERVAL
-        while misses < LOOKS and time.monotonic() < end and not self._ended.is_set():
-            message = self._comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-            if message is None:
-                misses += 1
-                continue
-            misses = 0
-            memory = bytearray(status.Get_count(MPI.BYTE))
-            message.Recv([memory, MPI.BYTE], status)
-            self._take(status.Get_source(), status.Get_tag(), bytes(memory))
+    def _send(self, neighbour: int, *message: Any) -> None:
+        self.sent += 1
+        if neighbour in self._neighbours:
+            self._neighbours[neighbour].send(*message)
+        elif neighbour in self._unsent:
+            self._unsent[neighbour].append(message)
 
-    def _take(self, source: int, tag: int, content: bytes) -> None:
-        if tag == _CENSUS:
-            self._heard = time.monotonic()
-            with self._counting:
-                self._census.receive(source, Message(*pickle.loads(content)), self._heard)
-            return
-        number, state = _HEADER.unpack_from(content)
-        text = content[_HEADER.size :]
-        if tag == _STATE_QUERY:
-            own, location = _short_state()
-            self._send(source, _STATE_ANSWER, _HEADER.pack(number, own) + location.encode())
-        elif tag == _QUERY:
-            self._send(source, _ANSWER, _HEADER.pack(number, 0) + self.on_query(text))
+    def _tell_all(self, kind: str, rank: int) -> None:
+        for connection in self._neighbours.values():
+            connection.send(kind, rank)
+
+    def _route(self, destination: int, *message: Any) -> None:
+        """Send a message to any rank by way of those between, or take it in."""
+        if destination == self.rank:
+            self._take(self.rank, *message)
         else:
-            answer = (State(state), text.decode(errors="replace")) if tag == _STATE_ANSWER else text
-            self._answers.get(number, {})[source] = answer
+            self._send(self._tree.towards(self.rank, destination), "route", destination, *message)
 
-    def _send(self, rank: int, tag: int, text: bytes) -> None:
-        self._all_sent()
-        with self._sending:
-            self._unsent.append((self._comm.Isend([text, MPI.BYTE], rank, tag), text))
-            self.sent += 1
+    def take(self, neighbour: int, content: bytes) -> None:
+        """Take in a message of a neighbour. An error is said once: the other ranks still need this one."""
+        try:
+            self._take(neighbour, *pickle.loads(content))
+        except Exception as error:
+            self._say(error)
 
-    def _all_sent(self) -> bool:
-        """Release the texts that MPI has sent, and return whether none is left."""
-        with self._sending:
-            self._unsent = [(request, text) for request, text in self._unsent if not request.Test()]
-            return not self._unsent
+    def _say(self, error: Exception) -> None:
+        text = f"the thread of rank {self.rank} that answers other ranks fails: {type(error).__name__}: {error}"
+        if text not in self._said:
+            self._said.add(text)
+            log.error("%s; it goes on", text, exc_info=error)
+
+    def _take(self, neighbour: int, kind: str, *content: Any) -> None:
+        if kind == "census":
+            (answer,) = content
+            with self._changed:
+                if answer is None:
+                    self._census.ask(neighbour, time.monotonic())
+                else:
+                    self._census.receive(neighbour, answer, time.monotonic())
+            self._tick()
+        elif kind == "route":
+            self._route(*content)
+        elif kind == "query":
+            source, number, query = content
+            self._route(source, "answer", self.rank, number, _short_state() if query is None else self.on_query(query))
+        elif kind == "answer":
+            source, number, answer = content
+            with self._changed:
+                self._answers.get(number, {})[source] = answer
+                self._changed.notify_all()
+        elif kind == "goodbye":
+            self._departed.add(neighbour)
+        elif kind == "died":
+            self._note_death(int(content[0]), first=False)
+        else:
+            self._end(*content)
+
+    def _end(self, rank: int) -> None:
+        """Note that a rank ends the job, and tell it on."""
+        if not self._ending:
+            self._ending = True
+            self._tell_all("ends", rank)
+
+    def _note_death(self, rank: int, first: bool) -> None:
+        if not self._ending:
+            self._ending = True
+            self._tell_all("died", rank)
+            if self._on_death is not None:
+                self._on_death(rank, first)
+
+    def lost(self, neighbour: int) -> None:
+        """Note that the connection to a neighbour is closed."""
+        self._neighbours.pop(neighbour, None)
+        if neighbour not in self._departed and not self.ended:
+            self._note_death(neighbour, first=True)
+
+    def _exchange_addresses(self) -> tuple[bytes, list[tuple[str, int]]] | None:
+        """Send token and addresses to the ranks below; return those of the rank above, None on rank 0. *Collective*."""
+        own = pickle.dumps((self._token, machine(), self._listener.getsockname()[1], addresses()))
+        below = self._tree.below(self.rank)
+        requests = [self._comm.Isend([own, MPI.BYTE], child, ADDRESS_TAG) for child in below]
+        called = None
+        if self.rank > 0:
+            above, status = self._tree.above(self.rank), MPI.Status()
+            self._comm.Probe(above, ADDRESS_TAG, status)
+            memory = bytearray(status.Get_count(MPI.BYTE))
+            self._comm.Recv([memory, MPI.BYTE], above, ADDRESS_TAG)
+            token, its_machine, port, hosts = pickle.loads(memory)
+            called = token, [(host, port) for host in reachable(hosts, its_machine == machine())]
+        for request in requests:
+            request.Wait()
+        return called
+
+    async def _call(self, called: tuple[bytes, list[tuple[str, int]]] | None) -> None:
+        """Connect with the rank above, at the first of its addresses that answers."""
+        if called is None:
+            return
+        (token, hosts), above = called, self._tree.above(self.rank)
+        end = time.monotonic() + CONNECT_TIME
+        while time.monotonic() < end:
+            for host in hosts:
+                if await self._attempt(host, token):
+                    return
+                await asyncio.sleep(ATTEMPT_INTERVAL)
+        log.warning(
+            "rank %d cannot be reached by TCP from rank %d (%s): if a rank is killed, others may notice only after "
+            "MATEX_TIMEOUT",
+            *(above, self.rank, ", ".join(host for host, _ in hosts)),
+        )
+
+    async def _attempt(self, host: tuple[str, int], token: bytes) -> bool:
+        """Return whether the rank above has answered at an address, and is connected.
+
+        Once this rank has said that it is coming, it waits as long as the connection stands: from then on the other one
+        would take the end of the connection for a death.
+        """
+        connection = socket.socket()
+        connection.setblocking(False)
+        self._sockets.add(connection)
+        with suppress(OSError, TimeoutError):
+            async with asyncio.timeout(ATTEMPT_TIME):
+                await self._loop.sock_connect(connection, host)
+                await self._loop.sock_sendall(connection, _HELLO.pack(token, self.rank))
+                welcome = await self._loop.sock_recv(connection, 1) == _WELCOME
+            if welcome:
+                await self._loop.sock_sendall(connection, _COMING)
+                if await self._loop.sock_recv(connection, 1) == _CONNECTED:
+                    await self._add(connection, self._tree.above(self.rank))
+                    return True
+        connection.close()
+        return False
+
+    async def _accept(self) -> None:
+        """Accept callers until the end."""
+        strangers: list[asyncio.Task[None]] = []
+        while True:
+            try:
+                connection, _ = await self._loop.sock_accept(self._listener)
+            except OSError as error:  # no descriptor is left
+                self._say(error)
+                await asyncio.sleep(ATTEMPT_TIME)
+                continue
+            connection.setblocking(False)
+            self._sockets.add(connection)
+            strangers = [task for task in strangers if not task.done()]
+            if len(strangers) >= MOST_STRANGERS:
+                strangers.pop(0).cancel()
+            strangers.append(self._loop.create_task(self._greet(connection)))
+
+    async def _greet(self, stranger: socket.socket) -> None:
+        """Connect with a caller that is a rank right below this one, and drop any other."""
+        rank: int | None = None
+        try:
+            async with asyncio.timeout(ATTEMPT_TIME):
+                rank = await self._introduction(stranger)
+        except (OSError, TimeoutError):
+            pass
+        finally:
+            if rank is None:
+                stranger.close()
+        if rank is not None:
+            await self._add(stranger, rank, _CONNECTED)
+
+    async def _introduction(self, stranger: socket.socket) -> int | None:
+        """Return the rank of a caller that is coming; None if it does not show the token."""
+        token, rank = _HELLO.unpack(await self._received(stranger, _HELLO.size))
+        if not hmac.compare_digest(token, self._token) or rank not in self._tree.below(self.rank):
+            return None
+        await self._loop.sock_sendall(stranger, _WELCOME)
+        await self._received(stranger, len(_COMING))
+        return int(rank)
+
+    async def _received(self, connection: socket.socket, count: int) -> bytes:
+        """Return so many bytes of a connection."""
+        content = b""
+        while len(content) < count:
+            part = await self._loop.sock_recv(connection, count - len(content))
+            if not part:
+                raise ConnectionError("the caller has closed the connection")
+            content += part
+        return content
+
+    async def _add(self, connection: socket.socket, neighbour: int, greeting: bytes = b"") -> None:
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        for name, value in KEEPALIVE.items():
+            if hasattr(socket, name):
+                connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+        added = _Connection(self, neighbour)
+        await self._loop.connect_accepted_socket(lambda: added, connection)
+        added.write(greeting)
+        self._neighbours[neighbour] = added
+        for message in self._unsent.pop(neighbour):
+            added.send(*message)
+
+
+class _Connection(asyncio.Protocol):
+    """Connection to a neighbour, of messages with their lengths before them.
+
+    Parameters
+    ----------
+    owner : takes in the messages.
+    neighbour : its rank.
+    """
+
+    def __init__(self, owner: Liveness, neighbour: int) -> None:
+        self._owner, self._neighbour = owner, neighbour
+        self._received = bytearray()
+        self._transport: asyncio.WriteTransport | None = None
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        """Keep what sends the messages."""
+        assert isinstance(transport, asyncio.WriteTransport)
+        self._transport = transport
+
+    def data_received(self, data: bytes) -> None:
+        """Hand over the messages that are complete."""
+        self._received += data
+        while len(self._received) >= _LENGTH.size:
+            (size,) = _LENGTH.unpack_from(self._received)
+            end = _LENGTH.size + size
+            if len(self._received) < end:
+                return
+            content = bytes(self._received[_LENGTH.size : end])
+            del self._received[:end]
+            self._owner.take(self._neighbour, content)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        """Tell that the neighbour, or this rank, has closed the connection."""
+        self._owner.lost(self._neighbour)
+
+    def send(self, *message: Any) -> None:
+        """Send a message."""
+        content = pickle.dumps(message)
+        self.write(_LENGTH.pack(len(content)) + content)
+
+    def write(self, data: bytes) -> None:
+        """Send bytes."""
+        if self._transport is not None:
+            self._transport.write(data)
+
+    def close(self) -> None:
+        """Close the connection once all is sent."""
+        if self._transport is not None:
+            self._transport.close()
 
 
 def _short_state() -> tuple[State, str]:
@@ -257,3 +488,12 @@ def stop_threads() -> None:
     """End the liveness threads of this process, before MPI ends."""
     for liveness in all_threads():
         liveness.stop()
+
+
+def _close_in_child() -> None:
+    """Close the connections of a forked process: the ones of a dead parent would stay open."""
+    for liveness in all_threads():
+        liveness._close_sockets()
+
+
+os.register_at_fork(after_in_child=_close_in_child)

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 
 from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
-from matex_data.mpi.watchdog import waiting_for
 
 FOLDER = "/dev/shm"
 LEAST_BYTES = 1 << 20  # that are worth a file

@@ -138,7 +138,7 @@ def test_pattern(size: int, rank: int, tmp_path: Path) -> None:
 
 STUCK = """
 from mpi4py import MPI
-from matex_data.mpi.watchdog import reading, waiting_for
+from matex_data.mpi.deadlines import reading, waiting_for
 if MPI.COMM_WORLD.rank == 0:
     with CALL:
         MPI.COMM_WORLD.recv(source=1)  # never sent

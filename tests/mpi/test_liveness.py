@@ -1,10 +1,15 @@
-"""Liveness threads: late answers, many messages, the end of the thread, and censuses of up to 64 real ranks."""
+"""Liveness threads: late answers, errors, strangers, the death of a rank, and censuses of up to 64 real ranks."""
 
 from __future__ import annotations
 
+import logging
 import queue
+import re
+import socket
 import threading
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -12,132 +17,125 @@ from mpi4py import MPI
 
 from matex_data.mpi import liveness as module
 from matex_data.mpi.activity import State, busy, own_state
+from matex_data.mpi.addresses import addresses
 from matex_data.mpi.liveness import Liveness
 from tests.support.launch import run_script
 from tests.support.machine_speed import scaled
 
-_STATE_ANSWER, _QUERY, _CENSUS = 2, 3, 5  # MPI tags
-
 
 class _Request:
-    def Test(self) -> bool:  # noqa: N802 (of mpi4py)
+    def Wait(self) -> bool:  # noqa: N802 (of mpi4py)
         return True
 
 
-class _Message:
-    def __init__(self, content: bytes) -> None:
-        self._content = content
-
-    def Recv(self, buffer: list[Any], _: MPI.Status) -> None:  # noqa: N802
-        buffer[0][:] = self._content
-
-
 class _Comm:
-    """Communicator of two ranks; the messages of the other one are what a test puts in."""
+    """Communicator of ranks in one process, which exchange their addresses by queues."""
 
-    rank, size = 0, 2
+    def __init__(self, rank: int, queues: list[queue.SimpleQueue[bytes]]) -> None:
+        self.rank, self.size, self._queues = rank, len(queues), queues
+        self._message = b""
 
-    def __init__(self) -> None:
-        self.sent: list[bytes] = []
-        self.received: queue.SimpleQueue[tuple[int, bytes]] = queue.SimpleQueue()
-        self.endless: tuple[int, bytes] | None = None
-
-    def Isend(self, buffer: list[Any], _: int, __: int) -> _Request:  # noqa: N802
-        self.sent.append(bytes(buffer[0]))
+    def Isend(self, buffer: list[Any], receiver: int, _: int) -> _Request:  # noqa: N802
+        self._queues[receiver].put(bytes(buffer[0]))
         return _Request()
 
-    def Improbe(self, _: int, __: int, status: MPI.Status) -> _Message | None:  # noqa: N802
-        try:
-            tag, content = self.endless or self.received.get_nowait()
-        except queue.Empty:
-            return None
-        status.source, status.tag = 1, tag
-        status.Set_elements(MPI.BYTE, len(content))
-        return _Message(content)
+    def Probe(self, _: int, __: int, status: MPI.Status) -> None:  # noqa: N802
+        self._message = self._queues[self.rank].get(timeout=20)
+        status.Set_elements(MPI.BYTE, len(self._message))
+
+    def Recv(self, buffer: list[Any], _: int, __: int) -> None:  # noqa: N802
+        buffer[0][:] = self._message
 
 
-class _SlowStates:
-    """States, of which the first one that is received keeps its thread until ``go_on``."""
+@contextmanager
+def connected(size: int = 2, **arguments: Any) -> Iterator[list[Liveness]]:
+    """Context manager: the liveness threads of a number of ranks, in this process."""
+    queues = [queue.SimpleQueue[bytes]() for _ in range(size)]
+    ranks = [Liveness(_Comm(rank, queues), **arguments) for rank in range(size)]  # type: ignore[arg-type]
+    try:
+        yield ranks
+    finally:
+        for rank in ranks:
+            rank.stop()
 
-    SILENT = State.SILENT
 
-    def __init__(self) -> None:
-        self.received, self.go_on = threading.Event(), threading.Event()
+def eventually(happens: Callable[[], bool]) -> bool:
+    """Return whether an event happens within 20 seconds."""
+    end = time.monotonic() + scaled(20)
+    while not happens() and time.monotonic() < end:
+        time.sleep(0.01)
+    return happens()
 
-    def __call__(self, value: int) -> State:
-        self.received.set()
-        self.go_on.wait(10)
-        return State(value)
+
+def test_any_rank_asks_any_other_by_way_of_those_between(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("matex_data.mpi.census.FAN_OUT", 2)
+    with connected(7) as ranks:
+        for rank in ranks:
+            rank.on_query = lambda query, rank=rank.rank: query + b" by %d" % rank
+        assert ranks[6].query(range(7), b"heard") == {rank: b"heard by %d" % rank for rank in range(7)}
+        assert set(ranks[3].states([4, 5])) == {4, 5}
+        assert sum(ranks[5].census().counts.values()) == 7  # type: ignore[union-attr]
 
 
 def test_an_answer_that_comes_during_the_next_query_is_dropped(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = _SlowStates()
-    monkeypatch.setattr(module, "State", states)
     monkeypatch.setattr(module, "ANSWER_TIME", 0.3)
-    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
-    comm = _Comm()
-    liveness = Liveness(comm)  # type: ignore[arg-type]
-    try:
-        timer = threading.Timer(0.1, lambda: comm.received.put((_STATE_ANSWER, comm.sent[0][:8] + b"\2late")))
-        timer.start()
-        assert liveness.states([1]) == {1: (State.SILENT, "")}
-        assert states.received.is_set()
-        threading.Timer(0.1, states.go_on.set).start()  # while the second query waits
-        assert liveness.states([1]) == {1: (State.SILENT, "")}
-        assert len(comm.sent) == 2
-    finally:
-        states.go_on.set()
-        liveness.stop()
+    go_on, asked = threading.Event(), threading.Event()
+
+    def answer(query: bytes) -> bytes:
+        if query == b"first":
+            asked.set()
+            go_on.wait(20)
+        return query
+
+    with connected() as (asking, answering):
+        answering.on_query = answer
+        assert asking.query([1], b"first") == {} and asked.is_set()
+        threading.Timer(0.1, go_on.set).start()  # while the second query waits
+        assert eventually(lambda: asking.query([1], b"second") == {1: b"second"})
 
 
-def test_the_thread_goes_on_after_an_error_and_says_it_once(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
-    comm = _Comm()
-    liveness = Liveness(comm)  # type: ignore[arg-type]
-    try:
+def test_the_thread_goes_on_after_an_error_and_says_it_once(caplog: pytest.LogCaptureFixture) -> None:
+    def fail(query: bytes) -> bytes:
+        raise ValueError("no such query")
+
+    with connected() as (asking, answering):
+        answering.on_query = fail
+        asking._answers[0] = {}
         for _ in range(3):
-            comm.received.put((_CENSUS, b"no census"))
-        comm.received.put((_QUERY, bytes(9)))
-        end = time.monotonic() + scaled(20)
-        while not comm.sent and time.monotonic() < end:
-            time.sleep(0.001)
-        assert len(comm.sent) == 1, "the query is answered"
+            asking._in_thread(asking._route, 1, "query", 0, 0, b"")
+        assert eventually(lambda: any("goes on" in record.message for record in caplog.records))
+        assert asking.states([1])[1][0] is not State.SILENT, "the next query is answered"
         assert len([record for record in caplog.records if "goes on" in record.message]) == 1
-    finally:
-        liveness.stop()
 
 
-def test_an_error_that_stays_ends_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
-    comm, reasons = _Comm(), queue.SimpleQueue[str]()
+def test_a_thread_that_cannot_go_on_ends_the_job() -> None:
+    reasons = queue.SimpleQueue[str]()
 
-    def broken(*_: Any) -> None:
-        raise OSError("the network is gone")
+    def fail(_: float | None) -> None:
+        raise OSError("no descriptor is left")
 
-    comm.Improbe = broken  # type: ignore[method-assign]
-    liveness = Liveness(comm, on_failure=reasons.put)  # type: ignore[arg-type]
-    try:
+    with connected(on_failure=reasons.put) as (first, _):
+        first._loop._selector.select = fail  # type: ignore[attr-defined]
         assert "rank 0 of 2 ends the job" in reasons.get(timeout=scaled(20))
-    finally:
-        liveness.stop()
 
 
-def test_the_thread_ends_however_many_queries_come(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "QUERY_INTERVAL", 0.001)
-    comm = _Comm()
-    comm.endless = (_QUERY, bytes(9))
-    liveness = Liveness(comm)  # type: ignore[arg-type]
-    while not comm.sent:
-        time.sleep(0.001)
-    begin = time.monotonic()
-    liveness.stop()
-    answered = len(comm.sent)
-    time.sleep(0.05)
-    comm.endless = None
-    assert len(comm.sent) == answered, "the thread still uses the communicator, which is free by now"
-    assert time.monotonic() - begin < scaled(20)
+def test_the_death_of_a_rank_is_told_to_all_and_a_goodbye_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("matex_data.mpi.census.FAN_OUT", 2)
+    deaths = queue.SimpleQueue[tuple[int, bool]]()
+    with connected(6, on_death=lambda rank, first: deaths.put((rank, first))) as ranks:
+        assert sum(ranks[5].census().counts.values()) == 6  # type: ignore[union-attr]
+        ranks[4].stop()
+        ranks[5]._in_thread(ranks[5]._close_sockets)  # as the system closes those of a process that is killed
+        ranks[5]._ended.set()
+        told = [deaths.get(timeout=scaled(20)) for _ in range(4)]
+        assert sorted(told) == [(5, False), (5, False), (5, False), (5, True)]
+
+
+def test_threads_that_end_leave_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    with connected(3) as ranks, socket.create_connection(ranks[0]._listener.getsockname()):
+        ranks[1].states([0])
+    assert all(rank.ended for rank in ranks)
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 RANKS = """
@@ -185,7 +183,8 @@ def _lines(ranks: int, *arguments: str, time_limit: str) -> tuple[list[float], i
 @MANY
 def test_a_rank_that_has_left_is_noticed_soon(ranks: int) -> None:
     seconds, messages, found, _ = _lines(ranks, "leave", "0", time_limit="60")
-    assert found == {f"rank {ranks - 1} has come to the end of its program, and this one waits for it"}
+    error = rf"rank (\d+, )*{ranks - 1} has come to the end of its program, and this one waits for it"
+    assert all(re.fullmatch(error, text) for text in found), found  # who has raised it has left, too
     assert len(seconds) == ranks - 1
     assert all(5 <= waited < 15 for waited in seconds), seconds
     assert messages < 4.5 * ranks
@@ -210,3 +209,117 @@ def test_an_activity_that_ends_late_leaves_the_next_one_alone() -> None:
     assert own_state() == (State.BUSY, "the second")
     ended.__exit__(None, None, None)
     assert own_state()[0] is not State.BUSY
+
+
+SCRIPT = """
+import os, signal, sys, time
+
+child = os.fork()
+if child:  # what the launcher watches: it goes on when the rank is killed, and so does its side of MPI's connections
+    _, status = os.waitpid(child, 0)
+    if os.WIFSIGNALED(status):
+        time.sleep(60)
+    os._exit(os.waitstatus_to_exitcode(status))
+
+from mpi4py import MPI
+from matex_data.io.sessions import read_sessions
+
+victim, how = int(sys.argv[1]), sys.argv[2]
+comm = read_sessions(MPI.COMM_WORLD).comm
+comm.barrier()
+time.sleep(1)
+if comm.rank == victim and how == "kill":
+    print("killed at", time.time(), flush=True)
+    os.kill(os.getpid(), signal.SIGKILL)
+if comm.rank == victim and how == "worker":  # a process that the rank has forked keeps copies of its connections
+    if os.fork():
+        print("killed at", time.time(), flush=True)
+        os.kill(os.getpid(), signal.SIGKILL)
+    time.sleep(60)
+if how == "leave":
+    print("end", comm.rank)
+    sys.exit(0)
+comm.barrier()
+"""
+SECONDS = 5.0
+
+
+@pytest.mark.openmpi
+@pytest.mark.parametrize(
+    ("ranks", "victim", "how"),
+    [
+        pytest.param(2, 0, "kill", marks=pytest.mark.slow),
+        (4, 1, "kill"),
+        pytest.param(3, 0, "worker", marks=pytest.mark.slow),
+        pytest.param(16, 0, "kill", marks=pytest.mark.slow),
+        pytest.param(16, 5, "kill", marks=pytest.mark.slow),
+    ],
+)
+def test_a_killed_rank_ends_the_job(ranks: int, victim: int, how: str) -> None:
+    done = run_script(ranks, SCRIPT, str(victim), how, forked=False, timeout=60)
+    end = time.time()
+    assert done.returncode != 0
+    assert f"the process of rank {victim} has died" in done.stderr
+    (killed,) = re.findall(r"killed at ([\d.]+)", done.stdout)
+    assert end - float(killed) < SECONDS
+
+
+def test_ranks_that_end_in_order_raise_no_alarm() -> None:
+    done = run_script(4, SCRIPT, "0", "leave", forked=False)
+    assert done.returncode == 0, done.stderr
+    assert "died" not in done.stderr
+    assert done.stdout.count("end") == 4
+
+
+def test_addresses_are_those_of_this_machine() -> None:
+    found = addresses()
+    assert found[-1] == "127.0.0.1"
+    for host in found:
+        with socket.socket() as listener:
+            listener.bind((host, 0))  # fails at addresses of others
+
+
+STRANGERS = """
+import socket, sys, time
+from mpi4py import MPI
+from matex_data.io.sessions import read_sessions
+from matex_data.mpi.activity import State
+
+def dropped(call):
+    call.settimeout(5)
+    try:
+        return call.recv(1) == b""
+    except ConnectionError:
+        return True
+
+comm = read_sessions(MPI.COMM_WORLD).comm
+comm.barrier()
+time.sleep(1)
+if comm.rank == 0:
+    port = comm.liveness._listener.getsockname()[1]
+    calls = [socket.create_connection(("127.0.0.1", port)) for _ in range(24)]  # of which 8 say nothing
+    for number, call in enumerate(calls[8:]):
+        call.sendall((b"GET / HTTP/1.1" + bytes(100), b"x")[number % 2])
+comm.barrier()
+slowest = 0.0
+for _ in range(8):
+    if comm.rank == 1:
+        begin = time.monotonic()
+        assert comm.liveness.states([0])[0][0] != State.SILENT
+        slowest = max(slowest, time.monotonic() - begin)
+if comm.rank == 1:
+    print("slowest answer", slowest, flush=True)
+comm.barrier()
+if comm.rank == 0:
+    time.sleep(2)
+    print("dropped", all(dropped(call) for call in calls), flush=True)
+comm.barrier()
+"""
+
+
+@pytest.mark.openmpi
+def test_strangers_are_dropped_and_delay_nobody() -> None:
+    done = run_script(2, STRANGERS, forked=False, timeout=60)
+    assert done.returncode == 0 and "died" not in done.stderr, done.stderr
+    (slowest,) = re.findall(r"slowest answer ([\d.]+)", done.stdout)
+    assert float(slowest) < scaled(1) and "dropped True" in done.stdout, done.stdout

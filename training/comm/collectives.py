@@ -11,10 +11,10 @@ from typing import Any, Literal
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.node import CoreShare
-from matex_data.mpi.watchdog import waiting_for
 from matex_data.timeline import timeline
 from matex_data.training.comm.drift import DriftCheck, WaitingClock
 
