@@ -122,7 +122,7 @@ class Summary:
 
 
 class Answer(NamedTuple):
-    """What the ranks behind a neighbour do, as of some seconds ago."""
+    """Summary of the ranks behind a neighbour, and its age in seconds."""
 
     age: float
     summary: Summary

@@ -1,6 +1,6 @@
-"""What the ranks tell one another whatever the program does meanwhile: who waits, who is busy, has left, or has died.
+"""Thread that tells the other ranks whether this one runs, waits, is busy or has left, and notices their death.
 
-A thread of each rank holds TCP connections to its neighbours in a tree of the ranks (``census.Tree``). The system
+It holds TCP connections to its neighbours in a tree of the ranks (``census.Tree``). The system
 closes those of a rank that dies, so that its neighbours notice it at once; MPI alone may not notice: with Open MPI
 under ``srun`` the others would wait for a rank that was killed until their time is over. A rank that ends in order says
 so before. Callers that do not know the token of a rank are dropped.
