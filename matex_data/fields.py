@@ -208,6 +208,18 @@ def is_pattern(name: str) -> bool:
     return any(character in name for character in "*?[")
 
 
+def field_of(fields: Schema, name: str) -> Field:
+    """Return the field of a name.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    """
+    if name not in fields:
+        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, fields)}")
+    return fields[name]
+
+
 def expand_names(names: Iterable[str], available: Collection[str], file: str | None = None) -> list[str]:
     """Return the names with each pattern replaced by the available names that match it, without duplicates.
 
@@ -330,8 +342,7 @@ def mapped_elements(elements: ElementSpec, before: Schema, after: Schema, inputs
     if inputs is not None or targets is not None:
         chosen = replace(elements, inputs=inputs, targets=targets).expanded(after)
         for name in chosen.names or ():
-            if name not in after:
-                raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, after)}")
+            field_of(after, name)
         return chosen
     new = [name for name in after if name not in before]
     if elements.names is None or not new:

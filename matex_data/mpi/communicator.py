@@ -202,6 +202,24 @@ class Communicator:
             with waiting_for(self.liveness):
                 return self.mpi.bcast(value)
 
+    def combine(self, value: T, function: Callable[[T, T], T]) -> T:
+        """Return one object made of those of all ranks, two at a time along a tree. *Collective*.
+
+        No rank holds more than two of them at once. Raises like ``maximum``.
+
+        Parameters
+        ----------
+        value : of this rank.
+        function : makes one object of two, those of lower ranks first; associative. It raises no error.
+        """
+        if self.size == 1:
+            return value
+        with self._exclusive():
+            self.start_maximum([0]).wait()
+            with waiting_for(self.liveness):
+                combined: T = self.mpi.allreduce(value, function)
+                return combined
+
     def agree(self, error: BaseException | None) -> None:
         """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
         if self.alone:

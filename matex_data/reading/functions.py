@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, FunctionError, PartitionError, near_matches
-from matex_data.fields import Field, Schema
+from matex_data.errors import FormatError, FunctionError, PartitionError
+from matex_data.fields import Field, Schema, field_of
 from matex_data.index.computed import Call
 from matex_data.index.ragged import RaggedOutput
 from matex_data.sampling.permutation import check_seed, sample_seeds
@@ -65,10 +65,7 @@ class SampleFunction:
         """
         if not callable(function):
             raise PartitionError("map() needs a function", expected="a function of arrays", found=repr(function))
-        for name in names or ():
-            if name not in available:
-                raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, available)}")
-        given = {name: available[name] for name in (available if names is None else names)}
+        given = {name: field_of(available, name) for name in (available if names is None else names)}
         fields = given if declared is None else {name: _field(name, value) for name, value in dict(declared).items()}
         if not fields:
             raise FormatError("the function returns no fields", expected="schema= with a field", found=repr(declared))

@@ -300,25 +300,31 @@ class Source:
         absent = [rows for _, rows in self._read_all(self.index, ranges)]
         return arrays, np.sort(np.concatenate(absent))
 
-    def blocks(
-        self, runs: Samples, names: Sequence[str], row_bytes: int | None = None
-    ) -> Iterator[tuple[Integers, Arrays]]:
-        """Yield fields of this rank's block of the samples, some megabytes at a time. *Collective*.
+    def use_block(
+        self,
+        runs: Samples,
+        names: Sequence[str],
+        use: Callable[[Integers, Arrays], None],
+        row_bytes: int | None = None,
+    ) -> None:
+        """Call a function with fields of this rank's block of the samples, some megabytes at a time. *Collective*.
 
-        The positions of the samples in this rank's block precede their arrays, since some may be skipped. Missing
-        numbers are NaN, whatever ``missing=`` of ``open_dataset``. Every rank gets the same number of parts; some may
-        be empty. The memory of a part is reused once no array refers to it.
+        Missing numbers are NaN, whatever ``missing=`` of ``open_dataset``. A part may be empty. Its memory is reused
+        once no array refers to it.
 
         Parameters
         ----------
         runs : samples of all ranks, ascending.
         names : fields to read.
+        use : gets int64[rows], the positions of samples in the block, of which some may be skipped, and arrays of their
+            fields by name. When it has raised an error, this rank reads on, since the other ranks may need its reads.
         row_bytes : of a sample in memory, about; None: as the layouts estimate it.
 
         Raises
         ------
-        DataError : the first error of any rank, on every rank.
+        Exception : the first error of any rank, also of ``use``, on every rank.
         """
+        failure: Exception | None = None
         fields = [self.index.fields[name] for name in names]
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
         parts = list(self._ranges(self.block(runs), row_bytes))
@@ -326,7 +332,12 @@ class Source:
         for (_, rows), (arrays, absent) in zip(parts, self._read_all(self.index.raw, ranges), strict=True):
             if len(absent):
                 rows, arrays = np.delete(rows, absent), {n: np.delete(a, absent, axis=0) for n, a in arrays.items()}
-            yield rows, arrays
+            try:
+                if failure is None:
+                    use(rows, arrays)
+            except Exception as error:
+                failure = error
+        self.comm.agree(failure)
 
     def windows(self, runs: Samples) -> Iterator[tuple[Arrays, Integers]]:
         """Yield arrays and absent rows like ``read``, some megabytes at a time. *Collective*.

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
+from matex_data.errors import FormatError
+from matex_data.fields import Field, field_of
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
@@ -91,9 +91,7 @@ def one_hot(index: Index, names: Sequence[str], opened: Opened) -> Index:
 
 
 def _checked(index: Index, name: str) -> Field:
-    field = index.fields.get(name)
-    if field is None:
-        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, index.fields)}")
+    field = field_of(index.fields, name)
     if field.ragged or field.dtype.kind not in "biuSUO":
         raise FormatError(
             "the field has no classes",

@@ -8,10 +8,11 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import SAMPLE_COORDINATE, Schema
+from matex_data.errors import FormatError
+from matex_data.fields import SAMPLE_COORDINATE, Schema, field_of
 from matex_data.index.model import Index
 from matex_data.index.runs import compress
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 
 TOLERANCE = 0.1  # of a step: months have 28 to 31 days, and a missing row makes a step of twice the length
@@ -40,9 +41,7 @@ def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) 
     FormatError : the field is no number for each sample.
     DataError : the first error of any rank, on every rank.
     """
-    if name not in index.fields:
-        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, index.fields)}")
-    field = index.fields[name]
+    field = field_of(index.fields, name)
     if field.ragged or field.shape or field.dtype.kind not in "iuf":
         raise FormatError(
             "along= names the field by which files continue one another",
@@ -70,8 +69,11 @@ def _read(source: Source, name: str, rows: Integers) -> Array:
     numbers = np.unique(rows)
     runs = compress(numbers)
     own = np.full(source.block(runs).total, np.nan)
-    for positions, arrays in source.blocks(runs, [name]):
+
+    def keep(positions: Integers, arrays: Arrays) -> None:
         own[positions] = arrays[name]
+
+    source.use_block(runs, [name], keep)
     values = np.concatenate(source.comm.allgather(own))
     found: Array = values[np.searchsorted(numbers, rows)]
     return found

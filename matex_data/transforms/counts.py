@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from typing import Any
-from zlib import crc32
 
 import numpy as np
 
-from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, Schema
+from matex_data._types import Array, Integers
+from matex_data.errors import FormatError
+from matex_data.fields import Field, Schema, field_of
 from matex_data.index.chosen import Samples
 from matex_data.mpi.communicator import Communicator
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.missing import is_missing
 
@@ -36,15 +36,12 @@ def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
     """
     field = _checked(source.index.fields, name)
     own: Counter[Any] = Counter()
-    first_error: Exception | None = None
-    for _, arrays in source.blocks(samples, [name]):
-        try:
-            if first_error is None:
-                own.update(_count(arrays[name], field))
-                check_number(name, len(own))
-        except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
-            first_error = error
-    source.comm.agree(first_error)
+
+    def count(_: Integers, arrays: Arrays) -> None:
+        own.update(_count(arrays[name], field))
+        check_number(name, len(own))
+
+    source.use_block(samples, [name], count)
     counts = merged_counts(source.comm, name, own)
     return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
 
@@ -64,16 +61,15 @@ def class_weights(counts: Counts) -> dict[Any, float]:
 
 
 def _checked(schema: Schema, name: str) -> Field:
-    if name not in schema:
-        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, schema)}")
-    if schema[name].dtype.kind not in "biufSUO" or schema[name].nested:
+    field = field_of(schema, name)
+    if field.dtype.kind not in "biufSUO" or field.nested:
         raise FormatError(
             "values of this type are not counted",
             field=name,
             expected="integers, booleans, floats or texts",
-            found=schema[name].dtype,
+            found=field.dtype,
         )
-    return schema[name]
+    return field
 
 
 def check_number(name: str, distinct: int) -> None:
@@ -108,16 +104,15 @@ def as_value(value: Any) -> Any:
 def merged_counts(comm: Communicator, name: str, own: Counts) -> Counter[Any]:
     """Return the sum of the counts of all ranks. *Collective*.
 
-    Each round exchanges the values of equal hash, so that no rank receives more than about ``MOST_VALUES`` at once.
+    Raises
+    ------
+    FormatError : there are too many different values; on every rank.
     """
-    (most,) = comm.maximum(len(own))
-    rounds = max(1, -(-most * comm.size // MOST_VALUES))
-    groups: list[dict[Any, int]] = [{} for _ in range(rounds)]
-    for value, count in own.items():
-        groups[crc32(repr(value).encode("utf-8", "surrogateescape")) % rounds][value] = count
-    counts: Counter[Any] = Counter()
-    for group in groups:
-        for of_rank in comm.allgather(group):
-            counts.update(of_rank)
-        check_number(name, len(counts))
+    counts = comm.combine(Counter(own), _sum)
+    check_number(name, len(counts))
     return counts
+
+
+def _sum(first: Counter[Any], second: Counter[Any]) -> Counter[Any]:
+    """Return the sum of two counts; one of them as it is if it has too many values already."""
+    return first if len(first) > MOST_VALUES else second if len(second) > MOST_VALUES else first + second

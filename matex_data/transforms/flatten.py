@@ -21,6 +21,7 @@ from matex_data.index.ragged import empty_output
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.names import ragged_fields
 
@@ -93,8 +94,11 @@ def count_objects(source: Source, events: Samples, name: str) -> Integers:
     """
     row_bytes = max(RAGGED_BYTES, source.index.row_bytes(name))
     own = np.zeros(source.block(events).total, np.int64)
-    for positions, arrays in source.blocks(events, [name], row_bytes):
+
+    def count(positions: Integers, arrays: Arrays) -> None:
         own[positions] = np.fromiter(map(len, arrays[name]), np.int64, len(positions))
+
+    source.use_block(events, [name], count, row_bytes)
     by_rank = source.comm.allgather(own.astype(np.min_scalar_type(own.max(initial=0))))
     counts = np.zeros(len(source.index), np.int64)
     counts[events.numbers(np.arange(events.total))] = np.concatenate(by_rank)

@@ -16,13 +16,14 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MISSING_INTEGER, Field, Schema
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.mpi.communicator import Communicator
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import merged_counts
 from matex_data.transforms.missing import is_missing, replace_missing
@@ -168,18 +169,14 @@ class Imputation:
         names = list(dict.fromkeys(c.name for c in self.columns if c.rule in (MEAN, MODE)))
         fields = self.index.fields
         tallies = [_TALLIES[c.rule](c, fields[c.name]) if c.rule in _TALLIES else None for c in self.columns]
-        error: Exception | None = None
-        for _, arrays in source.blocks(samples, names) if names else ():
-            try:
-                if error is None:
-                    for column, tally in zip(self.columns, tallies, strict=True):
-                        if tally is not None:
-                            tally.add(column.of(arrays[column.name]))
-            except (
-                Exception
-            ) as raised:  # of any kind: the other ranks have to raise it, once they have read their blocks
-                error = raised
-        source.comm.agree(error)
+
+        def add(_: Integers, arrays: Arrays) -> None:
+            for column, tally in zip(self.columns, tallies, strict=True):
+                if tally is not None:
+                    tally.add(column.of(arrays[column.name]))
+
+        if names:
+            source.use_block(samples, names, add)
         merged = [c.rule if t is None else t.merged(source.comm) for c, t in zip(self.columns, tallies, strict=True)]
         digest = hashlib.blake2b(repr(merged).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
         index, values = self.index, tuple(zip(self.columns, merged, strict=True))

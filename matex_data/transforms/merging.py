@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
+from matex_data.errors import FormatError, PartitionError
+from matex_data.fields import field_of
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
@@ -23,6 +24,7 @@ from matex_data.index.joined import all_of
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
 from matex_data.index.runs import Runs, compress, merge, runs_where
 from matex_data.locks import cached_property
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
@@ -113,26 +115,25 @@ class Coordinate:
         FormatError : a value is missing; the field has no value for each sample.
         """
         source, name = self.source, self.name
-        if name not in source.index.fields:
-            near = near_matches(name, source.index.fields)
-            raise FieldNotFound("no such field to merge on", field=name, expected=f"one of {near}")
-        field = source.index.fields[name]
+        field = field_of(source.index.fields, name)
         if field.ragged or len(field.shape) > 1 or field.dtype.kind not in "iufSUO":
             raise FormatError("the field to merge on has no value for each sample", field=name, found=field.description)
         begin, _ = rank_range(self.samples.total, source.comm.rank, source.comm.size)
-        positions, values, first_error = [EMPTY], [np.empty(0, field.dtype)], None
-        for part, arrays in source.blocks(self.samples, [name]):
+        positions, values = [EMPTY], [np.empty(0, field.dtype)]
+
+        def keep(part: Integers, arrays: Arrays) -> None:
             of_part = arrays[name].reshape(len(part), -1)[:, 0] if len(part) else arrays[name][:0].reshape(-1)
             missing = is_missing(of_part, field)
-            if missing.any() and first_error is None:
+            if missing.any():
                 number = int(self.samples.numbers(np.array([begin + part[np.argmax(missing)]]))[0])
                 file = int(source.index.file_of(np.array(number)))
                 row = number - int(source.index.first_row[file])
                 path = source.index.files.paths[file]
-                first_error = FormatError("the field to merge on has a missing value", file=path, field=name, row=row)
+                raise FormatError("the field to merge on has a missing value", file=path, field=name, row=row)
             positions.append(part)
             values.append(of_part.copy())
-        source.comm.agree(first_error)
+
+        source.use_block(self.samples, [name], keep)
         joined = np.concatenate(values)
         is_time = "since" in str(field.attributes.get("units")) and joined.dtype.kind == "f"
         numbers = self.samples.numbers(begin + np.concatenate(positions))

@@ -9,6 +9,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.runs import Runs
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 
@@ -33,14 +34,11 @@ def select_samples(source: Source, samples: Samples, names: Sequence[str], condi
     DataError : the first error of any rank, on every rank.
     """
     begin, first, selected = _own_bits(source, samples)
-    first_error: Exception | None = None
-    for positions, arrays in source.blocks(samples, names):
-        try:
-            if first_error is None:
-                _set_bits(selected, samples.numbers(begin + positions[condition(arrays)]) - first)
-        except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
-            first_error = error
-    source.comm.agree(first_error)
+
+    def select(positions: Integers, arrays: Arrays) -> None:
+        _set_bits(selected, samples.numbers(begin + positions[condition(arrays)]) - first)
+
+    source.use_block(samples, names, select)
     return _shared(source, selected, first)
 
 

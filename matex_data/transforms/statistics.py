@@ -10,10 +10,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from matex_data._types import Integers
 from matex_data.display import table_html
-from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Field
+from matex_data.errors import FormatError
+from matex_data.fields import MASK, Field, field_of
 from matex_data.index.chosen import Samples
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.missing import is_missing
 from matex_data.words import shortened
@@ -142,11 +144,13 @@ def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int
     kept = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     axes = {name: _kept_axes(schema[name], kept) for name in names}
     moments = {name: _no_moments(schema[name], axes[name]) for name in names}
-    for _, arrays in source.blocks(samples, names):
+
+    def add(_: Integers, arrays: Arrays) -> None:
         for name, array in arrays.items():
             moments[name] = reduce(Moments.merge, _moments(array, schema[name], axes[name]), moments[name])
-    by_rank = source.comm.allgather(moments)
-    merged = {name: reduce(Moments.merge, (rank[name] for rank in by_rank)) for name in names}
+
+    source.use_block(samples, names, add)
+    merged = source.comm.combine(moments, lambda a, b: {name: a[name].merge(b[name]) for name in names})
     return Statistics(merged, kept, {name: schema[name].shape for name in names if not schema[name].ragged})
 
 
@@ -159,8 +163,7 @@ def _is_mask(schema: Mapping[str, Field], name: str) -> bool:
 
 
 def _check(schema: Mapping[str, Field], name: str) -> None:
-    if name not in schema:
-        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, schema)}")
+    field_of(schema, name)
     if _is_mask(schema, name):
         raise FormatError("a mask has no statistics", field=name, remedy="use the count of missing values of its field")
     if not _numeric(schema[name]):

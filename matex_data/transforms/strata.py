@@ -14,10 +14,11 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
-from matex_data.fields import Field
+from matex_data.errors import FormatError, PartitionError
+from matex_data.fields import Field, field_of
 from matex_data.index.chosen import Samples
 from matex_data.readers.netcdf.cf import time_origin
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.permutation import Permutation, check_seed, permutation
 from matex_data.sampling.schedule import rank_range
@@ -241,18 +242,16 @@ def _use_values(source: Source, samples: Samples, field: Field, use: Callable[[I
     FormatError : a value is missing; on every rank.
     Exception : the first error of ``use`` on any rank, on every rank.
     """
-    first_error: Exception | None = None
-    for positions, arrays in source.blocks(samples, [field.name]):
-        try:
-            if first_error is None and len(positions):
-                values = arrays[field.name].reshape(len(positions), -1)[:, 0]
-                missing = np.flatnonzero(is_missing(values, field))
-                if len(missing):
-                    raise _missing(source, samples, field.name, int(positions[missing[0]]))
-                use(positions, values)
-        except Exception as error:  # of any kind: the other ranks have to raise it, once they have read their blocks
-            first_error = error
-    source.comm.agree(first_error)
+
+    def use_present(positions: Integers, arrays: Arrays) -> None:
+        if len(positions):
+            values = arrays[field.name].reshape(len(positions), -1)[:, 0]
+            missing = np.flatnonzero(is_missing(values, field))
+            if len(missing):
+                raise _missing(source, samples, field.name, int(positions[missing[0]]))
+            use(positions, values)
+
+    source.use_block(samples, [field.name], use_present)
 
 
 def _missing(source: Source, samples: Samples, name: str, position: int) -> FormatError:
@@ -270,10 +269,7 @@ def _missing(source: Source, samples: Samples, name: str, position: int) -> Form
 
 
 def _checked(source: Source, name: str, windows: bool = False) -> Field:
-    fields = source.index.fields
-    if name not in fields:
-        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, fields)}")
-    field = fields[name]
+    field = field_of(source.index.fields, name)
     if field.ragged or len(field.shape) != windows or field.dtype.kind not in "biufSUO":
         raise FormatError(
             "a split by values needs one value for each sample",
