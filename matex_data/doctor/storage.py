@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.doctor import filesystem
 from matex_data.doctor.section import Section, size
+from matex_data.io.modes import choose
 from matex_data.io.mounts import mount_of
 
 if TYPE_CHECKING:
@@ -149,6 +150,8 @@ def _describe_path(section: Section, path: str, by_node: dict[str, dict[str, Any
     kind = f"{mount['type']} at {mount['point']} ({mount['source']})" if mount else "unknown"
     section.rows.append(("path", path))
     section.rows.append(("file system", kind))
+    if mount:
+        section.add("reads of ranks", str(choose("auto", [f"{path}/" if first["folder"] else path])))
     text, is_shared = _sharing(section, path, list(present.values()), len(seen), marked)
     section.facts["shared"] = is_shared
     section.rows.append(("shared by nodes", text))

@@ -26,7 +26,8 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index
 from matex_data.index.ragged import empty_output
 from matex_data.index.runs import Runs
-from matex_data.io.files import MOST_OPEN_FILES, MOST_SHARED_FILES
+from matex_data.io.files import MOST_OPEN_FILES
+from matex_data.io.modes import choose
 from matex_data.locks import cached_property
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.plan import ReadPlan, plan_reads
@@ -74,6 +75,7 @@ class EpochCosts:
     remedies : what to change where a figure is bad.
     shared : whether each block is read by one rank, which sends its rows to those that need them.
     most_messages_per_step : messages of the rank that sends most: that of a block whose rows many ranks need.
+    reads : how the ranks read the files, and why.
     """
 
     ranks: int
@@ -94,6 +96,7 @@ class EpochCosts:
     remedies: tuple[str, ...]
     shared: bool = False
     most_messages_per_step: float = 0.0
+    reads: str = ""
 
     def as_dict(self) -> dict[str, Any]:
         """Return the figures as plain values, which can be stored as JSON; an unknown amplification is None."""
@@ -110,6 +113,7 @@ class EpochCosts:
             else "read by all ranks: unknown",
             f"a rank: {self.reads_per_rank:,.0f} reads of {_size(self.mean_read_bytes)}; "
             f"files opened: {self.opens_per_rank:,.0f}",
+            *([f"files are read by {self.reads}"] if self.reads else []),
             *(["each chunk is read by one rank, which sends its rows to the others"] if self.shared else []),
             f"samples shuffled at a time: {self.samples_mixed:,}; lanes: {self.lanes:,}",
             f"memory for samples: {_size(self.bytes_per_rank)} a rank{node}",
@@ -149,7 +153,8 @@ def estimate_costs(
     per_sample = counted.nbytes / max(1, counted.samples)
     reads = counted.reads / max(1, counted.samples) * total / ranks
     files = len(source.index.sources)
-    opens = files if files <= MOST_SHARED_FILES and ranks > 1 else counted.opens(total / ranks)
+    mode = choose(source.io, source.index.sources.paths, ranks)
+    opens = files if mode.collective else counted.opens(total / ranks)
     read_at_once = counted.nbytes / max(1, counted.windows) * counted.ranks / ranks
     memory = access.memory() + int(2 * read_at_once)
     costs = EpochCosts(
@@ -171,6 +176,7 @@ def estimate_costs(
         (),
         shared,
         access.most_messages_per_step(),
+        str(mode),
     )
     return replace(costs, remedies=tuple(_remedies(costs, access)))
 

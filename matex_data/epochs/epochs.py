@@ -296,7 +296,7 @@ class ComputedEpochs(PrefetchedEpochs):
         self._opened()
 
     def _open(self) -> ReadContext:
-        return replace(self.source.read_context(mode="independent"), changed_file=_unchanged)
+        return replace(self.source.read_context(io="independent"), changed_file=_unchanged)
 
     def _reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
         assert self._memory.drawing is not None

@@ -154,12 +154,9 @@ class ExchangedWindow(PendingWindow):
         self._samples = samples
         self._drawn = drawn
         self._futures: list[Future[None]] = []
+        self.exchanges = samples.comm.size > 1
 
-    def counts(self, files: int) -> Integers:
-        """Return int64[files] zeros: no file is read."""
-        return np.zeros(files, np.int64)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+    def start(self, files: Files, profile: Profile) -> None:
         """Exchange the samples, and start to scatter their rows into the window. *Collective*.
 
         Raises
@@ -172,10 +169,6 @@ class ExchangedWindow(PendingWindow):
             else:
                 fields, arrays = self._context.index.fields, self.loaded.arrays
                 self._futures = exchange_rows(self._context, self._samples, self._drawn.positions, fields, arrays)
-
-    def participate(self, files: Files, agreed: Integers) -> None:
-        """Exchange the samples for the other ranks. *Collective*."""
-        self.start(files, agreed, Profile())
 
     def wait(self, profile: Profile) -> None:
         """Wait until all rows are in the window. Raise the first error."""

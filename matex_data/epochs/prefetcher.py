@@ -1,9 +1,8 @@
 """Background thread of one rank that reads the windows of an epoch ahead of the consumer.
 
 The ranks agree twice on every window: before it is read, and before it is consumed. So a chunk that cannot be decoded
-on one rank stops all ranks at the same batch, and no rank waits for another one that has left the epoch. The round
-that ends one window also carries the number of collective reads of the window after the next one, and the ranks read
-while it is under way.
+on one rank stops all ranks at the same batch, and no rank waits for another one that has left the epoch. The ranks read
+a window while the round that ends the one before it is under way.
 """
 
 from __future__ import annotations
@@ -14,13 +13,11 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from enum import IntEnum
 from threading import Thread
 
-import numpy as np
-
-from matex_data._types import Integers
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
-from matex_data.errors import PartitionError
+from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Condition
 from matex_data.mpi import communicator, deadlines
 from matex_data.mpi.abort import abort_job
@@ -29,10 +26,17 @@ from matex_data.mpi.communicator import PendingMaximum
 from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
-from matex_data.mpi.status import Status, split_result
 
 QUEUED = 1  # loaded windows that wait for the consumer, at most
 EXIT_TIMEOUT = 5.0  # seconds to end an epoch after all ranks have reached the end of their programs
+
+
+class Status(IntEnum):
+    """Status of a rank. All ranks act on the highest status among them."""
+
+    CONTINUE = 0
+    STOP = 1
+    FAILED = 2
 
 
 class Prefetcher:
@@ -62,7 +66,7 @@ class Prefetcher:
             self._ended = True
             _ALIVE.discard(self)
             self._session.closers.discard(self)
-            self._agree(self._begin_round(error, None), error)
+            self._agree(self._begin_round(error), error)
             raise self._error or error from error
 
     def __iter__(self) -> Iterator[LoadedWindow]:
@@ -105,7 +109,7 @@ class Prefetcher:
             with self._change:
                 window, round_ = self._ready.popleft() if self._ready else (None, None)
                 self._change.notify_all()
-            loaded = round_ is not None and split_result(round_.wait())[0] == Status.CONTINUE
+            loaded = round_ is not None and int(round_.wait()[0]) == Status.CONTINUE
         if window is None or not loaded:
             self._wait_for_end()
             raise _abandoned() if self._abandoned else _superseded()
@@ -142,10 +146,10 @@ class Prefetcher:
         upcoming, error = _result(next(planned, None))
         error = error or self._context.changed_file()
         next_plan = next(planned, None)  # one after the other: a window may wait for chunks of earlier ones
-        agreed = self._agree(self._begin_round(error, upcoming), error)
+        going = self._agree(self._begin_round(error), error)
         # Where this thread reads, it publishes the first window before it reads the second one.
-        depth = 1 if self._session.files.collective else 2
-        while agreed is not None and (upcoming or loading):
+        depth = 2 if self._session.files.collective is None else 1
+        while going and (upcoming or loading):
             ready: PendingWindow | None = None
             following, error = (None, error) if error else _result(next_plan)
             next_plan = next(planned, None)
@@ -155,44 +159,44 @@ class Prefetcher:
                     ready, depth = loading.popleft(), 2
             except Exception as failure:  # of any kind: the other ranks have to raise it
                 error = failure
-            round_ = self._begin_round(error, following)
+            round_ = self._begin_round(error)
             if ready is not None:
                 self._publish(ready.loaded, round_)
             if upcoming is not None:
-                error = self._start(upcoming, agreed, error)
+                error = self._start(upcoming, error)
                 loading.append(upcoming)
-            upcoming, agreed = following, self._agree(round_, error)
-        if agreed is not None:
+            upcoming, going = following, self._agree(round_, error)
+        if going:
             self._reader.finish()
         self._session.files.renew()  # between epochs no file of this rank alone is open
 
-    def _start(self, window: PendingWindow, agreed: Integers, error: Exception | None) -> Exception | None:
-        """Start to load a window, or only participate after an error; return the first error. *Collective*."""
+    def _start(self, window: PendingWindow, error: Exception | None) -> Exception | None:
+        """Start to load a window, after an error only if the others need this rank; return the first error.
+
+        *Collective*.
+        """
         self._wait_for_room()
         files = self._session.files
         try:
-            if error is not None or self._stopped:
-                window.participate(files, agreed)
-            else:
-                window.start(files, agreed, self._context.profile)
+            if (error is None and not self._stopped) or window.exchanges or files.collective is not None:
+                window.start(files, self._context.profile)
         except Exception as failure:  # of any kind: the other ranks have to raise it
             return error or failure
         return error
 
-    def _begin_round(self, error: Exception | None, following: PendingWindow | None) -> PendingMaximum:
-        """Send this rank's status, and the number of reads for ``following``, to the other ranks. *Collective*."""
-        count = self._session.files.shared
-        counts = np.zeros(count, np.int64) if following is None else following.counts(count)
+    def _begin_round(self, error: Exception | None) -> PendingMaximum:
+        """Send this rank's status to the other ranks. *Collective*."""
         status = Status.FAILED if error else Status.STOP if self._stopped else Status.CONTINUE
-        return self._session.status_exchange.start(status, counts)
+        return self._session.status.start_maximum([status])
 
-    def _agree(self, round_: PendingMaximum, error: Exception | None) -> Integers | None:
-        """Return the agreed number of reads of each file, int64[files]; None after an error or the end of a rank."""
-        status, agreed = split_result(round_.result())
+    def _agree(self, round_: PendingMaximum, error: Exception | None) -> bool:
+        """Return whether all ranks go on; False after an error, which is kept, or the end of a rank."""
+        status = int(round_.result()[0])
         if status == Status.FAILED:
-            self._error = self._session.status_exchange.first_error(error)
+            first = self._session.status.first_error(error)
+            self._error = first or DataError("a rank reported a failure, but no error")
         self._abandoned = status == Status.STOP and not self._stopped
-        return agreed if status == Status.CONTINUE else None
+        return status == Status.CONTINUE
 
     def _wait_for_room(self) -> None:
         with self._change:

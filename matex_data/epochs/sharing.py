@@ -86,11 +86,11 @@ class SharedEpochReader(EpochReader):
         index, files = context.index, context.session.files
         if self._skipped is None:
             plan = plan_reads(index, runs, destination, arrays, self._chunks, context.scratch)
-            futures = execute(plan, files, plan.counts(len(index.sources)))
+            futures = execute(plan, files)
             return lambda: _all_present(futures)
         read = SkippingRead(context, index, self._skipped, self._tally, runs, destination, arrays)
         plan = read.plan(self._chunks)
-        some = execute(plan, files, plan.counts(len(index.sources)))
+        some = execute(plan, files)
         return lambda: _absent(read, some)
 
 
@@ -118,6 +118,8 @@ class SharedWindow(PendingWindow):
     pad : turn samples that could not be read into padding.
     """
 
+    exchanges = True
+
     def __init__(
         self, context: ReadContext, window: Window, owned: OwnedSamples, finish: Callable[[], Integers], pad: bool
     ) -> None:
@@ -128,11 +130,7 @@ class SharedWindow(PendingWindow):
         self._absent = np.zeros(window.runs.total, bool)
         self._error: Exception | None = None
 
-    def counts(self, files: int) -> Integers:
-        """Return int64[files] zeros: each rank reads by itself."""
-        return np.zeros(files, np.int64)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+    def start(self, files: Files, profile: Profile) -> None:
         """Wait until this rank has read its blocks, and exchange the rows. *Collective*.
 
         Keep the error of a block for ``wait``: the windows before this one are complete.
@@ -165,10 +163,6 @@ class SharedWindow(PendingWindow):
                 if failure is not error:
                     raise
                 self._error = error
-
-    def participate(self, files: Files, agreed: Integers) -> None:
-        """Exchange the rows for the other ranks. *Collective*."""
-        self.start(files, agreed, Profile())
 
     def wait(self, profile: Profile) -> None:
         """Wait until all rows are in the window. Raise the first error."""

@@ -59,20 +59,12 @@ class SkippingWindow(PendingWindow):
         self._window, self._read, self._fields, self._pad = window, read, fields, pad
         self._error: Exception | None = None
 
-    def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective reads of each file."""
-        return self._window.counts(files)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+    def start(self, files: Files, profile: Profile) -> None:
         """Read, and start to decode. Keep an error for ``wait``: the other ranks go on. *Collective*."""
         try:
-            self._window.start(files, agreed, profile)
+            self._window.start(files, profile)
         except Exception as error:
             self._error = error
-
-    def participate(self, files: Files, agreed: Integers) -> None:
-        """Make the agreed reads of the other ranks. *Collective* in collective mode."""
-        self._window.participate(files, agreed)
 
     def wait(self, profile: Profile) -> None:
         """Wait until all samples that can be read are in ``loaded``. Raise an error that is not in the samples."""

@@ -44,21 +44,15 @@ class PendingWindow(ABC):
     Attributes
     ----------
     loaded : the window; its contents are undefined until ``wait`` returns.
+    exchanges : all ranks have to start the window, also one that has failed.
     """
 
     loaded: LoadedWindow
+    exchanges = False
 
     @abstractmethod
-    def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective reads of each file that this rank needs."""
-
-    @abstractmethod
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Start to load the window. *Collective*: all agreed reads are made, even if one of them fails."""
-
-    @abstractmethod
-    def participate(self, files: Files, agreed: Integers) -> None:
-        """Make the agreed reads for the other ranks, without a window for this one. *Collective*."""
+    def start(self, files: Files, profile: Profile) -> None:
+        """Start to load the window. *Collective* where the ranks exchange, or read as one, whatever fails."""
 
     @abstractmethod
     def wait(self, profile: Profile) -> None:
@@ -76,14 +70,7 @@ class WholeWindow(PendingWindow):
     def __init__(self, loaded: LoadedWindow) -> None:
         self.loaded = loaded
 
-    def counts(self, files: int) -> Integers:
-        """Return int64[files] zeros."""
-        return np.zeros(files, np.int64)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
-        """Return at once."""
-
-    def participate(self, files: Files, agreed: Integers) -> None:
+    def start(self, files: Files, profile: Profile) -> None:
         """Return at once."""
 
     def wait(self, profile: Profile) -> None:
@@ -149,7 +136,7 @@ class EpochReader(ABC):
         Report the samples that were skipped, and raise like ``SkippedSamples.report``.
         """
         if self._skipped is not None:
-            self._skipped.report(self.context.session.status_exchange, self._tally, f"of epoch {self._number}")
+            self._skipped.report(self.context.session.status, self._tally, f"of epoch {self._number}")
 
 
 @dataclass
@@ -168,19 +155,11 @@ class FileWindow(PendingWindow):
     plan: ReadPlan
     _futures: list[Future[None]] = field(default_factory=list)
 
-    def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective reads of each file."""
-        return self.plan.counts(files)
-
-    def start(self, files: Files, agreed: Integers, profile: Profile) -> None:
+    def start(self, files: Files, profile: Profile) -> None:
         """Read, and start to decode. *Collective* in collective mode."""
         with profile.timed("reading"):
-            self._futures = execute(self.plan, files, agreed)
+            self._futures = execute(self.plan, files)
         self.plan = ReadPlan()  # releases the scratch memory
-
-    def participate(self, files: Files, agreed: Integers) -> None:
-        """Make the agreed reads of the other ranks. *Collective* in collective mode."""
-        execute(ReadPlan(), files, agreed)
 
     def wait(self, profile: Profile) -> None:
         """Wait until all samples are read and decoded. Raise the first error."""

@@ -6,11 +6,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-NETWORK = frozenset(
-    (
-        *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "beegfs_nodev", "ceph", "cifs", "smb3", "9p", "virtiofs", "afs"),
-        *("pvfs2", "orangefs", "panfs", "wekafs", "glusterfs"),
-    )
+PARALLEL = frozenset(("lustre", "gpfs", "beegfs", "beegfs_nodev", "pvfs2", "orangefs"))
+"""Types of file systems that are made for reads which many machines make as one."""
+NETWORK = PARALLEL | frozenset(
+    ("nfs", "nfs4", "ceph", "cifs", "smb3", "9p", "virtiofs", "afs", "panfs", "wekafs", "glusterfs")
 )
 """Types of file systems that several machines share."""
 LOCAL = frozenset(

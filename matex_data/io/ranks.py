@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from matex_data.index.files import FileColumns, columns_of
 from matex_data.index.model import FileIndex
 from matex_data.io.coalesce import ReadTask
-from matex_data.io.files import Files, mode_for
+from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 
 
@@ -55,7 +55,7 @@ class MpiRanks:
         return files if by_rank is None else FileColumns.joined(by_rank)
 
     def read(self, path: str, offset: int, memory: NDArray[np.uint8]) -> None:
-        """Read bytes of a file; each rank has its own, or none. *Collective*.
+        """Read bytes of a file; each rank has its own, or none.
 
         Parameters
         ----------
@@ -68,16 +68,10 @@ class MpiRanks:
         DataError : the file is too short, or cannot be read.
         """
         if self._files is None or list(self._files.paths) != [path]:
-            self.close()
-            self._files = Files(self._comm, [path], mode_for("auto", [path], self._comm))
-        if len(memory):
-            begin, nbytes, address = (np.array([value]) for value in (offset, len(memory), memory.ctypes.data))
-            self._files.read(0, ReadTask(begin, nbytes, address))
-        else:
-            self._files.read_nothing(0, 1)
+            self._files = Files(self._comm, [path], "independent")
+        begin, nbytes, address = (np.array([value]) for value in (offset, len(memory), memory.ctypes.data))
+        self._files.read(0, ReadTask(begin, nbytes, address))
 
     def close(self) -> None:
-        """Close the file. *Collective*."""
-        if self._files is not None:
-            self._files.close()
-            self._files = None
+        """Close the file."""
+        self._files = None

@@ -27,7 +27,6 @@ from matex_data.mpi.liveness import Liveness, all_threads
 from matex_data.mpi.node import gather_cores
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
-from matex_data.mpi.status import StatusExchange
 
 
 class ReadSession:
@@ -40,12 +39,13 @@ class ReadSession:
 
     Attributes
     ----------
+    status : ranks that agree on errors; this one, where each has its own status.
     closers : objects that use the communicator; closed before it is freed.
     """
 
     def __init__(self, comm: Communicator, threaded: bool) -> None:
         self.comm = comm
-        self.status_exchange = StatusExchange(comm if threaded else Communicator(rank=comm.rank, size=comm.size))
+        self.status = comm if threaded else Communicator(rank=comm.rank, size=comm.size)
         self.files = Files(comm, [], "independent")
         self.closers: weakref.WeakSet[Any] = weakref.WeakSet()
         self._user: Callable[[], object] = _nobody
@@ -101,13 +101,13 @@ class ReadSessions:
         self._opening = Lock()
 
     def open(
-        self, paths: Sequence[str], mode: str, profile: Profile | None = None, stamp: StampOf | None = None
+        self, paths: Sequence[str], io: str, profile: Profile | None = None, stamp: StampOf | None = None
     ) -> ReadSession:
         """Return an unused session with these files open. *Collective*.
 
         Parameters
         ----------
-        paths, mode, profile, stamp : as of ``Files``.
+        paths, io, profile, stamp : as of ``Files``.
 
         Raises
         ------
@@ -117,7 +117,7 @@ class ReadSessions:
         with self.comm.one_thread_at_a_time(self._opening):
             session = self._reserved()
         try:
-            session.files = Files(session.comm, paths, mode, profile, stamp)
+            session.files = Files(session.comm, paths, io, profile, stamp)
         except BaseException:
             session.release()
             raise

@@ -139,7 +139,8 @@ def open_dataset(
         file, and rank 0 warns once. None: the coordinate of the sample dimension of netCDF files; windows of other
         formats end with their file.
     io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
-        collective, unless there are many files or only one rank.
+        collective for up to 64 files of a parallel file system (Lustre, GPFS, BeeGFS, OrangeFS), or where the variable
+        MATEX_IO_HINTS is set; otherwise independent.
     window_bytes : int, in bytes over all ranks. Limit on the samples that are shuffled together. Determines the
         shuffled order. None: 128 MiB; more with large batches, up to twice their bytes or a 256th of the data set. Some
         six windows are in memory, divided between the ranks; it is an error if those do not fit.

@@ -9,19 +9,19 @@ from concurrent.futures import Future, wait
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data._types import Integers
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import Chunk
 from matex_data.index.model import Countdown
 from matex_data.interrupts import shielded
 from matex_data.io.coalesce import ReadTask, divide_tasks
+from matex_data.io.collective import CollectiveFiles
 from matex_data.io.files import Files
 from matex_data.machine import tasks_of_window
 from matex_data.reading.plan import NO_BYTES, ReadPlan
 from matex_data.reading.pool import Rejected, explained, first_error, is_worker, pass_on, readers, submit
 
 
-def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
+def execute(plan: ReadPlan, files: Files) -> list[Future[None]]:
     """Read, and schedule the decoding of what was read. *Collective* in collective mode.
 
     In independent mode threads of their own read, and the pool decodes the bytes of a task once they are there; what is
@@ -33,8 +33,6 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     ----------
     plan : reads of this rank.
     files : open files.
-    agreed : int64[files], the number of collective reads of each file: the maximum over the ranks; empty without such
-        reads.
 
     Returns
     -------
@@ -42,13 +40,13 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
 
     Raises
     ------
-    DataError : a file cannot be read, or memory runs out. All agreed collective reads are made nevertheless.
+    DataError : a file cannot be read, or memory runs out. All collective reads are made nevertheless.
     """
     try:
-        files.check(plan.unread)
-        if files.collective:
-            futures = _read_collectively(plan, files, agreed)
+        if files.collective is not None:
+            futures = _read_collectively(plan, files.collective)
         else:
+            files.check(plan.unread)
             scheduled = [_schedule_tasks(files, number, tasks, plan) for number, tasks in plan.tasks.items()]
             futures = [future for of_file in scheduled for future in of_file]
         futures = _with_completions(plan, futures)
@@ -61,41 +59,31 @@ def execute(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]
     return futures
 
 
-def _read_collectively(plan: ReadPlan, files: Files, agreed: Integers) -> list[Future[None]]:
-    """Make all agreed reads, and schedule their decoding, in the order of the tasks. *Collective*."""
+def _read_collectively(plan: ReadPlan, files: CollectiveFiles) -> list[Future[None]]:
+    """Make the reads of this rank among those of the others, and schedule the decoding of each. *Collective*."""
     decoding: list[Future[None]] = []
-    failure: Exception | None = None
-    for number in np.flatnonzero(agreed).tolist():
-        remaining = int(agreed[number])
-        for task in plan.tasks.get(number, []):
-            try:
-                scratch = plan.allocate(task)
-            except Exception as error:  # the other ranks need these reads: files.read_nothing makes them
-                failure = failure or explained(error, f"{task.scratch} bytes that are read to be decoded")
-                continue
-            remaining -= task.count
-            read_error = _read(files, number, task, scratch)
-            if read_error is None:
-                decoding.append(submit(_complete, plan, task.complete, scratch))
-            failure = failure or read_error
-        files.read_nothing(number, remaining)
+
+    def decode(task: ReadTask, scratch: NDArray[np.uint8]) -> None:
+        decoding.append(submit(_complete, plan, task.complete, scratch))
+
+    failure = files.read(plan.tasks, plan.allocate, decode)
     if failure is not None:
         for future in decoding:
             future.cancel()
         wait(decoding)
-        raise failure
+        raise explained(failure, "the bytes that are read")
     return decoding
 
 
-def run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
+def run(plan: ReadPlan, files: Files) -> Exception | None:
     """Read and decode, and return the first error once nothing is under way. *Collective* in collective mode."""
-    return shielded(_run, plan, files, agreed)
+    return shielded(_run, plan, files)
 
 
-def _run(plan: ReadPlan, files: Files, agreed: Integers) -> Exception | None:
+def _run(plan: ReadPlan, files: Files) -> Exception | None:
     try:
         if not is_worker():
-            return first_error(execute(plan, files, agreed))
+            return first_error(execute(plan, files))
         _run_here(plan, files)
     except DataError as error:
         return error
@@ -133,7 +121,7 @@ def _schedule_after(chunk: Chunk | None, plan: ReadPlan, action: Callable[[], No
 
 
 def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
-    """Make all reads of a task and return the error. *Collective* in collective mode."""
+    """Make all reads of a task and return the error."""
     try:
         files.read(number, task.into(scratch))
     except Exception as error:

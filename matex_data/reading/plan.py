@@ -48,13 +48,6 @@ class ReadPlan:
     chunks: ChunkCache | None = None
     scratch: BufferPool = field(default_factory=BufferPool)
 
-    def counts(self, files: int) -> Integers:
-        """Return int64[files], the number of collective reads of each file; ``files`` is 0 without such reads."""
-        counts = np.zeros(files, np.int64)
-        for number, tasks in self.tasks.items() if files else ():
-            counts[number] = sum(task.count for task in tasks)
-        return counts
-
     def allocate(self, task: ReadTask) -> NDArray[np.uint8]:
         """Return scratch memory for a task, uint8; empty if it reads directly into the arrays."""
         return self.scratch.bytes(task.scratch) if task.scratch else NO_BYTES

@@ -15,7 +15,7 @@ from matex_data.index.cache import ChunkCache, GivenUp
 from matex_data.index.chosen import Samples
 from matex_data.index.runs import compress
 from matex_data.interrupts import shielded
-from matex_data.reading.context import NO_ROWS, ReadContext
+from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, plan_reads
 from matex_data.reading.pool import is_worker
@@ -75,7 +75,7 @@ class SampleReader:
             error: Exception | None = GivenUp("no read yet")
             while isinstance(error, GivenUp):
                 plan = plan_reads(source.index, compress(some), rows, arrays, chunks, source.scratch)
-                error = run(plan, context.session.files, NO_ROWS)
+                error = run(plan, context.session.files)
             source.comm.agree(error)
         ascending = len(different) == len(positions) and bool((np.diff(inverse) > 0).all())
         return arrays if ascending else {name: array[inverse] for name, array in arrays.items()}

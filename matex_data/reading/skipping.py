@@ -28,7 +28,7 @@ from matex_data.index.runs import Runs, compress
 from matex_data.io.counters import Profile
 from matex_data.locks import Lock
 from matex_data.mpi.activity import busy
-from matex_data.mpi.status import StatusExchange
+from matex_data.mpi.communicator import Communicator
 from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
@@ -124,12 +124,12 @@ class SkippedSamples:
         reason = error.problem if error.found is None else f"{error.problem} ({error.found})"
         return SkippedSample(error.file or path, error.row if other else row, " ".join(reason.split())[:200])
 
-    def report(self, exchange: StatusExchange, tally: Tally, purpose: str) -> None:
+    def report(self, comm: Communicator, tally: Tally, purpose: str) -> None:
         """Tell all ranks which samples were skipped; rank 0 warns if there are any. *Collective*.
 
         Parameters
         ----------
-        exchange : of the ranks that read.
+        comm : the ranks that read; this one, where each has its own status.
         tally : samples of this rank.
         purpose : for which they were read, as text.
 
@@ -137,7 +137,8 @@ class SkippedSamples:
         ------
         DataError : samples were skipped, and none were delivered; on every rank.
         """
-        by_rank = exchange.gather(({number: self._records[number] for number in tally.skipped}, tally.delivered))
+        own = {number: self._records[number] for number in tally.skipped}, tally.delivered
+        by_rank = [own] if comm.alone else comm.allgather(own)
         skipped = {number: record for of_rank, _ in by_rank for number, record in of_rank.items()}
         if not skipped:
             return
@@ -149,7 +150,7 @@ class SkippedSamples:
         more = [f"and {len(named) - MOST_NAMED} more: see Dataset.skipped"] if len(named) > MOST_NAMED else []
         listed = "\n  ".join([*map(str, named[:MOST_NAMED]), *more])
         text = f"{len(named)} of {len(named) + delivered} samples {purpose} cannot be read and are skipped:\n  {listed}"
-        exchange.on_root(lambda: warnings.warn(text, stacklevel=5))
+        comm.on_root(lambda: warnings.warn(text, stacklevel=5))
 
 
 def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:
@@ -271,7 +272,7 @@ class SkippingRead:
             plan = plan_reads(self._index, runs, rows, self._arrays, chunks, self._context.scratch)
         except DataError as error:
             return error
-        return run(plan, files, plan.counts(files.shared))
+        return run(plan, files)
 
 
 def _are_of_one_block(index: Index, samples: Integers, field: str | None) -> bool:

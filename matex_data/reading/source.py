@@ -21,12 +21,11 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
-from matex_data.io.files import MOST_SHARED_FILES, mode_for
+from matex_data.io.modes import MOST_SHARED_FILES, choose
 from matex_data.io.sessions import ReadSessions, prepare_process
 from matex_data.machine import tasks_of_window
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.processes import is_child_process
-from matex_data.mpi.status import Status
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
@@ -105,7 +104,7 @@ class Source:
         self._kept_of_file = max((layout.kept_bytes() for layout in first.layouts.values()), default=0) if first else 0
         self.kept_bytes = self._kept_of_file // max(1, first.rows) if first else 0
         self.comm = comm = sessions.comm
-        self.mode = mode_for(io, index.sources.paths, comm)
+        choose(io, index.sources.paths)
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
@@ -183,14 +182,14 @@ class Source:
     def alone(self) -> Source:
         """Return the opened files for reads that this process makes on its own."""
         source = copy(self)
-        source.comm, source.mode, source.threaded, source._process = Communicator(), "independent", True, os.getpid()
+        source.comm, source.threaded, source._process = Communicator(), True, os.getpid()
         source._sessions = ReadSessions(source.comm)
         return source
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs to read the share of this rank, without MPI and open files."""
         comm = Communicator(rank=self.comm.rank, size=self.comm.size)
-        return {**self.__dict__, "comm": comm, "mode": "independent", "_sessions": None}
+        return {**self.__dict__, "comm": comm, "_sessions": None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         prepare_process()
@@ -210,22 +209,21 @@ class Source:
         least = max(CACHE_BYTES, self._kept_of_file * 5 // 2)
         return max(least, windows * max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
 
-    def read_context(self, window_bytes: int = 0, mode: str | None = None) -> ReadContext:
+    def read_context(self, window_bytes: int = 0, io: str | None = None) -> ReadContext:
         """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*.
 
         Parameters
         ----------
         window_bytes : of a window, over all ranks.
-        mode : "collective" or "independent"; None: that of the data set.
+        io : as of ``Files``; None: that of the data set.
         """
         if is_child_process() and self._process != os.getpid():
             self._process = os.getpid()
             self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
-            self.mode = "independent"
         files = self.index.sources
         of_store = len(files) > 0 and is_url(files.paths[0])  # an object may change between a look at it and a read
         stamp = files.stamp if self._checks_when_opening or of_store else None
-        session = self._sessions.open(files.paths, mode or self.mode, self.profile, stamp)
+        session = self._sessions.open(files.paths, io or self.io, self.profile, stamp)
         return ReadContext(
             session,
             self.index,
@@ -252,7 +250,8 @@ class Source:
     @property
     def _checks_when_opening(self) -> bool:
         """Return whether each rank checks the files that it reads as it opens them: all would be too many."""
-        return self.mode == "independent" and len(self.index.sources) > MOST_SHARED_FILES
+        alone = self.io != "collective" or self.comm.alone
+        return alone and len(self.index.sources) > MOST_SHARED_FILES
 
     def _changed_file(self) -> DataError | None:
         """Return the error of a file that changed after this rank indexed it, or None; of many, see ``Files``."""
@@ -372,7 +371,7 @@ class Source:
             equal on all ranks; the last one is empty, so that the ranks agree on the error of the one before.
         """
         context = self.read_context()
-        status_exchange, files = context.session.status_exchange, context.session.files
+        status, files = context.session.status, context.session.files
         chunks, tally = ChunkCache(context.cache_bytes), Tally()
         first_error: Exception | None = context.changed_file()
         for runs, destination, allocate in ranges:
@@ -387,17 +386,14 @@ class Source:
                     plan = read.plan(chunks)
             except Exception as error:  # of any kind: the other ranks have to raise it
                 first_error = first_error or error
-            status = Status.FAILED if first_error else Status.CONTINUE
-            status, agreed = status_exchange.exchange(status, plan.counts(files.shared))
-            if status == Status.FAILED:
-                raise status_exchange.first_error(first_error)
-            first_error = run(plan, files, agreed)
+            status.agree(first_error)
+            first_error = run(plan, files)
             if read is not None:
                 first_error = read.finish(first_error)
             if first_error is None:
                 yield arrays, NO_ROWS if read is None else read.absent
         if self.skipped is not None:
-            self.skipped.report(status_exchange, tally, "that were loaded")
+            self.skipped.report(status, tally, "that were loaded")
 
     def _ranges(self, runs: Samples, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
         """Yield ranges of samples, and their rows: equally many on every rank, the last one empty. *Collective*."""

@@ -14,7 +14,6 @@ from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.status import Status, StatusExchange, split_result
 from tests.support.ranks import Pool
 
 BATCH = 48
@@ -23,22 +22,21 @@ TIMEOUT = 20.0  # seconds
 
 def _late_rank(comm: MPI.Intracomm) -> list[Any]:
     """Return whether a round ended before rank 0 began it, and its result, twice."""
-    status_exchange, counts = StatusExchange(Communicator(comm.Dup())), np.array([comm.rank, 7 - comm.rank])
+    ranks = Communicator(comm.Dup())
     if comm.rank == 0 and comm.size > 1:
         comm.barrier()
-    round_ = status_exchange.start(Status.STOP if comm.rank == comm.size - 1 else Status.CONTINUE, counts)
+    round_ = ranks.start_maximum([comm.rank == comm.size - 1, comm.rank, 7 - comm.rank])
     early = round_.done(0.05) if comm.rank or comm.size == 1 else False
     if comm.rank and comm.size > 1:
         comm.barrier()
     assert round_.done(TIMEOUT)
-    return [early, *(split_result(round_.wait()) for _ in range(2))]
+    return [early, *(round_.wait().tolist() for _ in range(2))]
 
 
 def test_a_round_ends_when_all_ranks_have_begun_it(pool: Pool) -> None:
     for early, *results in pool.run(_late_rank):
         assert early == (pool.size == 1)
-        for status, counts in results:
-            assert status == Status.STOP and counts.tolist() == [pool.size - 1, 7]
+        assert results == [[1, pool.size - 1, 7]] * 2
 
 
 def _threads_by_rank(comm: MPI.Intracomm, path: str, io: str) -> list[int]:

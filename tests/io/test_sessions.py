@@ -8,7 +8,8 @@ from threading import Barrier, Event
 import pytest
 from mpi4py import MPI
 
-from matex_data import PartitionError
+from matex_data import DataError, PartitionError
+from matex_data.io.files import Files
 from matex_data.io.sessions import ReadSessions
 from matex_data.locks import Lock
 from matex_data.mpi.communicator import Communicator
@@ -28,11 +29,17 @@ def test_a_session_belongs_to_one_reader_from_the_moment_it_is_opened() -> None:
         assert len(set(threads.map(opened, range(THREADS)))) == THREADS
 
 
-def test_a_session_that_cannot_open_its_files_is_free_again() -> None:
+def test_a_session_that_cannot_open_its_files_is_free_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def opened(comm: Communicator, paths: list[str], *_: object) -> Files:
+        if paths:
+            raise DataError("the file cannot be read")
+        return Files(comm, paths, "independent")
+
+    monkeypatch.setattr("matex_data.io.sessions.Files", opened)
     sessions = ReadSessions(Communicator())
-    for mode in ("independent", "independent"):
-        with pytest.raises(TypeError):
-            sessions.open(None, mode)  # type: ignore[arg-type]
+    for _ in range(2):
+        with pytest.raises(DataError):
+            sessions.open(["a.h5"], "independent")
     assert [session.unused for session in sessions._sessions] == [True]
 
 

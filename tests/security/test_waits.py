@@ -82,7 +82,7 @@ def test_a_worker_does_not_wait_for_a_chunk_that_a_task_behind_it_decodes(path: 
     files = Files(Communicator(), [str(path)], "independent", Profile())
     owner, _ = _plan(data, 3, chunks)
     needing, out = _plan(data, 5, chunks)
-    futures = execute(needing, files, np.empty(0, np.int64)) + execute(owner, files, np.empty(0, np.int64))
+    futures = execute(needing, files) + execute(owner, files)
     assert not wait(futures, SECONDS).not_done
     assert [future.exception() for future in futures] == [None] * len(futures)
     assert np.array_equal(out[0], X[5])
@@ -180,7 +180,7 @@ def test_a_worker_may_take_samples(path: Path) -> None:
     plan, out = _plan(data, 7, ChunkCache(1 << 20))
     plan.completions.append((None, lambda: out.__setitem__(0, other[9])))
     files = Files(Communicator(), [str(path)], "independent", Profile())
-    futures = execute(plan, files, np.empty(0, np.int64))
+    futures = execute(plan, files)
     assert not wait(futures, SECONDS).not_done
     assert [future.exception() for future in futures] == [None] * len(futures)
     assert out[0].tolist() in (X[7].tolist(), X[9].tolist())
