@@ -200,7 +200,7 @@ def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
 
 def test_mpi_files_are_opened_in_one_module() -> None:
     users = [_id(path) for path in SOURCES if "MPI.File" in path.read_text()]
-    assert users == ["matex_data/io/files.py"]
+    assert users == ["matex_data/io/collective.py"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_id)

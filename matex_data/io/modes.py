@@ -1,4 +1,4 @@
-"""Whether the ranks read files collectively, and why. Nothing here calls MPI."""
+"""Choice between collective and independent reads, with its reason. Nothing here calls MPI."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MOST_SHARED_FILES = 64  # that all ranks open with ``io="auto"``; of more files,
 
 
 class Mode(NamedTuple):
-    """Whether the ranks make the reads of a file as one.
+    """Choice whether the ranks make the reads of a file as one.
 
     Attributes
     ----------
