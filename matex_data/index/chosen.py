@@ -46,8 +46,10 @@ class Chosen:
     def of_bits(cls, bits: Bytes) -> Chosen:
         """Return the samples whose bits are set."""
         tiles = -(-len(bits) * 8 // TILE)
-        whole = np.zeros(tiles * TILE // 8, np.uint8)
-        whole[: len(bits)] = bits
+        whole = bits
+        if len(bits) % (TILE // 8):
+            whole = np.zeros(tiles * TILE // 8, np.uint8)
+            whole[: len(bits)] = bits
         counts = np.bitwise_count(whole.view(np.uint64)).reshape(tiles, TILE // 64).sum(axis=1, dtype=np.int64)
         return cls(whole, np.concatenate([[0], np.cumsum(counts)]).astype(np.int64))
 

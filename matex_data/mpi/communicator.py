@@ -220,6 +220,16 @@ class Communicator:
                 combined: T = self.mpi.allreduce(value, function)
                 return combined
 
+    def sum_of_lower(self, values: Integers) -> Integers:
+        """Return the sum of the int64[n] of all ranks below this one. *Collective*. Raises like ``maximum``."""
+        total = np.zeros(len(values), np.int64)
+        if self.size > 1:
+            with self._exclusive():
+                self.start_maximum([0]).wait()
+                with waiting_for(self.liveness):
+                    self.mpi.Exscan(np.ascontiguousarray(values, np.int64), total)
+        return total if self.rank else np.zeros(len(values), np.int64)  # MPI leaves that of rank 0 undefined
+
     def agree(self, error: BaseException | None) -> None:
         """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
         if self.alone:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from matex_data._types import Array, Bytes
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
@@ -32,64 +33,103 @@ def share(comm: Communicator, data: memoryview | None) -> memoryview:
     comm : the ranks.
     data : the bytes, on rank 0.
     """
+    return gathered(comm, np.empty(0, np.uint8) if data is None else np.frombuffer(data, np.uint8)).data
+
+
+def gathered(comm: Communicator, own: Array) -> Array:
+    """Return the elements of all ranks, one after the other, in one copy for all ranks of a machine if possible.
+
+    *Collective*. The array cannot be written to.
+
+    Parameters
+    ----------
+    comm : the ranks.
+    own : 1-D array of this rank, of numbers of the same dtype on all ranks.
+    """
     if comm.size == 1:
-        assert data is not None
-        return data
-    comm.barrier()  # with a deadline
+        return own
+    sizes = comm.allgather(own.nbytes)
+    if sum(sizes) < LEAST_BYTES:
+        return np.frombuffer(b"".join(comm.allgather(own.tobytes())), own.dtype)
     with waiting_for(comm.liveness):
         node: Any = comm.mpi.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
         leaders: Any = comm.mpi.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
         try:
-            own = memoryview(b"") if leaders == MPI.COMM_NULL else _broadcast(leaders, data)
-            return _shared(node, own)
+            content = _gathered(node, leaders, comm.rank, sizes, np.ascontiguousarray(own).view(np.uint8))
         finally:
             node.Free()
             if leaders != MPI.COMM_NULL:
                 leaders.Free()
+    content.flags.writeable = False
+    return content.view(own.dtype)
 
 
-def _broadcast(comm: MPI.Intracomm, data: memoryview | None) -> memoryview:
-    """Return the bytes of rank 0. *Collective*."""
-    size = comm.bcast(None if data is None else data.nbytes)
-    if comm.size == 1:
-        assert data is not None
-        return data
-    memory = np.empty(size, np.uint8) if data is None else np.frombuffer(data, np.uint8)
-    for begin in range(0, size, MOST_BYTES):
-        comm.Bcast([memory[begin : begin + MOST_BYTES], MPI.BYTE])
-    return memory.data
+def _gathered(node: MPI.Intracomm, leaders: MPI.Intracomm, rank: int, sizes: list[int], own: Bytes) -> Bytes:
+    """Return the bytes of all ranks. *Collective*.
+
+    Parameters
+    ----------
+    node, leaders : ranks of this machine, and the first ranks of all machines, on these.
+    rank, sizes : of this rank among all, and bytes of each of them.
+    """
+    ends = np.cumsum(sizes)
+    memory, is_shared = _memory(node, int(ends[-1]))
+    parts = [memory[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
+    ranks = node.allgather(rank)
+    if is_shared:
+        parts[rank][:] = own
+        node.Barrier()
+    elif node.rank == 0:
+        parts[rank][:] = own
+        for number in range(1, node.size):
+            _in_slices(parts[ranks[number]], lambda part, source=number: node.Recv(part, source))
+    else:
+        _in_slices(own, node.Send)
+    if leaders != MPI.COMM_NULL:
+        for root, of_node in enumerate(leaders.allgather(ranks)):
+            for number in of_node:
+                _in_slices(parts[number], lambda part, root=root: leaders.Bcast(part, root))
+    if is_shared:
+        node.Barrier()
+    else:
+        _in_slices(memory, node.Bcast)
+    return memory
 
 
-def _shared(node: MPI.Intracomm, data: memoryview) -> memoryview:
-    """Return the bytes of the machine's first rank, from a file that all ranks map. *Collective*."""
-    path = _written(data) if node.rank == 0 and node.size > 1 else None
-    path = node.bcast(path)
+def _in_slices(memory: Bytes, call: Any) -> None:
+    """Make a call of MPI for each GB of memory."""
+    for begin in range(0, len(memory), MOST_BYTES):
+        call(memory[begin : begin + MOST_BYTES])
+
+
+def _memory(node: MPI.Intracomm, size: int) -> tuple[Bytes, bool]:
+    """Return new memory of a number of bytes, and whether all ranks of the machine have the same. *Collective*."""
+    path = node.bcast(_file(size) if node.rank == 0 and node.size > 1 else None)
     mapped: mmap.mmap | None = None
     if path is not None:
-        with suppress(OSError), Path(path).open("rb") as file:  # ranks in containers may not see the file
-            mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        with suppress(OSError), Path(path).open("r+b") as file:  # ranks in containers may not see the file
+            mapped = mmap.mmap(file.fileno(), size)
     everywhere = node.allreduce(mapped is not None, MPI.LAND)
     if path is not None and node.rank == 0:
         Path(path).unlink()
     if everywhere and mapped is not None:
-        return memoryview(mapped)
-    return _broadcast(node, data if node.rank == 0 else None)
+        return np.frombuffer(mapped, np.uint8), True
+    return np.empty(size, np.uint8), False
 
 
-def _written(data: memoryview) -> str | None:
-    """Write bytes to a new file in memory, and return its path; None if they are few, or there is no room."""
-    size = data.nbytes
+def _file(size: int) -> str | None:
+    """Return the path of a new file in memory of a number of bytes; None if they are few, or there is no room."""
     if size < LEAST_BYTES:
         return None
     try:
         handle, path = tempfile.mkstemp(prefix="matex-", dir=FOLDER)
     except OSError:
         return None
-    with os.fdopen(handle, "wb") as file:
-        try:
-            os.posix_fallocate(file.fileno(), 0, size)  # without room, a write to mapped memory would kill the process
-            file.write(data)
-            return path
-        except OSError:
-            Path(path).unlink()
-            return None
+    try:
+        os.posix_fallocate(handle, 0, size)  # without room, a write to mapped memory would kill the process
+        return path
+    except OSError:
+        Path(path).unlink()
+        return None
+    finally:
+        os.close(handle)

@@ -7,13 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.chosen import TILE, Chosen, Samples
 from matex_data.index.runs import Runs
+from matex_data.mpi.shared import gathered
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 
-TILE = 1 << 20  # samples whose numbers are computed at once
+AT_ONCE = 1 << 20  # samples whose numbers are computed at once
 MOST_RUNS = 1 << 16  # of samples, that are kept as such: more of them take gigabytes where bits take megabytes
 Condition = Callable[[Mapping[str, Array]], Array]
 """Callable that gets arrays of samples by field name, and returns bool[samples]."""
@@ -52,8 +53,8 @@ def samples_of_mask(source: Source, samples: Samples, own: Array) -> Samples:
     own : bool[samples of this rank's block].
     """
     begin, first, selected = _own_bits(source, samples)
-    for low in range(0, len(own), TILE):
-        chosen = low + np.flatnonzero(own[low : low + TILE])
+    for low in range(0, len(own), AT_ONCE):
+        chosen = low + np.flatnonzero(own[low : low + AT_ONCE])
         _set_bits(selected, samples.numbers(begin + chosen) - first)
     return _shared(source, selected, first)
 
@@ -68,10 +69,18 @@ def _own_bits(source: Source, samples: Samples) -> tuple[int, int, Bytes]:
 
 def _shared(source: Source, selected: Bytes, first: int) -> Samples:
     """Return the samples whose bits any rank has set. *Collective*."""
-    bits = np.zeros(-(-len(source.index) // 8), np.uint8)
-    for of_rank, number in source.comm.allgather((selected, first)):
-        bits[number // 8 : number // 8 + len(of_rank)] |= of_rank
-    return as_samples(bits)
+    rank, begin, end = source.comm.rank, first // 8, first // 8 + len(selected)
+    by_rank = source.comm.allgather((begin, end, int(selected[0])) if len(selected) else (0, 0, 0))
+    begins, ends, firsts = np.array(by_rank, np.int64).T
+    total = -(-len(source.index) // TILE) * (TILE // 8)
+    edges = np.concatenate([[0], np.maximum.accumulate(ends)[:-1], [total]])  # the first rank has a byte of two
+    low = int(edges[rank])
+    own = np.zeros(int(edges[rank + 1]) - low, np.uint8)
+    if end > low:
+        own[max(begin, low) - low : end - low] = selected[max(low - begin, 0) :]
+        of_others = (begins == end - 1) & (ends > 0) & (np.arange(len(ends)) > rank)
+        own[end - 1 - low] |= np.bitwise_or.reduce(firsts[of_others])
+    return as_samples(gathered(source.comm, own))
 
 
 def _set_bits(bits: Bytes, numbers: Integers) -> None:
@@ -85,10 +94,19 @@ def _set_bits(bits: Bytes, numbers: Integers) -> None:
 
 def as_samples(bits: Bytes) -> Samples:
     """Return the samples whose bits are set: as runs if there are few."""
-    last = np.concatenate([[0], bits[:-1] & 1]).astype(np.uint8)
-    begins = bits & ~((bits >> 1) | (last << 7))
     chosen = Chosen.of_bits(bits)
-    if int(np.bitwise_count(begins).sum(dtype=np.int64)) > MOST_RUNS:
+    if _count_runs(bits) > MOST_RUNS:
         return chosen
     tiles = [Runs(np.empty(0, np.int64), np.empty(0, np.int64)), *chosen.tiles()]
     return Runs(np.concatenate([runs.start for runs in tiles]), np.concatenate([runs.count for runs in tiles]))
+
+
+def _count_runs(bits: Bytes) -> int:
+    """Return the number of runs of bits that are set."""
+    count, last = 0, 0
+    for low in range(0, len(bits), AT_ONCE):
+        part = bits[low : low + AT_ONCE]
+        before = np.concatenate([[last], part[:-1]]).astype(np.uint8)
+        count += int(np.bitwise_count(part & ~((part >> 1) | (before << 7))).sum(dtype=np.int64))
+        last = int(part[-1])
+    return count

@@ -77,8 +77,7 @@ def stratify(source: Source, samples: Samples, name: str, fractions: Sequence[fl
     comm.agree(_too_many_classes(name, len(counts)))
     order = np.argsort(codes, kind="stable")
     first = np.searchsorted(codes[order], np.arange(len(counts) + 1))
-    by_rank = comm.allgather(np.diff(first).astype(np.int64))
-    before = np.sum(by_rank[: comm.rank], axis=0, dtype=np.int64) * np.ones(len(counts), np.int64)
+    before = comm.sum_of_lower(np.diff(first))
     ends = np.cumsum(sizes_by_class(counts, fractions), axis=1)
     own = np.full(len(codes), UNREAD, np.int32)
     for number, (low, high) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
