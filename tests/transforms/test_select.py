@@ -34,7 +34,7 @@ class Ranks:
 
 
 @given(st.integers(1, 60), st.integers(1, 7), st.integers(0, 2**32 - 1), st.sampled_from([0.02, 0.3, 1.0]))
-def test_every_rank_has_the_samples_that_any_of_them_has_selected(total: int, size: int, seed: int, share: float) -> None:
+def test_every_rank_has_the_samples_that_any_has_selected(total: int, size: int, seed: int, share: float) -> None:
     rng = np.random.default_rng(seed)
     given_samples, selected = rng.random(total) < rng.random(), rng.random(total) < share
     samples, ranks = compress(np.flatnonzero(given_samples)), Ranks(size)
