@@ -98,6 +98,7 @@ def run_script(
     timeout: float = TIME_LIMIT,
     env: Mapping[str, str] | None = None,
     forked: bool = True,
+    typed: str = "",
 ) -> Completed:
     """Run a script (a path, or code as text) on ``ranks`` Python processes.
 
@@ -105,12 +106,20 @@ def run_script(
     ----------
     ranks : number of ranks; 0: one process without ``mpiexec``.
     forked : fork the processes from one that has imported TensorFlow, unless ``env`` has variables that it reads then.
+    typed : standard input.
 
     Raises
     ------
     Hung : the script did not end within ``timeout`` seconds; all its processes have been killed.
     """
-    with _as_file(script) as path, tempfile.TemporaryFile() as out, tempfile.TemporaryFile() as err:
+    with (
+        _as_file(script) as path,
+        tempfile.TemporaryFile() as given,
+        tempfile.TemporaryFile() as out,
+        tempfile.TemporaryFile() as err,
+    ):
+        given.write(typed.encode())
+        given.seek(0)
         launcher = [mpiexec(), "-n", str(ranks)] if ranks else []
         variables = environment(**(env or {}))
         python = fork_client() if forked and not _READ_AT_START.search(" ".join(env or {})) else [sys.executable]
@@ -119,7 +128,7 @@ def run_script(
         process = subprocess.Popen(
             [*launcher, *python, str(path), *args],
             env=variables,
-            stdin=subprocess.DEVNULL,
+            stdin=given,
             stdout=out,
             stderr=err,
             start_new_session=True,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
@@ -13,6 +13,10 @@ if TYPE_CHECKING:
 
 alone: ContextVar[bool] = ContextVar("alone", default=False)
 """True while this rank runs code that the others do not run, which must not call collectives."""
+
+
+on_question: Callable[[], None] = lambda: None  # noqa: E731
+"""Called when a program asks for its rank."""
 
 
 @contextlib.contextmanager
@@ -58,6 +62,7 @@ def world() -> World:
     >>> md.training.world()  # in one process
     World(rank=0, size=1, local_rank=0)
     """
+    on_question()
     comm = comm_or_world(None)
     return World(comm.rank, comm.size, _local_rank())
 

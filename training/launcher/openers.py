@@ -1,24 +1,21 @@
-"""Patches of the functions by which scripts open, rename and remove files; see ``ScriptFiles``."""
+"""Patches of the functions by which scripts open, rename and remove files; see ``Overlay``."""
 
 from __future__ import annotations
 
+import atexit
 import builtins
 import bz2
 import contextlib
 import functools
+import glob
 import inspect
 import io
-import logging
 import os
 import shutil
-import subprocess
-import sys
 import tarfile
 import tempfile
-import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
 import h5py
@@ -26,16 +23,12 @@ import netCDF4
 import numpy as np
 import tensorflow as tf
 
-from matex_data.mpi.activity import user_location
-from matex_data.mpi.processes import is_child_process
-from matex_data.training.comm.world import alone
-from matex_data.training.launcher.registry import is_library, is_standard_library
-from matex_data.training.launcher.script_files import ScriptFiles, Watch, is_unpatched
-
-log = logging.getLogger("matex_data.training")
+from matex_data.training.exact.rows import is_sharded
+from matex_data.training.launcher.overlay import Overlay, is_regular, is_unpatched, unpatched
+from matex_data.training.launcher.root import is_called_by_package, is_called_by_script
 
 
-def patch_openers(files: ScriptFiles) -> None:
+def patch_openers(files: Overlay) -> None:
     """Patch functions of Python, h5py, netCDF4, SQLite and TensorFlow that open, rename or remove files."""
     _patch_open(files)
     _patch_removal(files)
@@ -43,15 +36,14 @@ def patch_openers(files: ScriptFiles) -> None:
     _patch_netcdf(files)
     _patch_sqlite(files)
     _patch_tensorflow(files)
+    _patch_lists(files)
     if files.rank > 0:
         _patch_looks(files)
-    else:
-        _warn_of_processes()
 
 
-def _path(files: ScriptFiles, path: Any) -> str:
+def _path(files: Overlay, path: Any) -> str:
     """Return the absolute path of a file of the script; empty if the call concerns this rank alone."""
-    if not isinstance(path, str | bytes | os.PathLike) or is_unpatched() or alone.get() or is_child_process():
+    if not isinstance(path, str | bytes | os.PathLike) or is_unpatched() or not files.root.is_shared():
         return ""
     if b"://" in os.fsencode(path):
         return ""
@@ -63,61 +55,43 @@ def _absolute(path: Any) -> str:
     return os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
 
 
-def _called_by_package() -> bool:
-    """Return whether this package has called a patched function, also by way of the standard library."""
-    return str(_caller().f_globals.get("__name__")).split(".")[0] == "matex_data"
+def _kind(mode: str) -> str:
+    """Return how a file of this mode is opened; empty to read it."""
+    if "w" in mode or "x" in mode:
+        return "replace"
+    return "change" if "+" in mode else "append" if "a" in mode else ""
 
 
-def _called_by_script() -> bool:
-    """Return whether the script has called a patched function, also by way of the standard library."""
-    return not _called_by_package() and not is_library(_caller().f_code.co_filename)
+def opened(files: Overlay, path: str, kind: str, open_file: Callable[[str], Any]) -> Any:
+    """Open a file of the script.
+
+    Parameters
+    ----------
+    path : absolute path.
+    kind : of ``Overlay.write``; empty to read.
+    open_file : opens the file of the path that it gets.
+    """
+    return files.write(path, kind, open_file) if kind else files.read(path, open_file)
 
 
-def _caller() -> FrameType:
-    """Return the innermost frame outside of this module and the standard library."""
-    frame: FrameType = sys._getframe(1)
-    while frame.f_back and (frame.f_globals is globals() or is_standard_library(frame.f_code.co_filename)):
-        frame = frame.f_back
-    return frame
-
-
-class _Flag:
-    """Closed state of an object; also true when the object is gone."""
-
-    def __init__(self) -> None:
-        self.closed = False
-
-    def watch(self, owner: Any) -> Watch:
-        reference = weakref.ref(owner)
-        return lambda: self.closed or reference() is None
-
-
-def _patch_open(files: ScriptFiles) -> None:
+def _patch_open(files: Overlay) -> None:
     original = io.open
-
-    def watch(stream: Any) -> Watch:
-        reference = weakref.ref(_raw(stream))
-        return lambda: getattr(reference(), "closed", True)
 
     @functools.wraps(original)
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
         path = "" if (len(args) > 5 or kwargs.get("opener")) else _path(files, file)
-        writes = isinstance(mode, str) and not {"w", "a", "x", "+"}.isdisjoint(mode)
-        if not path or _called_by_package() or not files.is_regular(path):
+        if not path or not isinstance(mode, str) or is_called_by_package() or not is_regular(path):
             return original(file, mode, *args, **kwargs)
-        if not writes:
-            found = files.to_read(path)
-            return original(file if found == path else found, mode, *args, **kwargs)
+        if "x" in mode and files.exists(path):
+            raise FileExistsError(17, "File exists", os.fsdecode(file))
 
         def open_at(target: str) -> Any:
-            if target == path:
-                return original(file, mode, *args, **kwargs)
-            stream = original(target, mode, *args, **kwargs)
-            _raw(stream).name = file
+            stream: Any = original(file if target == path else target, mode, *args, **kwargs)
+            if target != path:
+                getattr(getattr(stream, "buffer", stream), "raw", getattr(stream, "buffer", stream)).name = file
             return stream
 
-        changes = "+" in mode and "w" not in mode
-        return files.write(path, open_at, watch, append="a" in mode, copy=shutil.copyfile if changes else None)
+        return opened(files, path, _kind(mode), open_at)
 
     for module in (builtins, io, tarfile, bz2):
         for name in [name for name, value in vars(module).items() if value is original]:
@@ -135,15 +109,10 @@ def _patch_open(files: ScriptFiles) -> None:
     np.savetxt = savetxt
 
 
-def _raw(stream: Any) -> Any:
-    """Return the file object below the buffers of a stream."""
-    return getattr(getattr(stream, "buffer", stream), "raw", getattr(stream, "buffer", stream))
-
-
-def _patch_removal(files: ScriptFiles) -> None:
-    """Patch functions that remove or rename files: rank 0 does, and the others wait until it has."""
+def _patch_removal(files: Overlay) -> None:
+    """Patch functions that remove or rename files, or make folders: rank 0 does, and the others wait until it has."""
     for owner, names, destination in (
-        (os, ("remove", "unlink", "rmdir"), 0),
+        (os, ("remove", "unlink", "rmdir", "mkdir"), 0),
         (os, ("rename", "replace"), 1),
         (shutil, ("rmtree",), 0),
         (tf.io.gfile, ("remove", "rmtree"), 0),
@@ -155,7 +124,8 @@ def _patch_removal(files: ScriptFiles) -> None:
 
     @functools.wraps(original)
     def mkdtemp(*args: Any, **kwargs: Any) -> Any:
-        folder = original(*args, **kwargs)
+        with unpatched():
+            folder = original(*args, **kwargs)
         if not is_unpatched():
             files.add_own_folder(os.fsdecode(folder))
         return folder
@@ -163,7 +133,7 @@ def _patch_removal(files: ScriptFiles) -> None:
     tempfile.mkdtemp = mkdtemp
 
 
-def _change(files: ScriptFiles, original: Any, destination: int) -> Any:
+def _change(files: Overlay, original: Any, destination: int) -> Any:
     """Wrap a function that removes or renames a file.
 
     Parameters
@@ -174,80 +144,12 @@ def _change(files: ScriptFiles, original: Any, destination: int) -> Any:
     @functools.wraps(original)
     def change(*args: Any, **kwargs: Any) -> Any:
         path = _path(files, args[destination]) if len(args) > destination else ""
-        if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or _called_by_package():
+        if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
             return original(*args, **kwargs)
         source = _absolute(args[0]) if destination and original.__name__ != "copy" else ""
-        return files.change(path, lambda: original(*args, **kwargs), source)
+        return files.change(path, lambda: original(*args, **kwargs), source=source)
 
     return change
-
-
-def _patch_looks(files: ScriptFiles) -> None:
-    """Patch functions that look at files, or pass their names on, on ranks other than 0."""
-
-    def patch(owner: Any, names: tuple[str, ...], where: Callable[[Any], Any]) -> None:
-        """Patch functions; ``where`` returns the first argument to use, maybe after a wait for rank 0."""
-        for name in names:
-            original = getattr(owner, name)
-
-            @functools.wraps(original)
-            def look(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-                if args and files.any_private and not is_unpatched():
-                    args = where(args[0]), *args[1:]
-                return original(*args, **kwargs)
-
-            _replace(owner, name, look)
-
-    def of_file(find: Callable[[str], str]) -> Callable[[Any], Any]:
-        def where(path: Any) -> Any:
-            absolute = _path(files, path)
-            found = find(absolute) if absolute else absolute
-            return path if found == absolute else found
-
-        return where
-
-    def settled(first: Any) -> Any:
-        files.settle(_absolute(first) if isinstance(first, str | os.PathLike) else None)
-        return first
-
-    def all_settled(first: Any) -> Any:
-        files.settle()
-        return first
-
-    patch(os, ("stat", "lstat", "access", "link", "symlink"), of_file(files.to_look_at))
-    patch(os, ("chmod", "chown", "utime", "truncate"), of_file(files.to_change))
-    patch(os, ("listdir", "scandir"), settled)
-    patch(os, ("system",), all_settled)
-    patch(subprocess.Popen, ("__init__",), all_settled)
-    for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
-        patch(kind, ("__init__",), all_settled)
-    patch(tf.io.gfile, ("exists", "stat", "glob", "listdir", "isdir"), all_settled)
-    patch(tf.io, ("read_file",), all_settled)
-
-
-def _warn_of_processes() -> None:
-    """Patch functions that start processes: on rank 0, warn once that each rank starts one."""
-    warned: list[bool] = []
-
-    def patch(owner: Any, name: str) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def start(*args: Any, **kwargs: Any) -> Any:
-            if not warned and not is_child_process() and not alone.get() and _called_by_script():
-                warned.append(True)
-                log.warning(
-                    "this script starts processes, at %s: each rank starts its own, and what they write is written by "
-                    "all ranks\n"
-                    "  remedy: if matex_data.training.world().rank == 0, where one is enough",
-                    user_location(),
-                )
-            return original(*args, **kwargs)
-
-        setattr(owner, name, start)
-
-    patch(os, "system")
-    patch(subprocess.Popen, "__init__")
 
 
 def _replace(owner: Any, name: str, function: Any) -> None:
@@ -259,36 +161,131 @@ def _replace(owner: Any, name: str, function: Any) -> None:
     setattr(owner, name, function)
 
 
-def _patch_h5py(files: ScriptFiles) -> None:
-    begin, end = h5py.File.__init__, h5py.File.close
+def _patch_lists(files: Overlay) -> None:
+    """Patch functions that list folders: ranks see the names that rank 0 has seen."""
+    list_names, scan = os.listdir, os.scandir
+
+    def seen(path: Any) -> str:
+        given = path if isinstance(path, str | os.PathLike) else "." if path is None else 0
+        absolute = _path(files, given)
+        return absolute if absolute and is_called_by_script() else ""
+
+    def listdir(path: Any = None) -> Any:
+        folder, names = seen(path), list_names(path)
+        return files.names(folder, names) if folder else names
+
+    def scandir(path: Any = None) -> Any:
+        folder = seen(path)
+        if not folder:
+            return scan(path)
+        with scan(path) as original:
+            by_name = {entry.name: entry for entry in original}
+        names = files.names(folder, list(by_name))
+        return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
+
+    for name, function in (("listdir", listdir), ("scandir", scandir)):
+        _replace(os, name, functools.wraps(getattr(os, name))(function))
+
+
+class _Scan(contextlib.AbstractContextManager[Any]):
+    """Iterator of ``os.scandir``, which is a context manager, too."""
+
+    def __init__(self, entries: list[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Forget the entries that have not been taken."""
+        self._entries = iter(())
+
+
+class _Entry:
+    """Entry of a folder that rank 0 has removed already, or has not made yet."""
+
+    def __init__(self, files: Overlay, folder: str, path: Any, name: str) -> None:
+        self.name, self.path = name, str(Path(os.fsdecode(path or "."), name))
+        self._real = Path(files.look(str(Path(folder, name))).path)
+
+    def is_dir(self, *, follow_symlinks: bool = True) -> bool:
+        return self._real.is_dir()
+
+    def is_file(self, *, follow_symlinks: bool = True) -> bool:
+        return self._real.is_file()
+
+    def is_symlink(self) -> bool:
+        return self._real.is_symlink()
+
+    def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
+        return self._real.stat()
+
+    def __fspath__(self) -> str:
+        return self.path
+
+
+def _patch_looks(files: Overlay) -> None:
+    """Patch functions that look at files, or pass their names on, on ranks other than 0."""
+
+    def patch(owner: Any, names: tuple[str, ...], where: Callable[[str], str]) -> None:
+        for name in names:
+            original = getattr(owner, name)
+
+            @functools.wraps(original)
+            def look(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                path = _path(files, args[0]) if args and not kwargs.get("dir_fd") else ""
+                if path and (files.is_private(path) or is_called_by_script()):
+                    found = where(path)
+                    args = args if found == path else (found, *args[1:])
+                return original(*args, **kwargs)
+
+            _replace(owner, name, look)
+
+    def settling(owner: Any, names: tuple[str, ...]) -> None:
+        for name in names:
+            original = getattr(owner, name)
+
+            @functools.wraps(original)
+            def call(*args: Any, original: Any = original, **kwargs: Any) -> Any:
+                if files.any_private and not is_unpatched() and files.root.is_shared():
+                    files.settle()
+                return original(*args, **kwargs)
+
+            setattr(owner, name, call)
+
+    patch(os, ("stat", "lstat", "access", "link", "symlink"), lambda path: files.look(path).path)
+    patch(os, ("chmod", "chown", "utime", "truncate"), files.to_change)
+    for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
+        settling(kind, ("__init__",))
+    settling(tf.io.gfile, ("exists", "stat", "glob", "listdir", "isdir"))
+    settling(tf.io, ("read_file",))
+
+
+def _patch_h5py(files: Overlay) -> None:
+    begin = h5py.File.__init__
 
     @functools.wraps(begin)
     def initialize(self: Any, name: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any) -> None:
         path = "" if driver is not None else _path(files, name)
 
-        def open_at(target: str) -> Any:
+        def open_at(target: str) -> None:
             begin(self, name if target == path else target, mode, driver, *args, **kwargs)
-            return self
 
-        if not path or _called_by_package():
+        if not path or is_called_by_package():
             open_at(path)
-            return
-        if mode == "r":
-            open_at(files.to_read(path))
-            return
-        self._matex_state = _Flag()
-        files.write(path, open_at, self._matex_state.watch, copy=shutil.copyfile if mode in ("a", "r+") else None)
+        else:
+            opened(files, path, {"r": "", "a": "change", "r+": "change"}.get(mode, "replace"), open_at)
 
-    @functools.wraps(end)
-    def close(self: Any) -> None:
-        end(self)
-        if hasattr(self, "_matex_state"):
-            self._matex_state.closed = True
-
-    h5py.File.__init__, h5py.File.close = initialize, close
+    h5py.File.__init__ = initialize
 
 
-def _patch_netcdf(files: ScriptFiles) -> None:
+def _patch_netcdf(files: Overlay) -> None:
     original = netCDF4.Dataset
 
     class Dataset(original):  # type: ignore[misc,valid-type]  # a type of C, whose methods cannot be replaced
@@ -297,107 +294,104 @@ def _patch_netcdf(files: ScriptFiles) -> None:
         def __init__(self, filename: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
             path = "" if kwargs.get("memory") is not None or kwargs.get("diskless") else _path(files, filename)
 
-            def open_at(target: Any) -> Any:
+            def open_at(target: Any) -> None:
                 original.__init__(self, target, mode, *args, **kwargs)
-                return self
 
-            if not path or _called_by_package():
+            if not path or is_called_by_package():
                 open_at(filename)
-                return
-            if mode.startswith("r") and "+" not in mode:
-                open_at(files.to_read(path))
-                return
-
-            def watch(owner: Any) -> Watch:
-                reference = weakref.ref(owner)
-                return lambda: (found := reference()) is None or not found.isopen()
-
-            files.write(path, open_at, watch, copy=shutil.copyfile if mode[0] in "ar" else None)
+            else:
+                kind = "" if mode.startswith("r") and "+" not in mode else "change" if mode[0] in "ar" else "replace"
+                opened(files, path, kind, open_at)
 
     Dataset.__module__, Dataset.__qualname__ = original.__module__, original.__qualname__
     netCDF4.Dataset = Dataset
 
 
-def _patch_sqlite(files: ScriptFiles) -> None:
+def _patch_sqlite(files: Overlay) -> None:
     try:
         import sqlite3
     except ImportError:  # Python was built without it
         return
     original = sqlite3.connect
 
-    def copy(source: str, target: str) -> None:
-        with contextlib.closing(original(source)) as one, contextlib.closing(original(target)) as other:
-            one.backup(other)
-
     @functools.wraps(original)
     def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
         named = database not in ("", ":memory:", b":memory:") and not kwargs.get("uri")
-        path = _path(files, database) if named and len(args) < 5 else ""
+        path = _path(files, database) if named else ""
         if not path:
             return original(database, *args, **kwargs)
-        flag, kind = _Flag(), kwargs.pop("factory", sqlite3.Connection)
-
-        class Connection(kind):  # type: ignore[misc,valid-type]
-            """Connection to a database that rank 0 alone writes."""
-
-            def close(self) -> None:
-                super().close()
-                flag.closed = True
-
-        return files.write(
-            path, lambda target: original(target, *args, factory=Connection, **kwargs), flag.watch, copy=copy
-        )
+        return files.write(path, "change", lambda target: original(target, *args, **kwargs))
 
     sqlite3.connect = sqlite3.dbapi2.connect = connect
 
 
-def _patch_tensorflow(files: ScriptFiles) -> None:
+def _patch_tensorflow(files: Overlay) -> None:
     class TFRecordWriter(tf.io.TFRecordWriter):  # type: ignore[misc]
         """Writer of records that rank 0 alone writes."""
 
         def __init__(self, path: Any, options: Any = None) -> None:
-            self._matex_state = _Flag()
-            _open(path, "w", self, lambda target: super(TFRecordWriter, self).__init__(target, options))
-
-        def close(self) -> None:
-            super().close()
-            self._matex_state.closed = True
+            _open(path, "w", lambda target: super(TFRecordWriter, self).__init__(target, options))
 
     class GFile(tf.io.gfile.GFile):  # type: ignore[misc]
         """File of TensorFlow that rank 0 alone writes."""
 
         def __init__(self, name: Any, mode: str = "r") -> None:
-            self._matex_state = _Flag()
-            _open(name, mode, self, lambda target: super(GFile, self).__init__(target, mode))
+            self._matex_held: Any = None
+
+            def open_at(target: Any) -> None:
+                super(GFile, self).__init__(target, mode)
+                if _kind(mode) and b"://" not in os.fsencode(target):
+                    with unpatched(), contextlib.suppress(OSError):
+                        self._matex_held = io.FileIO(target, "r+" if "r" in mode else "a")  # GFile opens it later
+
+            _open(name, mode, open_at)
 
         def close(self) -> None:
             super().close()
-            self._matex_state.closed = True
+            if self._matex_held is not None:
+                self._matex_held.close()
 
-    def _open(name: Any, mode: str, owner: Any, initialize: Callable[[Any], None]) -> None:
+    def _open(name: Any, mode: str, open_at: Callable[[Any], None]) -> None:
         path = _path(files, name)
-        if not path or _called_by_package():
-            return initialize(name)
-        if mode.startswith("r") and "+" not in mode:
-            return initialize(files.to_read(path))
-
-        def open_at(target: str) -> Any:
-            initialize(target)
-            return owner
-
-        files.write(
-            path, open_at, owner._matex_state.watch, append="a" in mode, copy=shutil.copyfile if "+" in mode else None
-        )
-        return None
+        if not path or is_called_by_package():
+            open_at(name)
+        else:
+            opened(files, path, _kind(mode), open_at)
 
     tf.io.TFRecordWriter, tf.io.gfile.GFile = TFRecordWriter, GFile
-    write_file = tf.io.write_file
+    write_file, cache = tf.io.write_file, tf.data.Dataset.cache
 
     @functools.wraps(write_file)
     def write(filename: Any, contents: Any, name: Any = None) -> Any:
         path = _path(files, filename) if tf.executing_eagerly() else ""
         if not path:
             return write_file(filename, contents, name)
-        return files.write(path, lambda target: write_file(target, contents, name), lambda _: lambda: True)
+        return files.write(path, "replace", lambda target: write_file(target, contents, name))
 
-    tf.io.write_file = write
+    @functools.wraps(cache)
+    def cached(dataset: Any, filename: Any = "", name: Any = None) -> Any:
+        if isinstance(filename, str | os.PathLike) and os.fspath(filename):
+            filename = _cache_file(files, dataset, os.fspath(filename))
+        return cache(dataset, filename, name)
+
+    tf.io.write_file, tf.data.Dataset.cache = write, cached
+
+
+def _cache_file(files: Overlay, dataset: Any, filename: str) -> str:
+    """Return the cache file of this rank.
+
+    Rank 0 writes the file of the script, which all ranks read once it is complete, also in later jobs. Until then the
+    other ranks write files that are removed at the end of the job. Of a sharded dataset each rank keeps a file.
+    """
+    if is_sharded(dataset):
+        return f"{filename}.rank{files.rank}of{files.root.size}"
+    if files.rank == 0 or Path(f"{filename}.index").exists():
+        return filename
+    own = Path(f"{filename}.{files.root.job}-rank{files.rank}")
+
+    def remove() -> None:
+        for path in own.parent.glob(f"{glob.escape(own.name)}*"):
+            path.unlink(missing_ok=True)
+
+    atexit.register(remove)
+    return str(own)

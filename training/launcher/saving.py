@@ -1,8 +1,7 @@
 """Saved models and checkpoints of scripts: rank 0 writes them, the other ranks wait until they are complete.
 
-Rank 0 does not wait for the others, since a script may save on rank 0 alone. Another rank that calls a function that
-saves waits until rank 0 has finished the save of the same call site. If its path differs from that of rank 0 (a
-temporary folder of its own, a name with its rank), it writes the file itself.
+Rank 0 does not wait for the others, since a script may save on rank 0 alone. Another rank that saves a file for the
+n-th time waits until rank 0 has done so n times; it writes the file itself if rank 0 does not.
 """
 
 from __future__ import annotations
@@ -22,16 +21,16 @@ import keras
 import tensorflow as tf
 
 from matex_data.mpi.activity import busy
+from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.exact.evaluation import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
-from matex_data.training.launcher.caches import patch_caches
-from matex_data.training.launcher.folders import patch_folders
+from matex_data.training.launcher.inputs import patch_inputs
 from matex_data.training.launcher.openers import patch_openers
-from matex_data.training.launcher.registry import SaveOutcome, SaveRegistry, failed_save
-from matex_data.training.launcher.script_files import ScriptFiles
+from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
+from matex_data.training.launcher.root import Root
 
 log = logging.getLogger("matex_data.training")
 
@@ -41,18 +40,18 @@ Set = Callable[[Any, Any], None]
 
 def patch_saving(channel: Channel) -> None:
     """Patch functions that save models or write summaries: only rank 0 does. *Collective*."""
-    registry = SaveRegistry(channel)
-    patch_folders(registry)
-    patch_caches(registry)
-    if registry.liveness is not None:
-        patch_openers(ScriptFiles(registry))
+    root = Root(channel)
+    files = Overlay(root) if root.available else None
+    if files is not None:
+        patch_openers(files)
+        patch_inputs(root, files)
     elif channel.rank == 0:
         log.warning(
             "all ranks write the files of the script, since this MPI allows no thread that answers other ranks\n"
             "  remedy: use an MPI library with MPI_THREAD_MULTIPLE, or write files on rank 0 alone: "
             "if matex_data.training.world().rank == 0"
         )
-    saves = SavePatches(channel, registry)
+    saves = SavePatches(channel, files)
     for owner, names in (
         (keras.Model, ("save", "save_weights", "export")),
         (keras.saving, ("save_model", "save_weights")),
@@ -67,8 +66,8 @@ def patch_saving(channel: Channel) -> None:
     saves.patch(tf.train.Checkpoint, "write", "file_prefix")
     saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
     saves.patch(tf.train.CheckpointManager, "save", "directory", _manager_state, _set_manager_state)
-    _patch_managers(registry)
-    if channel.rank > 0:
+    _patch_managers(root)
+    if files is not None:
         for owner, name in (
             (keras.Model, "load_weights"),
             (keras.saving, "load_model"),
@@ -77,16 +76,17 @@ def patch_saving(channel: Channel) -> None:
             (tf_keras_saving, "load_model"),
             (tf_keras_models, "load_model"),
         ):
-            setattr(owner, name, _check_after_load(getattr(owner, name), registry))
+            setattr(owner, name, _loading(getattr(owner, name), files))
+    if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 
 
 class SavePatches:
     """Patches of functions that save files."""
 
-    def __init__(self, channel: Channel, registry: SaveRegistry) -> None:
+    def __init__(self, channel: Channel, files: Overlay | None) -> None:
         self._channel = channel
-        self._registry = registry
+        self._files = files
 
     def patch(self, owner: Any, name: str, path_name: str, get: Get | None = None, set: Set | None = None) -> None:
         """Patch a function that saves: only rank 0 runs it, unless the paths of the ranks differ.
@@ -109,16 +109,16 @@ class SavePatches:
             if alone.get() or is_child_process() or in_graph or not isinstance(path, str | os.PathLike):
                 return self._save_locally(original, args, kwargs)
             target = str(Path(path).absolute())
-            if self._channel.rank == 0:
-                return self._save_on_root(original, args, kwargs, target, lambda: get and get(first))
-            saved = self._outcome_of_root(f"{name}()", target)
-            if saved.path != target:
-                return self._save_locally(original, args, kwargs)
-            if saved.error is not None:
-                raise pickle.loads(saved.error)
-            if set is not None:
-                set(first, saved.state)
-            return saved.result
+            run = functools.partial(self._save_locally, original, args, kwargs)
+            if self._files is not None and self._files.is_own(target):
+                return run()
+            saved = self._saved(target, run, lambda: get and get(first))
+            if saved is None:
+                return run()
+            result, state = saved
+            if set is not None and self._channel.rank > 0:
+                set(first, state)
+            return result
 
         setattr(owner, name, save)
 
@@ -127,37 +127,23 @@ class SavePatches:
         with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
             return original(*args, **kwargs)
 
-    def _save_on_root(self, original: Any, args: Any, kwargs: Any, target: str, get: Callable[[], Any]) -> Any:
-        if self._registry.liveness is None:
-            return self._save_collectively(lambda: self._save_locally(original, args, kwargs), target, get)
-        call_site = self._registry.call_site()
-        self._registry.wait_for_readers(call_site)
-        try:
-            result = self._save_locally(original, args, kwargs)
-        except Exception as error:
-            self._registry.record_save(call_site, failed_save(target, error))
-            raise
-        self._registry.record_save(call_site, SaveOutcome(target, None, result, get()))
-        return result
-
-    def _outcome_of_root(self, call: str, target: str) -> SaveOutcome:
-        if self._registry.liveness is None:
-            saved: SaveOutcome = self._channel.host.allgather_object(None)[0]
-            return saved
-        return self._registry.wait_for_root(call, target)
-
-    def _save_collectively(self, save: Callable[[], Any], target: str, get: Callable[[], Any]) -> Any:
-        """Save and broadcast the outcome, since this MPI allows no thread that answers queries. *Collective*."""
-        try:
-            result = save()
-        except Exception as error:
-            self._channel.host.allgather_object(failed_save(target, error))
-            raise
-        self._channel.host.allgather_object(SaveOutcome(target, None, result, get()))
-        return result
+    def _saved(self, target: str, save: Callable[[], Any], state: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Return rank 0's result and the state of its object; None if this rank has to save. *Collective* at times."""
+        if self._files is not None:
+            return self._files.save(target, save, state)
+        outcome: Any = None
+        if self._channel.rank == 0:
+            try:
+                outcome = (save(), state()), None
+            except Exception as error:
+                outcome = None, pickle_error(error)
+        saved, failed = self._channel.host.allgather_object(outcome)[0]
+        if failed is not None:
+            raise pickle.loads(failed)
+        return saved  # type: ignore[no-any-return]
 
 
-def _patch_managers(registry: SaveRegistry) -> None:
+def _patch_managers(root: Root) -> None:
     """Patch checkpoint managers: new ones list the checkpoints of rank 0, which may have saved more since."""
     kind = tf.train.CheckpointManager
     original = kind.__init__
@@ -165,30 +151,31 @@ def _patch_managers(registry: SaveRegistry) -> None:
     @functools.wraps(original)
     def begin(manager: Any, *args: Any, **kwargs: Any) -> None:
         original(manager, *args, **kwargs)
-        if alone.get() or is_child_process():
-            return
-        call_site, target = registry.call_site("manager"), str(Path(manager.directory).absolute())
-        if registry.rank == 0:
-            registry.record_save(call_site, SaveOutcome(target, state=_manager_attributes(manager)))
-            return
-        saved = registry.root_save(call_site)
-        if saved is not None and saved.path == target:
-            vars(manager).update(saved.state)
+        vars(manager).update(root.value("a manager", lambda: _manager_attributes(manager)))
 
     kind.__init__ = begin
 
 
-def _check_after_load(original: Any, registry: SaveRegistry) -> Any:
-    """Wrap a function that loads: raise an error if rank 0 may have replaced the file meanwhile."""
+def _loading(original: Any, files: Overlay) -> Any:
+    """Wrap a function that loads: a rank reads the file that rank 0 reads at the same line."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)
     def load(*args: Any, **kwargs: Any) -> Any:
-        loaded = original(*args, **kwargs)
-        path = signature.bind(*args, **kwargs).arguments.get("filepath")
-        if isinstance(path, str | os.PathLike) and not is_child_process():
-            registry.check_read(str(Path(path).absolute()))
-        return loaded
+        bound = signature.bind(*args, **kwargs)
+        path = bound.arguments.get("filepath")
+        if not isinstance(path, str | os.PathLike) or is_unpatched() or not files.root.is_shared():
+            return original(*args, **kwargs)
+        target = str(Path(path).absolute())
+        if files.is_own(target):
+            return original(*args, **kwargs)
+
+        def load_from(found: str) -> Any:
+            bound.arguments["filepath"] = path if found == target else found
+            with unpatched():
+                return original(*bound.args, **bound.kwargs)
+
+        return files.read(target, load_from)
 
     return load
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from matex_data.training.launcher.script_files import is_named_by_rank
 from tests.support.launch import run_script
 
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
@@ -20,7 +19,7 @@ import json, logging, os, pathlib, pickle, shutil, sqlite3, subprocess, sys, tim
 import h5py, netCDF4, numpy as np, pandas as pd, xarray as xr, tensorflow as tf
 from matex_data import training
 
-rank, size = training.world().rank, training.world().size
+rank, size = (int(os.environ._data[name]) for name in (b"PMI_RANK", b"PMI_SIZE"))  # without asking for it
 os.chdir(sys.argv[1])
 log = logging.getLogger("script")
 log.addHandler(logging.FileHandler("handler.log"))
@@ -110,14 +109,8 @@ if os.path.exists("old.txt"):
     os.remove("old.txt")
 shutil.rmtree("old")
 told("REMOVED", os.path.exists("old.txt"), os.path.exists("old"))
-with open(f"own.{rank}", "w") as file:
-    file.write(f"{rank}")
-if rank == size - 1:
-    pathlib.Path("alone.txt").write_text("written")
-training.allreduce([1.0])
-told("OWN", *sorted(path.read_text() for path in pathlib.Path().glob("own.*")), open("alone.txt").read())
 try:
-    open("own.0", "x")
+    open("x.npz", "x")
 except FileExistsError:
     told("REFUSED", True)
 if not os.path.exists("cache.npy"):
@@ -153,7 +146,7 @@ EXPECTED = {
     "OPEN": ["7 written open.txt"],
 }
 FILES = (
-    "alone.txt append.log cache.npy copy.json g.txt handler.log open.txt w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
+    "append.log cache.npy copy.json g.txt handler.log open.txt w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
     "x.pkl x.tfrecord x.txt y.nc"
 )
 
@@ -172,21 +165,141 @@ def test_every_rank_reads_what_rank_0_writes(size: int, tmp_path: Path) -> None:
     found: dict[str, list[str]] = {}
     for name, values in re.findall("^([A-Z]+) (.*)", done.stdout, re.MULTILINE):
         found.setdefault(name, []).append(values)
-    assert found.pop("OWN") == [f"{' '.join(map(str, range(size)))} written"] * size
     assert {name: sorted(values) for name, values in found.items()} == {
         name: sorted(values * size) for name, values in EXPECTED.items()
     }
     assert done.stderr.count("this script starts processes, at ") == 1
-    own = [f"own.{rank}" for rank in range(size)]
-    assert sorted(path.name for path in folder.iterdir()) == sorted([*FILES.split(), *own])
+    assert sorted(path.name for path in folder.iterdir()) == FILES.split()
     np.testing.assert_array_equal(np.load(folder / "x.npy"), np.full(4, 2))
+
+
+OWN = """
+import os, pathlib, sys, time
+from matex_data import training
+
+os.chdir(sys.argv[1])
+with open("before.txt", "w") as file:
+    file.write(str(os.environ._data[b"PMI_RANK"]))
+if sys.argv[2] == "variable":
+    rank = int(os.environ.get("PMI_RANK"))
+elif sys.argv[2] == "mpi4py":
+    from mpi4py import MPI
+    rank = MPI.COMM_WORLD.rank
+else:
+    rank = training.world().rank
+with open(f"own.{rank}", "w") as file:
+    file.write(f"{rank}")
+if rank == 1:
+    pathlib.Path("alone.txt").write_text("written")
+training.allreduce([1.0])
+texts = [path.read_text() for path in sorted(pathlib.Path().glob("own.*"))]
+sys.stdout.write(f"OWN {' '.join(texts)} {open('alone.txt').read()} {open('before.txt').read()}\\n")
+"""
+
+
+@pytest.mark.parametrize(
+    "way", ["world", *(pytest.param(way, marks=pytest.mark.slow) for way in ("variable", "mpi4py"))]
+)
+def test_a_script_that_asks_for_its_rank_writes_its_own_files(way: str, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(OWN)
+    done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), str(tmp_path), way, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert re.findall("^OWN (.*)", done.stdout, re.MULTILINE) == ["0 1 written b'0'"] * 2
+
+
+UNEQUAL = """
+import datetime, fcntl, os, pathlib, subprocess, sys, time
+import numpy as np
+
+rank = int(os.environ._data[b"PMI_RANK"])
+os.chdir(sys.argv[1])
+
+
+def told(name, *values):
+    sys.stdout.write(f"{name} {' '.join(map(str, values))}\\n")
+
+
+def late(who):
+    time.sleep(0.3 if rank == who else 0)
+
+
+late(1)
+made = not os.path.exists("split.npy")
+if made:  # rank 0 has made it long before rank 1 looks
+    np.save("split.npy", np.random.permutation(4))
+told("MADE", made, np.load("split.npy"))
+for _ in range(2):
+    late(1)
+    folder = f"runs/exp{1 + len(os.listdir('runs'))}"
+    os.makedirs(folder)
+    told("EXP", folder)
+late(1)
+os.makedirs(os.path.join("clock", datetime.datetime.now().strftime("%H%M%S.%f")))
+told("CLOCK", *sorted(os.listdir("clock")), time.strftime("%H") == f"{datetime.datetime.now():%H}")
+end, steps = time.time() + 0.2, 0
+while time.time() < end:
+    time.sleep(0.01 + 0.02 * rank)
+    steps += 1
+told("STEPS", steps)
+with open("counter.txt") as file:
+    count = int(file.read())
+late(1)
+with open("counter.txt", "w") as file:
+    file.write(str(count + 1))
+told("COUNT", count, open("counter.txt").read())
+if os.path.exists("old.txt"):
+    os.remove("old.txt")
+    told("OLD", "removed")
+late(0)
+told("TYPED", input(), sys.stdin.readline().strip(), sys.stdin.read())
+lock = os.open("lock", os.O_CREAT | os.O_RDWR)
+fcntl.flock(lock, fcntl.LOCK_EX)
+with open("lock2", "w") as other:
+    fcntl.flock(other, fcntl.LOCK_EX)
+    from matex_data import training
+    training.allreduce([1.0])
+told("LOCKED", True)
+code = "import sys, os; print(sys.stdin.read() == '' or os.environ['PMI_RANK'])"
+told("CHILD", os.system(f"{sys.executable} -c 'import sys; sys.stdin.read()'"), rank and
+     subprocess.run([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True).stdout.strip())
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_ranks_see_what_rank_0_saw_at_the_same_line(size: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(UNEQUAL)
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "clock").mkdir()
+    (tmp_path / "counter.txt").write_text("5")
+    (tmp_path / "old.txt").touch()
+    options = ["--all-output", str(tmp_path / "script.py"), str(tmp_path)]
+    done = run_script(size, LAUNCHER, *options, timeout=60, env={"MATEX_TIMEOUT": "30"}, typed="one\ntwo\nthree\n")
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[str]] = {}
+    for name, values in re.findall("^([A-Z]+) (.*)", done.stdout, re.MULTILINE):
+        found.setdefault(name, []).append(values)
+    split = found.pop("MADE")
+    assert len(set(split)) == 1
+    assert split[0].startswith("True")
+    assert sorted(found.pop("EXP")) == sorted(["runs/exp1", "runs/exp2"] * size)
+    assert len(set(found.pop("CLOCK"))) == 1
+    assert len(set(found.pop("STEPS"))) == 1
+    assert sorted(found.pop("CHILD")) == ["0 0", *["0 True"] * (size - 1)]
+    assert found == {
+        "COUNT": ["5 6"] * size,
+        "OLD": ["removed"] * size,
+        "TYPED": ["one two three"] * size,
+        "LOCKED": ["True"] * size,
+    }
+    assert len(list((tmp_path / "clock").iterdir())) == 1
+    assert (tmp_path / "counter.txt").read_text() == "6"
+    assert not list(tmp_path.glob(".matex*"))
 
 
 LONE = """
 import os, sys, time
-from matex_data import training
 
-rank = training.world().rank
+rank = int(os.environ._data[b"PMI_RANK"])
 os.chdir(sys.argv[1])
 if sys.argv[2] == "busy" and rank == 0:
     time.sleep(60)
@@ -199,54 +312,13 @@ if rank == 1:
 """
 
 
-@pytest.mark.parametrize(
-    ("case", "purpose"),
-    [("busy", "write, rename or remove"), pytest.param("kept open", "write, rename or remove", marks=pytest.mark.slow)],
-)
-def test_a_wait_for_rank_0_ends(case: str, purpose: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", ["busy", pytest.param("kept open", marks=pytest.mark.slow)])
+def test_a_wait_for_rank_0_ends(case: str, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LONE)
     done = run_script(
         2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), case, timeout=90, env={"MATEX_TIMEOUT": "3"}
     )
     assert done.returncode != 0
-    assert f"this rank is to {purpose} {str(tmp_path / 'x.txt')!r}, and has waited 3 s for rank 0" in done.stderr
+    path = str(tmp_path / "x.txt")
+    assert f"go on with {path!r}, which rank 0 writes, and has waited 3 s for rank 0" in done.stderr
     assert f"this rank is at {tmp_path / 'script.py'}, line " in done.stderr
-
-
-REPLACED = """
-import os, sys, time
-from matex_data import training
-
-os.chdir(sys.argv[1])
-if training.world().rank == 1:
-    time.sleep(6)  # longer than rank 0 waits for it
-text = open("x.txt").read()
-with open("x.txt", "w") as file:
-    file.write("changed")
-"""
-
-
-def test_reading_a_file_that_rank_0_has_replaced_is_an_error(tmp_path: Path) -> None:
-    (tmp_path / "x.txt").write_text("as it was")
-    (tmp_path / "script.py").write_text(REPLACED)
-    options = [str(tmp_path / "script.py"), str(tmp_path)]
-    done = run_script(2, LAUNCHER, *options, timeout=90, env={"MATEX_TIMEOUT": "3"})
-    assert done.returncode != 0
-    assert f"rank 0 has replaced {str(tmp_path / 'x.txt')!r} before this rank read it" in done.stderr
-    assert "training.allreduce([0.0])" in done.stderr
-
-
-@pytest.mark.parametrize(
-    ("of_root", "path", "rank", "expected"),
-    [
-        ("/a/log.0", "/a/log.2", 2, True),
-        ("/a/0/x_000.npy", "/a/2/x_002.npy", 2, True),
-        ("/a/log.0", "/a/log.1", 2, False),
-        ("/a/log.1", "/a/log.2", 2, False),
-        ("/a/one", "/a/two", 2, False),
-        ("/a/0", "/a/0", 0, False),
-        ("/a/0/x", "/a/2/y", 2, False),
-    ],
-)
-def test_paths_that_are_named_by_rank(of_root: str, path: str, rank: int, expected: bool) -> None:
-    assert is_named_by_rank(of_root, path, rank) == expected

@@ -1,0 +1,195 @@
+"""What a script gets from outside: the clock, standard input, locks and children. Ranks get what rank 0 has got.
+
+Names and loops that depend on the time are so the same on all ranks.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import datetime
+import fcntl
+import functools
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from matex_data.mpi.activity import busy, user_location
+from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
+from matex_data.training.launcher.root import Root, is_called_by_script, is_library
+
+log = logging.getLogger("matex_data.training")
+
+CLOCKS = ("time", "time_ns", "perf_counter", "perf_counter_ns", "monotonic", "monotonic_ns")
+WITHOUT_TIME = {"localtime": 0, "gmtime": 0, "ctime": 0, "asctime": 0, "strftime": 1}
+"""Functions that take the present time without their last argument, and the number of those before it."""
+
+
+def patch_inputs(root: Root, files: Overlay) -> None:
+    """Patch clocks, standard input, locks of files and functions that start processes."""
+    _patch_clocks(root)
+    _patch_input(root)
+    _patch_locks(root)
+    _patch_children(root, files)
+    if root.rank > 0:
+        nothing = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(nothing, 0)  # what a child of this rank would wait for, nobody types
+        os.close(nothing)
+
+
+def _patch_clocks(root: Root) -> None:
+    def shared(name: str, original: Callable[..., Any], given: int = 0) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def clock(*args: Any) -> Any:
+            if len(args) > given or not _is_script(sys._getframe(1)):
+                return original(*args)
+            return root.value(name, lambda: original(*args))
+
+        return clock
+
+    stamp = time.time
+    for name in (*CLOCKS, *WITHOUT_TIME):
+        setattr(time, name, shared(name, getattr(time, name), WITHOUT_TIME.get(name, 0)))
+
+    def now(frame: Any) -> float:
+        return float(root.value("datetime", stamp)) if _is_script(frame) else stamp()
+
+    datetime.datetime = _dated(datetime.datetime, now)  # type: ignore[misc]
+    datetime.date = _dated(datetime.date, now)  # type: ignore[misc]
+
+
+def _is_script(frame: FrameType) -> bool:
+    own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
+    return not own and not is_library(frame.f_code.co_filename)
+
+
+def _dated(original: Any, now: Callable[[Any], float]) -> Any:
+    """Return a class of ``datetime`` with another clock; objects of the original one are its instances."""
+
+    class OfAll(type(original)):  # type: ignore[misc]
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, original)
+
+        def __subclasscheck__(cls, subclass: Any) -> bool:
+            return issubclass(subclass, original)
+
+    def of_now(cls: Any, tz: Any = None) -> Any:
+        stamp = now(sys._getframe(1))
+        return original.fromtimestamp(stamp) if tz is None else original.fromtimestamp(stamp, tz)
+
+    def of_today(cls: Any) -> Any:
+        return original.fromtimestamp(now(sys._getframe(1)))
+
+    def of_utc(cls: Any) -> Any:
+        return original.fromtimestamp(now(sys._getframe(1)), datetime.UTC).replace(tzinfo=None)
+
+    methods: dict[str, Any] = {"today": classmethod(of_today)}
+    if hasattr(original, "utcnow"):
+        methods.update(now=classmethod(of_now), utcnow=classmethod(of_utc))
+    named = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__slots__": ()}
+    return OfAll(original.__name__, (original,), {**named, **methods})
+
+
+def _patch_input(root: Root) -> None:
+    """Let rank 0 alone read standard input; the others get what it has read."""
+    stdin = sys.stdin
+
+    def read(make: Callable[[], Any]) -> Any:
+        def wait() -> Any:
+            with busy("reading standard input"):
+                return make()
+
+        return root.outcome("standard input", wait)
+
+    @functools.wraps(input)
+    def ask(prompt: Any = "", /) -> str:
+        sys.stdout.write(str(prompt))
+        sys.stdout.flush()
+        line: str = sys.stdin.readline()
+        if not line:
+            raise EOFError
+        return line.removesuffix("\n")
+
+    class Input:
+        """Standard input of the job."""
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(stdin, name)
+
+        def read(self, size: int = -1) -> str:
+            return str(read(lambda: stdin.read(size)))
+
+        def readline(self, size: int = -1) -> str:
+            return str(read(lambda: stdin.readline(size)))
+
+        def readlines(self) -> list[str]:
+            return list(read(stdin.readlines))
+
+        def __iter__(self) -> Any:
+            return iter(self.readline, "")
+
+        def __next__(self) -> str:
+            line = self.readline()
+            if not line:
+                raise StopIteration
+            return line
+
+    builtins.input = ask
+    if stdin is not None:
+        sys.stdin = Input()
+
+
+def _patch_locks(root: Root) -> None:
+    """Let rank 0 alone lock files, for all: another rank would wait for a lock that rank 0 holds."""
+    for name in ("flock", "lockf"):
+        original = getattr(fcntl, name)
+
+        @functools.wraps(original)
+        def lock(*args: Any, original: Any = original) -> Any:
+            if not is_called_by_script():
+                return original(*args)
+            return root.outcome("a lock", lambda: original(*args))
+
+        setattr(fcntl, name, lock)
+
+
+def _patch_children(root: Root, files: Overlay) -> None:
+    """Patch functions that start processes: each rank starts its own, after rank 0's has ended, which is said once."""
+    said: list[bool] = []
+
+    def patch(owner: Any, name: str, ends: bool) -> None:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def start(*args: Any, **kwargs: Any) -> Any:
+            if is_unpatched() or not root.is_shared() or not is_called_by_script():
+                return original(*args, **kwargs)
+            if root.rank == 0 and not said:
+                said.append(True)
+                log.warning(
+                    "this script starts processes, at %s: each rank starts its own, and what they write is written by "
+                    "all ranks\n"
+                    "  remedy: if matex_data.training.world().rank == 0, where one is enough",
+                    user_location(),
+                )
+            if root.rank > 0:
+                files.settle()
+                if ends:
+                    root.value("a process", lambda: None)
+            try:
+                with busy(f"{name}()") if ends else contextlib.nullcontext(), unpatched():
+                    return original(*args, **kwargs)
+            finally:
+                if ends and root.rank == 0:
+                    root.value("a process", lambda: None)
+
+        setattr(owner, name, start)
+
+    patch(os, "system", True)
+    patch(subprocess, "run", True)
+    patch(subprocess.Popen, "__init__", False)

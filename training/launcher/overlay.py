@@ -1,0 +1,478 @@
+"""Files that a script writes on all ranks: rank 0 writes them, the others write private copies.
+
+Rank 0 keeps a journal of the files that it changes. Another rank knows by it what rank 0 has done already that this
+rank is still to do, and sees each file as rank 0 saw it at the same line. After it has closed its copy of a file, it
+meets rank 0 when it next reads this file, and reads that of rank 0. So that rank 0 need not wait, it keeps a file that
+it has read before it changes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+from matex_data.mpi import deadlines
+from matex_data.mpi.communicator import pickle_error
+from matex_data.mpi.processes import is_child_process
+from matex_data.training.launcher.root import Root, is_library
+
+T = TypeVar("T")
+SLACK = 10.0
+"""Seconds by which clocks of file systems may differ."""
+_THREAD = threading.local()
+_stat, _listdir, _readlink, _open = os.stat, os.listdir, os.readlink, os.open
+_rename, _link, _unlink, _access, _mkdir = os.rename, os.link, os.unlink, os.access, os.mkdir
+
+
+@dataclass
+class Change:
+    """Change of a file by rank 0: it writes, renames or removes it, or makes a folder.
+
+    Attributes
+    ----------
+    path : absolute path.
+    existed : there was a file before.
+    size : its bytes.
+    kept : path at which rank 0 keeps it as it was; empty if nobody needs it.
+    closed : the change is complete.
+    inode : of the file afterwards; 0: there is none.
+    error : pickled error of the call, if it failed.
+    result : what the call has returned, and the state of its object, of saves.
+    """
+
+    path: str
+    existed: bool
+    size: int
+    kept: str = ""
+    ended: bool = False
+    closed: bool = False
+    inode: int = 0
+    error: bytes | None = None
+    result: Any = None
+
+
+class Seen(NamedTuple):
+    """File as this rank has to see it.
+
+    Attributes
+    ----------
+    exists : there is one.
+    path : where to read it; if there is none, a path at which there is no file either.
+    inode : of the version to read; 0: any.
+    size : bytes of it.
+    """
+
+    exists: bool
+    path: str
+    inode: int = 0
+    size: int = 0
+
+
+class Overlay:
+    """Files of the script.
+
+    Parameters
+    ----------
+    root : asks rank 0.
+    """
+
+    def __init__(self, root: Root) -> None:
+        self.root, self.rank = root, root.rank
+        self._journal: list[Change] = []  # of rank 0, as far as this rank knows it
+        self._changes: defaultdict[str, list[Change]] = defaultdict(list)  # the same, by path
+        self._known = time.time()  # when this rank has last asked
+        self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
+        self._counts: Counter[str] = Counter()  # changes of this rank, by path
+        self._mine: dict[str, str] = {}  # private copies, by path
+        self._own_folders: list[str] = []
+        self._folder = ""
+        self._lock = threading.RLock()
+        root.serve("changes", self._reply)
+        if root.rank > 0:
+            root.before_asking.append(self.settle)
+        atexit.register(self._end)
+
+    @property
+    def any_private(self) -> bool:
+        """Return whether this rank has private copies."""
+        return bool(self._mine)
+
+    def is_private(self, path: str) -> bool:
+        """Return whether this rank has a private copy of a file."""
+        return path in self._mine
+
+    def add_own_folder(self, folder: str) -> None:
+        """Leave alone the files of a folder that this rank has made for itself."""
+        self._own_folders.append(os.path.abspath(folder) + os.sep)  # noqa: PTH100
+
+    def is_own(self, path: str) -> bool:
+        """Return whether a file is no concern of other ranks: of the system, a library, or a folder of this rank's."""
+        return path.startswith(("/dev/", "/proc/", "/sys/", *self._own_folders)) or is_library(path)
+
+    # rank 0
+
+    @contextlib.contextmanager
+    def _changed(self, path: str, kind: str, sure: bool = False) -> Iterator[Change]:
+        """Context manager: write a change of a file into the journal.
+
+        Parameters
+        ----------
+        kind : "replace", "append", "change" or "remove".
+        sure : keep the file even if the script has not read it.
+        """
+        status = _status(path)
+        change = Change(path, status is not None, 0 if status is None else status.st_size)
+        self._close(self._changes[path])
+        held = any(not earlier.closed for earlier in self._changes[path])
+        read = path in self._read or (kind == "remove" and any(name.startswith(path + os.sep) for name in self._read))
+        self._read.discard(path)
+        with unpatched():
+            if change.existed and (read or sure or kind == "remove") and not held:
+                change.kept = self._keep(path, kind, with_content=read)
+            self._changes[path].append(change)
+            self._journal.append(change)
+            try:
+                yield change
+            except Exception as failed:
+                change.error = pickle_error(failed)
+                if change.kept and _status(path) is None and kind != "remove":
+                    _rename(change.kept, path)
+                raise
+            finally:
+                change.ended = True
+
+    def _keep(self, path: str, kind: str, with_content: bool) -> str:
+        """Keep a file as it is for other ranks, and return its path; what is written next is another file.
+
+        Parameters
+        ----------
+        with_content : otherwise other ranks look for what is removed, but do not read it.
+        """
+        parent, name = os.path.split(path)
+        kept = f"{parent}/.matex-{self.root.job}-{len(self._journal)}-{name}"
+        folder = stat.S_ISDIR(_stat(path).st_mode)
+        if kind == "remove" and not with_content:
+            (_mkdir if folder else Path.touch)(Path(kept))
+        elif kind == "remove" and folder:
+            shutil.copytree(path, kept, copy_function=_link)
+        elif kind == "remove":
+            _link(path, kept)
+        else:
+            _rename(path, kept)
+            if kind != "replace":
+                shutil.copy2(kept, path)
+        return kept
+
+    def _reply(self, known: int) -> list[tuple[int, Change]]:
+        """Return the changes from a number on, and with them those that were open then; runs in another thread."""
+        journal = list(self._journal)
+        self._close(journal)
+        return list(enumerate(journal))[known:]
+
+    def _close(self, changes: list[Change]) -> None:
+        """Note which files are closed meanwhile."""
+        with self._lock:
+            for change in changes:
+                if change.ended and not change.closed and not _is_open(change.path):
+                    status = _status(change.path)
+                    change.inode = 0 if status is None else status.st_ino
+                    change.closed = True
+
+    # other ranks
+
+    def _take(self, answer: list[tuple[int, Change]]) -> None:
+        with self._lock:
+            for number, change in answer:
+                if number < len(self._journal):
+                    vars(self._journal[number]).update(vars(change))
+                else:
+                    self._journal.append(change)
+                    self._changes[change.path].append(change)
+
+    def _first_open(self) -> int:
+        return next((i for i, change in enumerate(self._journal) if not change.closed), len(self._journal))
+
+    def _refresh(self) -> None:
+        """Ask rank 0 for its changes."""
+        now = time.time()
+
+        def take(answer: Any) -> bool:
+            self._take(answer)
+            return True
+
+        self.root.ask("changes", self._first_open(), take, "look at files")
+        self._known = now
+
+    def _done(self, path: str) -> Change | None:
+        """Return this rank's last change of a file as rank 0 made it; None if rank 0 does not make it."""
+        number = self._counts[path]
+        first = self._first_open()
+
+        def take(answer: Any) -> bool:
+            self._take(answer)
+            changes = self._changes[path]
+            return len(changes) >= number and changes[number - 1].closed
+
+        done = take([]) or self.root.ask("changes", first, take, f"go on with {path!r}, which rank 0 writes")
+        return self._changes[path][number - 1] if done else None
+
+    def _state(self, path: str) -> Seen:
+        """Return a file that this rank has no copy of as rank 0 saw it at the same line."""
+        status, changes = _status(path), self._changes[path]
+        current = bool(changes) and changes[-1].closed and status is not None and status.st_ino == changes[-1].inode
+        if not current and (changes or status is None or status.st_ctime > self._known - SLACK):
+            self._refresh()
+            status = _status(path)
+        if len(changes) > self._counts[path]:  # rank 0 is ahead
+            before = changes[self._counts[path]]
+            if not before.existed:
+                return Seen(False, self._absent())
+            return Seen(True, before.kept or path, size=before.size)
+        for folder in map(str, Path(path).parents):
+            if len(self._changes.get(folder, ())) > self._counts[folder]:
+                moved = self._changes[folder][self._counts[folder]]
+                kept = moved.kept + path[len(folder) :]
+                if not moved.existed or not moved.kept or _status(kept) is None:
+                    return Seen(moved.existed and status is not None, path)
+                return Seen(True, kept)
+        if status is None:
+            return Seen(False, path)
+        inode = changes[-1].inode if changes and changes[-1].closed and len(changes) == self._counts[path] else 0
+        return Seen(True, path, inode, status.st_size)
+
+    def _absent(self) -> str:
+        return str(Path(self._private_folder(), "absent", "file"))
+
+    def _private_folder(self) -> str:
+        with unpatched():
+            self._folder = self._folder or tempfile.mkdtemp(prefix="matex-")
+        return self._folder
+
+    def _private(self, path: str, kind: str) -> str:
+        """Return the private copy of a file to write; the file itself if it cannot be written."""
+        if kind == "change" and path in self._mine and not _is_open(self._mine[path]):
+            self._meet(path)
+        if path in self._mine:
+            return self._mine[path]
+        status = _status(path)
+        if (status is not None and stat.S_ISDIR(status.st_mode)) or not _access(Path(path).parent, os.W_OK):
+            return path
+        with unpatched():
+            copy = str(Path(tempfile.mkdtemp(dir=self._private_folder()), Path(path).name))
+            before = self._state(path) if kind != "replace" else Seen(False, "")
+            if before.exists and kind == "change":
+                shutil.copyfile(before.path, copy)
+            elif before.exists:
+                with Path(copy).open("wb") as file:
+                    file.truncate(before.size)  # for the position in the file; it takes no space
+        self._mine[path] = copy
+        return copy
+
+    def _meet(self, path: str) -> None:
+        """Take rank 0's file in place of the private copy; or write the file, if rank 0 does not."""
+        done = self._done(path)
+        copy = self._mine.pop(path)
+        with unpatched():
+            if done is None:
+                shutil.copyfile(copy, path)
+            _unlink(copy)
+        if done is not None and done.error is not None:
+            raise pickle.loads(done.error)
+
+    # all ranks
+
+    def write(self, path: str, kind: str, open_file: Callable[[str], T]) -> T:
+        """Open a file for writing: rank 0 the file itself, the others a private copy.
+
+        Parameters
+        ----------
+        path : absolute path.
+        kind : "replace", "append", or "change" if its content may be read or changed.
+        open_file : opens the file of the path that it gets.
+        """
+        if self.rank == 0:
+            with self._changed(path, kind, sure=kind == "change"):
+                return open_file(path)
+        copy = self._private(path, kind)
+        self._counts[path] += 1
+        with unpatched():
+            return open_file(copy)
+
+    def read(self, path: str, open_file: Callable[[str], T]) -> T:
+        """Open a file for reading, as rank 0 reads it at the same line."""
+        if self.rank == 0:
+            self._read.add(path)
+            return open_file(path)
+        while True:
+            seen = self.look(path)
+            opened = open_file(seen.path)
+            status = _status(seen.path)
+            if not seen.inode or (status is not None and status.st_ino == seen.inode):
+                return opened  # otherwise rank 0 has changed the file meanwhile
+
+    def look(self, path: str) -> Seen:
+        """Return a file as this rank has to see it."""
+        copy = self._mine.get(path)
+        if copy is not None and _is_open(copy):
+            return Seen(True, copy)
+        if copy is not None:
+            self._meet(path)
+        return self._state(path)
+
+    def exists(self, path: str) -> bool:
+        """Return whether this rank has to see a file."""
+        return os.path.exists(path) if self.rank == 0 else path in self._mine or self._state(path).exists  # noqa: PTH110
+
+    def to_change(self, path: str) -> str:
+        """Return the path of the file whose mode, times or length this rank may change: its copy, if it has one."""
+        return self._mine.get(path, path)
+
+    def names(self, folder: str, names: list[str]) -> list[str]:
+        """Return the names in a folder that this rank has to see.
+
+        Parameters
+        ----------
+        names : those that the file system shows.
+        """
+        shown = {name for name in names if not name.startswith(".matex-")}
+        if self.rank > 0:
+            self.settle(folder)
+            self._refresh()
+            for path, changes in list(self._changes.items()):
+                parent, name = os.path.split(path)
+                if parent == folder and len(changes) > self._counts[path]:
+                    (shown.add if changes[self._counts[path]].existed else shown.discard)(name)
+            shown |= {path.name for path in map(Path, self._mine) if str(path.parent) == folder}
+        return [name for name in names if name in shown] + sorted(shown.difference(names))
+
+    def settle(self, folder: str | None = None) -> None:
+        """Meet rank 0 for the files that this rank has closed, of one folder or all."""
+        for path, copy in list(self._mine.items()):
+            if folder in (None, os.path.dirname(path)) and not _is_open(copy):  # noqa: PTH120
+                self._meet(path)
+
+    def change(self, path: str, change: Callable[[], Any], kind: str = "remove", source: str = "") -> Any:
+        """Remove, rename or make a file or folder: rank 0 does, the others wait until it has.
+
+        Parameters
+        ----------
+        path : absolute path, after renaming.
+        change : function that does it.
+        source : absolute path before renaming.
+        """
+        if self.rank == 0:
+            with contextlib.ExitStack() as stack:
+                if source:
+                    stack.enter_context(self._changed(source, "remove"))
+                stack.enter_context(self._changed(path, kind))
+                return change()
+        self._counts[path] += 1
+        self._counts[source] += bool(source)
+        done = self._done(path)
+        if done is None:
+            for name in {path, source} & self._mine.keys():
+                self._meet(name)
+            with unpatched():
+                return change()
+        for name in [name for name in self._mine if f"{name}/".startswith((f"{path}/", f"{source or path}/"))]:
+            _unlink(self._mine.pop(name))
+        if done.error is not None:
+            raise pickle.loads(done.error)
+        return None
+
+    def save(self, path: str, save: Callable[[], Any], state: Callable[[], Any]) -> tuple[Any, Any] | None:
+        """Save on rank 0, and return its result and state; on other ranks None if they have to save themselves.
+
+        Parameters
+        ----------
+        path : absolute path.
+        save : function that saves.
+        state : returns the state of the saving object.
+        """
+        if self.rank == 0:
+            with self._changed(path, "replace") as change:
+                result = save()
+                change.result = result, state()
+            return change.result  # type: ignore[no-any-return]
+        self._counts[path] += 1
+        done = self._done(path)
+        if done is None:
+            return None
+        if done.error is not None:
+            raise pickle.loads(done.error)
+        return done.result  # type: ignore[no-any-return]
+
+    def _end(self) -> None:
+        """Remove private copies, and what is kept for other ranks, when all ranks have ended."""
+        if is_child_process():
+            return
+        with unpatched():
+            for path in list(self._mine):
+                with contextlib.suppress(OSError):
+                    self._meet(path)
+            kept = [change.kept for change in self._journal if change.kept] if self.rank == 0 else []
+            if kept:
+                deadlines.leave()
+            for copy in kept:
+                shutil.rmtree(copy, ignore_errors=True) if Path(copy).is_dir() else Path(copy).unlink(missing_ok=True)
+            if self._folder:
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _status(path: str) -> os.stat_result | None:
+    """Return the status of a file; None if there is none."""
+    try:
+        return _stat(path)
+    except OSError:
+        return None
+
+
+def is_regular(path: str) -> bool:
+    """Return whether a file is a regular one, or does not exist."""
+    status = _status(path)
+    return status is None or stat.S_ISREG(status.st_mode)
+
+
+def _is_open(path: str) -> bool:
+    """Return whether this process has a file open for writing. Where there is no /proc it is taken to be closed."""
+    with unpatched(), contextlib.suppress(OSError):
+        real = os.path.realpath(path)
+        for number in _listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                if _readlink(f"/proc/self/fd/{number}") == real:
+                    info = _open(f"/proc/self/fdinfo/{number}", os.O_RDONLY)
+                    try:
+                        flags = os.read(info, 200).split(b"flags:")[1].split()[0]
+                    finally:
+                        os.close(info)
+                    if int(flags, 8) & (os.O_WRONLY | os.O_RDWR):
+                        return True
+    return False
+
+
+def is_unpatched() -> bool:
+    """Return whether this thread writes files for this package, which are not those of the script."""
+    return getattr(_THREAD, "unpatched", False)
+
+
+@contextlib.contextmanager
+def unpatched() -> Iterator[None]:
+    """Context manager: files that this thread opens are not those of the script."""
+    before = is_unpatched()
+    _THREAD.unpatched = True
+    try:
+        yield
+    finally:
+        _THREAD.unpatched = before
