@@ -1,4 +1,4 @@
-"""What a script gets from outside: the clock, standard input, locks and children. Ranks get what rank 0 has got.
+"""Clock, standard input, locks and children of a script: all ranks get what rank 0 gets.
 
 Names and loops that depend on the time are so the same on all ranks.
 """

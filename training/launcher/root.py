@@ -1,4 +1,4 @@
-"""What rank 0 has done, which the other ranks ask: they run the same program, and a thread of rank 0 answers.
+"""Questions of the other ranks to rank 0: they run the same program, and a thread of rank 0 says how far it is.
 
 Rank 0 never waits for them. Once the script asks for its rank, the ranks are no longer alike, and each goes its own
 way.
