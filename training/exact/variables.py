@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from matex_data.mpi.library import MPI
@@ -49,9 +50,22 @@ def build(model: Any, element_spec: Any) -> None:
         try:
             model._symbolic_build(data_batch=element_spec)
         except Exception:  # some models work in their own train_step alone, and fail with any error elsewhere
-            tf.function(model.train_step).get_concrete_function(element_spec)
+            if model.run_eagerly:
+                _build_without_functions(model, element_spec)
+            else:
+                tf.function(model.train_step).get_concrete_function(element_spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
+
+
+def _build_without_functions(model: Any, element_spec: Any) -> None:
+    """Create variables without a call of losses and metrics, whose functions may work on NumPy arrays alone."""
+    symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), element_spec)
+    x, y, _ = keras.utils.unpack_x_y_sample_weight(symbolic)
+    predicted = model(x, training=False)
+    for part in (model._compile_metrics, model._compile_loss):
+        if part is not None and not part.built:
+            part.build(y, predicted)
 
 
 def build_without_optimizer(model: Any, element_spec: Any) -> None:

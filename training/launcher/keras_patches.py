@@ -43,6 +43,7 @@ from matex_data.training.launcher.checking.forward import ForwardProofs
 from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.saving import local_model
+from matex_data.training.launcher.threads import TrainingThread
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.optimizer import Totals
@@ -54,6 +55,8 @@ from matex_data.training.trainer import drop_empty_batches, without_keras_warnin
 
 log = logging.getLogger("matex_data.training")
 
+TRAINING = ("fit", "train_on_batch")
+"""Patched methods that change a model."""
 _current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 
 
@@ -314,6 +317,7 @@ class KerasPatches:
     ) -> None:
         self._checkpoints = checkpoints
         self._world = self._channel = channel
+        self._thread = TrainingThread(channel)
         self._mesh: Mesh | None = None
         self._shard_optimizer = shard_optimizer
         self._verify: Mode = verify
@@ -375,7 +379,7 @@ class KerasPatches:
                 with local_model(model) if whole else contextlib.nullcontext():
                     return original(model, *args, **kwargs)
             if alone.get():
-                if name in ("fit", "train_on_batch"):
+                if name in TRAINING:
                     raise PartitionError(
                         f"{name}() was called in a callback that writes files, which runs on one rank alone",
                         expected="training on every rank",
@@ -388,7 +392,8 @@ class KerasPatches:
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
             iteration = batch_weights(self._channel.communicator).left_to_keras()
-            with without_keras_warnings(), unwrapped_errors(), iteration, collective(f"{name}()"):
+            thread = self._thread.calls(name) if name in TRAINING else contextlib.nullcontext()
+            with thread, without_keras_warnings(), unwrapped_errors(), iteration, collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
         setattr(keras.Model, name, patched)

@@ -160,11 +160,13 @@ def _patch(
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
     from matex_data.training.launcher.meshes import patch_distributions
+    from matex_data.training.launcher.ports import patch_ports
     from matex_data.training.launcher.resuming import ScriptCheckpoints, script_seed
     from matex_data.training.launcher.saving import patch_saving
     from matex_data.training.launcher.staged import StagePatches
     from matex_data.training.launcher.tf1 import SessionPatches
     from matex_data.training.launcher.tf_distribute import patch_strategies
+    from matex_data.training.launcher.xla import patch_functions
     from matex_data.training.mesh import Mesh
     from matex_data.training.reduction.ops import Reducer
 
@@ -188,6 +190,8 @@ def _patch(
         patch_distributions(channel, patches.use_mesh)
         SessionPatches(channel, LoopPatches(channel, reducer, patches.check_loop))
     if channel.size > 1:
+        patch_functions(channel.rank)
+        patch_ports(channel.rank)
         patch_saving(channel)
         patch_strategies(channel)
 

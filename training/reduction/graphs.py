@@ -1,11 +1,48 @@
-"""Variables beside the graph that is being traced."""
+"""The graph that is being traced: whether XLA compiles it, and variables beside it."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+
+@dataclass
+class Trace:
+    """Trace of a function that XLA compiles.
+
+    Attributes
+    ----------
+    communicates : the function has an operation that communicates, which XLA cannot compile.
+    """
+
+    communicates: bool = False
+
+
+_trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
+
+
+@contextmanager
+def compiled_by_xla() -> Iterator[Trace]:
+    """Context manager: functions that are traced are compiled by XLA."""
+    token = _trace.set(Trace())
+    try:
+        yield _trace.get() or Trace()
+    finally:
+        _trace.reset(token)
+
+
+def check_compiler() -> None:
+    """Raise ``NotImplementedError`` if XLA compiles the function that is being traced, which now communicates."""
+    trace = _trace.get()
+    if trace is not None and tf.inside_function():
+        trace.communicates = True
+        raise NotImplementedError("XLA does not compile functions that communicate")
 
 
 def in_session_graph() -> bool:

@@ -17,7 +17,7 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
-from matex_data.training.reduction.graphs import in_session_graph
+from matex_data.training.reduction.graphs import check_compiler, in_session_graph
 from matex_data.training.reduction.integers import exact_sums
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
@@ -187,6 +187,7 @@ class Reducer:
         return plan_buckets(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
 
     def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:
+        check_compiler()
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if self._pool is None or self.channel.narrowed or in_session_graph():
             return run_chained(self.channel, payloads, weight)
@@ -233,6 +234,7 @@ def run_once(channel: Channel, run: Any, tensors: Sequence[Any], dtypes: Sequenc
     run : function of the operation's number and the arrays; returns the number and arrays.
     dtypes : of the arrays that it returns; None: those of ``tensors``.
     """
+    check_compiler()
     returned = [tensor.dtype for tensor in tensors] if dtypes is None else dtypes
     with _sequence_counter(channel, "chained").advance() as cursor:
         cursor.number, *received = tf.numpy_function(run, [cursor.number, *tensors], [tf.int64, *returned])
