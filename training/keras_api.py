@@ -171,7 +171,10 @@ ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
 OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (
         keras.Model,
-        ("_call_has_training_arg", "_compile_loss", "_compile_metrics", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
+        (
+            *("_call_has_training_arg", "_compile_loss", "_compile_metrics", "_jit_compile", "_loss_tracker"),
+            *("test_function", "train_function"),
+        ),
     ),
     (keras.Sequential, ("_functional",)),
     (keras.distribution.ModelParallel, ("_layout_map",)),
