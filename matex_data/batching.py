@@ -11,15 +11,8 @@ import numpy as np
 
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
-from matex_data.epochs.epochs import (
-    ComputedEpochs,
-    Epochs,
-    ExchangedEpochs,
-    InMemoryEpochs,
-    SharedEpochs,
-    SingleRowEpochs,
-    StreamedEpochs,
-)
+from matex_data.epochs.epochs import Epochs, strategy_for
+from matex_data.epochs.strategies import read_bytes
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec
 from matex_data.index.chosen import Samples
@@ -84,8 +77,9 @@ class Batching:
         if message:
             self.source.comm.on_root(lambda: warnings.warn(message, stacklevel=6))
         shared = self._check_costs(fingerprint.schedule)
-        epochs = self._epochs_class(fingerprint.schedule, shared)(self.source, fingerprint.schedule)
-        batches = Batches(epochs, self.elements, fingerprint, step)
+        comm, schedule = self.source.comm, fingerprint.schedule
+        strategy = strategy_for(self.source, schedule, comm.size, shared, read_bytes(comm))
+        batches = Batches(Epochs(strategy), self.elements, fingerprint, step)
         self._remember(fingerprint, drawn)
         return batches
 
@@ -164,13 +158,6 @@ class Batching:
         """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""
         in_memory = self.source.cache == "memory" and not schedule.uniform
         return replace(schedule, window_steps=max(1, schedule.steps)) if in_memory else schedule
-
-    def _epochs_class(self, schedule: Schedule, shared: bool) -> type[Epochs]:
-        if schedule.uniform:
-            return SingleRowEpochs if self.source.global_reads == "rows" else ExchangedEpochs
-        if self.source.cache == "memory":
-            return ComputedEpochs if self.source.index.draws else InMemoryEpochs
-        return SharedEpochs if shared else StreamedEpochs
 
     def _check_costs(self, schedule: Schedule) -> bool:
         """Return whether the ranks read blocks for one another; warn once of what an epoch costs. *Collective*."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
@@ -11,16 +10,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.epochs import (
-    EXCHANGE_BYTES,
-    READ_BYTES,
-    SHARED_BLOCKS,
-    WINDOWS_IN_MEMORY,
-    cached_block_bytes,
-    exchanged_steps,
-    mean_block_bytes,
-    steps_within,
-)
+from matex_data.epochs.epochs import strategy_for
+from matex_data.epochs.strategies import Shared, Strategy, Streamed
 from matex_data.index.cache import ChunkCache
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index
@@ -28,25 +19,21 @@ from matex_data.index.ragged import empty_output
 from matex_data.index.runs import Runs
 from matex_data.io.files import MOST_OPEN_FILES
 from matex_data.io.modes import choose
-from matex_data.locks import cached_property
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.plan import ReadPlan, plan_reads
 from matex_data.reading.source import LOAD_BYTES, Source
-from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
+from matex_data.sampling.schedule import Schedule
 from matex_data.sampling.sizing import estimate_quality
 
 GOOD_AMPLIFICATION = 1.2
 GOOD_READ_BYTES = 1_000_000
 FEW_READS = 1000  # of a rank in an epoch, whose time does not count even if each takes some milliseconds
-ORDER_BYTES = 64  # of a block: its samples, its number, and both in the order of the epoch
 FEWER_READS = 4  # times as many reads as with sharing make small reads worth its messages
 CHOICE_EFFORT = 1 << 19  # samples whose reads are planned to choose whether ranks share them: some 50 ms
-SHARED_SAMPLE = 8  # blocks of a window in a sample of what the ranks read for one another
 MOST_WINDOWS = 512  # that are planned to obtain the costs
 SAMPLED_RANKS = 8
 SAMPLED_WINDOWS = 8
 UNLIMITED = 1 << 62  # bytes of a cache
-SAMPLED_PARTNERS = 4  # ranks whose messages are counted
 SECTIONS = 8  # of the data set, whose reads in the order of the files are planned
 
 
@@ -143,11 +130,9 @@ def estimate_costs(
     ranks_per_node : number of ranks that share a machine; None: unknown.
     effort : limit on the samples whose reads are planned.
     """
-    access = _access(source, schedule, ranks)
     shared = shares_reads(source, schedule, ranks)
-    if shared:
-        access = _Shared(source, schedule, ranks)
-    counted, exact = _plan_windows(access, effort)
+    strategy = strategy_for(source, schedule, ranks, shared)
+    counted, exact = _plan_windows(strategy, effort)
     total = min(schedule.segments.total, schedule.steps * schedule.batch_size)
     needed = _bytes_in_order(source, schedule, effort)
     per_sample = counted.nbytes / max(1, counted.samples)
@@ -156,13 +141,13 @@ def estimate_costs(
     mode = choose(source.io, source.index.sources.paths, ranks)
     opens = files if mode.collective else counted.opens(total / ranks)
     read_at_once = counted.nbytes / max(1, counted.windows) * counted.ranks / ranks
-    memory = access.memory() + int(2 * read_at_once)
+    memory = strategy.memory() + int(2 * read_at_once)
     costs = EpochCosts(
         ranks,
         schedule.batch_size,
         schedule.steps,
         schedule.lanes,
-        access.samples_mixed,
+        strategy.samples_mixed,
         per_sample / needed if needed else float("nan"),
         round(per_sample * total),
         reads,
@@ -170,15 +155,15 @@ def estimate_costs(
         opens,
         memory,
         None if ranks_per_node is None else memory * ranks_per_node,
-        access.messages_per_step(),
+        strategy.messages_per_step(),
         exact,
         _uncounted(source.index),
         (),
         shared,
-        access.most_messages_per_step(),
+        strategy.most_messages_per_step(),
         str(mode),
     )
-    return replace(costs, remedies=tuple(_remedies(costs, access)))
+    return replace(costs, remedies=tuple(_remedies(costs, strategy)))
 
 
 def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
@@ -196,7 +181,7 @@ def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
         return False
     if source.shared is not None:
         return source.shared
-    counted, _ = _plan_windows(_Streamed(source, schedule, ranks), CHOICE_EFFORT)
+    counted, _ = _plan_windows(Streamed(source, schedule, ranks), CHOICE_EFFORT)
     needed = _bytes_in_order(source, schedule, CHOICE_EFFORT)
     if counted.nbytes > GOOD_AMPLIFICATION * needed * counted.samples:
         return True
@@ -204,219 +189,8 @@ def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
     many = reads * schedule.segments.total / ranks > FEW_READS
     if not many or counted.nbytes >= GOOD_READ_BYTES * counted.reads:
         return False
-    together, _ = _plan_windows(_Shared(source, schedule, ranks), CHOICE_EFFORT)
+    together, _ = _plan_windows(Shared(source, schedule, ranks), CHOICE_EFFORT)
     return reads * together.samples > FEWER_READS * together.reads
-
-
-class _Access(ABC):
-    """Reads of the ranks in one epoch.
-
-    Parameters
-    ----------
-    source : the opened files.
-    schedule : order of the samples.
-    ranks : number of ranks.
-
-    Attributes
-    ----------
-    windows : number of windows that a rank plans one after the other.
-    effort : samples to handle for each of them.
-    samples_mixed : samples that are shuffled at a time.
-    """
-
-    windows: int
-    effort: int
-    samples_mixed: int
-
-    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
-        self.source, self.schedule, self.ranks = source, schedule, ranks
-
-    @property
-    def sampled_ranks(self) -> int:
-        """Return the number of ranks among which the samples of a window are divided to draw a sample of them."""
-        return self.ranks
-
-    @cached_property
-    def epoch(self) -> EpochOrder:
-        """Return the order of the first epoch."""
-        return self.schedule.epoch(0)
-
-    @property
-    def share_bytes(self) -> int:
-        """Return the bytes of a rank's samples of an epoch in memory."""
-        return -(-self.schedule.segments.total // self.ranks) * self.source.row_bytes
-
-    @property
-    def cache_bytes(self) -> int:
-        """Return the capacity of a rank's cache of decoded chunks, in bytes."""
-        return self.source.cache_bytes(self.ranks, self.schedule.window_rows * self.source.row_bytes)
-
-    @property
-    def read_steps(self) -> int:
-        """Return the steps that a rank reads at once, if it has some gigabytes of memory."""
-        return steps_within(READ_BYTES, self.source, self.schedule, self.ranks)
-
-    @abstractmethod
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
-        """Return the samples of a window of a rank, their rows in its arrays, and the length of these.
-
-        Parameters
-        ----------
-        rank, number : of the rank, and of the window.
-        ranks : number of ranks among which the samples are divided: all, or ``sampled_ranks``.
-        """
-
-    @abstractmethod
-    def memory(self) -> int:
-        """Return the bytes of samples and their order in the memory of a rank."""
-
-    def messages_per_step(self) -> float:
-        """Return the messages that a rank sends for the data of a step: one reduction for each window."""
-        return int(np.ceil(np.log2(self.ranks))) / self.read_steps
-
-    def most_messages_per_step(self) -> float:
-        """Return the messages of the rank that sends most."""
-        return self.messages_per_step()
-
-
-class _Streamed(_Access):
-    """Windows that are read in every epoch."""
-
-    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
-        super().__init__(source, schedule, ranks)
-        self.windows = -(-schedule.steps // self.read_steps)
-        # The order of a lane is computed as a whole, however little of it a rank owns.
-        self.effort = max(schedule.batch_size // ranks, schedule.batch_size // schedule.lanes) * self.read_steps
-        self.samples_mixed = 1 if schedule.seed is None else schedule.window_steps * schedule.batch_size
-        if schedule.uniform:
-            self.effort = schedule.batch_size // ranks * self.read_steps
-            self.samples_mixed = schedule.segments.total
-
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
-        begin = number * self.read_steps
-        end = min(begin + self.read_steps, self.schedule.steps)
-        window = self.epoch.window(begin, end, rank, ranks)
-        return window.runs, window.destination, window.rows
-
-    def memory(self) -> int:
-        window = self.read_steps * (self.schedule.batch_size // self.ranks) * self.source.row_bytes
-        windows = min(WINDOWS_IN_MEMORY, self.windows) * window
-        decoded = min(self.cache_bytes, self.share_bytes) if _has_chunks(self.source.index) else 0
-        return windows + decoded + ORDER_BYTES * len(self.schedule.segments.start)
-
-
-class _Shared(_Streamed):
-    """Windows whose blocks the ranks read for one another."""
-
-    @property
-    def sampled_ranks(self) -> int:
-        """Return the number of ranks, but no more than there are some blocks for each: else most would read nothing."""
-        return min(self.ranks, max(1, self._blocks // SHARED_SAMPLE))
-
-    @cached_property
-    def _blocks(self) -> int:
-        """Number of blocks of a window."""
-        return self.read_steps * self.schedule.batch_size * self.source.row_bytes // self._block_bytes
-
-    @cached_property
-    def _block_bytes(self) -> int:
-        return max(1, mean_block_bytes(self.source, self.schedule))
-
-    @property
-    def cache_bytes(self) -> int:
-        return max(super().cache_bytes, SHARED_BLOCKS * cached_block_bytes(self.source, self.schedule))
-
-    @property
-    def read_steps(self) -> int:
-        return exchanged_steps(self.source, self.schedule, self.ranks)
-
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
-        begin = number * self.read_steps
-        runs = self.epoch.owned(begin, min(begin + self.read_steps, self.schedule.steps), rank, ranks)
-        return runs, np.arange(runs.total), runs.total
-
-    def memory(self) -> int:
-        blocks = -(-self._blocks // self.ranks) * self._block_bytes
-        return super().memory() + WINDOWS_IN_MEMORY // 2 * blocks
-
-    def messages_per_step(self) -> float:
-        # Agreements, of the window, on the memory for the exchange and on its rows; and the exchange of counts, which
-        # MPI libraries make in as many messages.
-        return 4 * super().messages_per_step() + self._partners * self._exchanges / self.read_steps
-
-    def most_messages_per_step(self) -> float:
-        blocks = -(-self._blocks // self.ranks)
-        rows = max(1, self._block_bytes // self.source.row_bytes)
-        needed_by = min(rows, self.ranks - 1, -(-self.ranks // self.schedule.lanes) + 1)
-        sent = blocks * needed_by * (self._exchanges - 1) + self._partners
-        return max(self.messages_per_step(), 4 * super().messages_per_step() + sent / self.read_steps)
-
-    @property
-    def _exchanges(self) -> int:
-        """Number of messages to each partner: positions, samples left out, and each field."""
-        return 2 + len(self.source.index.fields)
-
-    @cached_property
-    def _partners(self) -> float:
-        """Number of other ranks that read what a rank needs of a window, the mean of some ranks."""
-        rng, partners = np.random.default_rng(0), []
-        begin = self.windows // 2 * self.read_steps
-        for rank in rng.choice(self.ranks, min(self.ranks, SAMPLED_PARTNERS), replace=False).tolist():
-            runs = self.epoch.window(begin, min(begin + self.read_steps, self.schedule.steps), rank, self.ranks).runs
-            owners = np.unique(self.epoch.owners(runs.numbers(np.arange(runs.total)), self.ranks))
-            partners.append(len(owners[owners != rank]))
-        return float(np.mean(partners))
-
-
-class _Kept(_Access):
-    """Shards that are read once and kept, and windows that are copied from them, or exchanged between the ranks."""
-
-    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
-        super().__init__(source, schedule, ranks)
-        self._step = max(1, LOAD_BYTES // source.row_bytes)
-        self._shard: tuple[int, Runs] | None = None
-        share = -(-schedule.segments.total // ranks)
-        self.windows = max(1, -(-share // self._step))
-        self.effort = min(share, self._step)
-        self.samples_mixed = schedule.segments.total if schedule.uniform else share
-
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
-        if self._shard is None or self._shard[0] != rank:
-            self._shard = rank, self._samples(rank)
-        shard = self._shard[1]
-        low, high = (min(n * self._step, shard.total) for n in (number, number + 1))
-        return shard.slice(np.array([low]), np.array([high - low])), np.arange(high - low), high - low
-
-    def _samples(self, rank: int) -> Runs:
-        """Return the samples that a rank keeps, ascending."""
-        schedule = self.schedule
-        if not schedule.uniform:
-            return self.epoch.window(0, schedule.steps, rank, self.ranks).runs
-        start, stop = rank_range(schedule.segments.total, rank, self.ranks)
-        return schedule.samples.slice(np.array([start]), np.array([stop - start]))
-
-    @property
-    def read_steps(self) -> int:
-        most = EXCHANGE_BYTES if self.schedule.uniform else READ_BYTES
-        step_bytes = max(1, self.schedule.batch_size // self.ranks * self.source.row_bytes)
-        return max(1, min(super().read_steps, most // step_bytes))
-
-    def memory(self) -> int:
-        if self.schedule.uniform:  # windows, and as many that are sent or received
-            return self.share_bytes + 2 * WINDOWS_IN_MEMORY * min(EXCHANGE_BYTES, self.share_bytes)
-        return self.share_bytes + WINDOWS_IN_MEMORY * min(READ_BYTES, self.share_bytes)
-
-    def messages_per_step(self) -> float:
-        if not self.schedule.uniform or self.ranks == 1:
-            return 0.0
-        exchanges = 1 + len(self.source.index.fields)  # of positions, and of each field
-        partners = min(self.ranks - 1, self.schedule.batch_size // self.ranks * self.read_steps)
-        return 4 * super().messages_per_step() + exchanges * partners / self.read_steps
-
-
-def _access(source: Source, schedule: Schedule, ranks: int) -> _Access:
-    kept = source.global_reads == "memory" if schedule.uniform else source.cache == "memory"
-    return (_Kept if kept else _Streamed)(source, schedule, ranks)
 
 
 class _Counted:
@@ -454,33 +228,33 @@ class _Counted:
         return max(float(self._files), self._opens / max(1, self.samples) * samples)
 
 
-def _plan_windows(access: _Access, effort: int) -> tuple[_Counted, bool]:
+def _plan_windows(strategy: Strategy, effort: int) -> tuple[_Counted, bool]:
     """Plan all windows, or a sample of them; return the sums, and whether it is all."""
-    every = access.ranks * access.windows
-    if every <= MOST_WINDOWS and every * access.effort <= effort:
-        counted = _Counted(access.ranks)
-        for rank in range(access.ranks):
-            _plan_rank(access, rank, 0, access.windows, counted)
+    every = strategy.ranks * strategy.windows
+    if every <= MOST_WINDOWS and every * strategy.effort <= effort:
+        counted = _Counted(strategy.ranks)
+        for rank in range(strategy.ranks):
+            _plan_rank(strategy, rank, 0, strategy.windows, counted)
         return counted, True
-    ranks = access.sampled_ranks
+    ranks = strategy.sampled_ranks
     counted, rng = _Counted(ranks), np.random.default_rng(0)
-    count = max(1, min(SAMPLED_RANKS, ranks, effort // (2 * access.effort)))
-    length = min(access.windows, max(1, min(SAMPLED_WINDOWS, effort // (count * access.effort) - 1)))
+    count = max(1, min(SAMPLED_RANKS, ranks, effort // (2 * strategy.effort)))
+    length = min(strategy.windows, max(1, min(SAMPLED_WINDOWS, effort // (count * strategy.effort) - 1)))
     for rank in np.sort(rng.choice(ranks, count, replace=False)).tolist():
-        first = int(rng.integers(access.windows - length + 1))
-        _plan_rank(access, rank, first, first + length, counted)
+        first = int(rng.integers(strategy.windows - length + 1))
+        _plan_rank(strategy, rank, first, first + length, counted)
     return counted, False
 
 
-def _plan_rank(access: _Access, rank: int, first: int, stop: int, counted: _Counted) -> None:
+def _plan_rank(strategy: Strategy, rank: int, first: int, stop: int, counted: _Counted) -> None:
     """Plan windows of a rank, and the one before them, which is not counted."""
-    index = access.source.index
-    of_sample = access.cache_bytes * access.ranks // counted.ranks
+    index = strategy.source.index
+    of_sample = strategy.cache_bytes * strategy.ranks // counted.ranks
     chunks, scratch = ChunkCache(of_sample), BufferPool()
     opened: OrderedDict[int, None] = OrderedDict()
     misses, touched = 0, set[int]()
     for number in range(max(0, first - 1), stop):
-        runs, destination, rows = access.window(rank, number, counted.ranks)
+        runs, destination, rows = strategy.window(rank, number, counted.ranks)
         plan = _planned(index, runs, destination, rows, chunks, scratch)
         for file in plan.tasks:
             misses += file not in opened and number >= first
@@ -551,10 +325,6 @@ def _size(nbytes: float) -> str:
     return f"{nbytes / 1000**power:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
 
 
-def _has_chunks(index: Index) -> bool:
-    return any(layout.block_rows > 1 for file in index.files[:1] for layout in file.layouts.values())
-
-
 def _uncounted(index: Index) -> tuple[str, ...]:
     """Return the names of fields without byte ranges, by the layouts of the first file."""
     layouts = {name: file.layouts[name] for file in index.files[:1] for name in index.fields}
@@ -563,9 +333,9 @@ def _uncounted(index: Index) -> tuple[str, ...]:
     )
 
 
-def _remedies(costs: EpochCosts, access: _Access) -> list[str]:
+def _remedies(costs: EpochCosts, strategy: Strategy) -> list[str]:
     """Return advice for the figures that are bad, as sentences."""
-    schedule, source = access.schedule, access.source
+    schedule, source = strategy.schedule, strategy.source
     remedies: list[str] = []
     shuffled = schedule.seed is not None and not schedule.uniform
     small = costs.mean_read_bytes < GOOD_READ_BYTES and costs.reads_per_rank > FEW_READS
@@ -577,7 +347,7 @@ def _remedies(costs: EpochCosts, access: _Access) -> list[str]:
         if again
         else f"reads of {_size(costs.mean_read_bytes)} are small"
     )
-    share = f'cache="memory" reads each sample once, and keeps {_size(access.share_bytes)} on each rank'
+    share = f'cache="memory" reads each sample once, and keeps {_size(strategy.share_bytes)} on each rank'
     if shuffled and source.cache is None:
         block = max(estimate_quality(schedule, source.row_bytes).block_bytes, 1 if again else GOOD_READ_BYTES)
         total = schedule.segments.total * source.row_bytes
@@ -592,7 +362,7 @@ def _remedies(costs: EpochCosts, access: _Access) -> list[str]:
             remedies.append("smaller chunks (64 KiB to 1 MiB) let more ranks read chunks of their own")
         remedies.append(f'{share}; so does shuffle="global"')
     elif schedule.uniform and source.global_reads == "rows":
-        remedies.append(f'{problem}: global_reads="memory" keeps {_size(access.share_bytes)} on each rank')
+        remedies.append(f'{problem}: global_reads="memory" keeps {_size(strategy.share_bytes)} on each rank')
     elif source.cache is None and not schedule.uniform:
         remedies.append(f"{problem}, since each rank reads its rows of every batch: {share}")
     return remedies

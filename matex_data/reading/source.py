@@ -104,7 +104,7 @@ class Source:
         self._kept_of_file = max((layout.kept_bytes() for layout in first.layouts.values()), default=0) if first else 0
         self.kept_bytes = self._kept_of_file // max(1, first.rows) if first else 0
         self.comm = comm = sessions.comm
-        choose(io, index.sources.paths)
+        choose(io, (), ranks=1)  # raises where there is no such mode
         self.profile = Profile()
         self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
         self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs

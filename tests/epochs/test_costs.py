@@ -18,7 +18,7 @@ from benchmarks.cases import scale
 from benchmarks.cases.scale import Stored
 from matex_data import PartitionError
 from matex_data.epochs.costs import estimate_costs
-from matex_data.epochs.epochs import ORDERED_SAMPLES, READ_BYTES, steps_within
+from matex_data.epochs.strategies import ORDERED_SAMPLES, READ_BYTES, steps_within
 from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool, Pools
 

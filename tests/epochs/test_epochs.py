@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.epochs.epochs import LEAST_READS, read_ahead_steps
+from matex_data.epochs.strategies import LEAST_READS, read_ahead_steps
 
 
 @given(steps=st.integers(0, 10_000), window_steps=st.integers(1, 500), most=st.integers(0, 10_000))

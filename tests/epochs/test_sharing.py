@@ -121,7 +121,7 @@ def test_each_chunk_is_read_once(path: Path, ranks: Pools) -> None:
 
 def _chosen(comm: MPI.Intracomm, path: Path) -> Any:
     data = _opened(comm, path, None, inputs=["x", "id"])
-    kinds = [type(data.batches(BATCH, shuffle=shuffle, seed=1)._epochs).__name__ for shuffle in (True, False)]
+    kinds = [type(data.batches(BATCH, shuffle=shuffle, seed=1)._epochs.strategy).__name__ for shuffle in (True, False)]
     costs = data.read_plan(BATCH, ranks=comm.size, seed=1)
     return kinds, costs.shared, costs.amplification, _read(data)
 
@@ -136,10 +136,10 @@ def _read(data: md.Dataset) -> tuple[int, int]:
 def test_ranks_share_where_they_would_read_too_much(path: Path, ranks: Pools) -> None:
     by_rank = ranks(3).run(_chosen, path)
     for kinds, shared, amplification, _ in by_rank:
-        assert kinds == ["SharedEpochs", "SharedEpochs"] and shared and amplification < 1.1
+        assert kinds == ["Shared", "Shared"] and shared and amplification < 1.1
     assert sum(read for *_, (read, _) in by_rank) == pytest.approx(by_rank[0][3][1], rel=0.02)
     ((kinds, shared, amplification, _),) = ranks(1).run(_chosen, path)
-    assert kinds == ["StreamedEpochs", "StreamedEpochs"] and not shared and amplification < 1.05
+    assert kinds == ["Streamed", "Streamed"] and not shared and amplification < 1.05
 
 
 def _resumed(comm: MPI.Intracomm, path: Path, state: dict[str, Any]) -> list[list[int]]:

@@ -19,7 +19,7 @@ from benchmarks.cases.scale import Stored
 from benchmarks.cases.shuffling import FILES, Sorted
 from matex_data import PartitionError, machine
 from matex_data._types import Integers
-from matex_data.epochs.epochs import EXCHANGE_BYTES
+from matex_data.epochs.strategies import EXCHANGE_BYTES
 from matex_data.fields import Field
 from matex_data.index.files import FileIndex, columns_of
 from matex_data.index.model import Index
