@@ -21,10 +21,14 @@ from matex_data.index.ragged import empty_output
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
+from matex_data.mpi.shared import gathered
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
+from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.names import ragged_fields
+from matex_data.transforms.select import set_bits
 
+EVENTS = 1 << 20  # looked at together
 RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 
 
@@ -63,16 +67,18 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> F
     index = source.index
     flattened = list(ragged_fields(index.fields, flatten, "flatten"))
     counted = min(flattened, key=lambda name: index.fields[name].dtype.itemsize)
-    counts = count_objects(source, events, counted)
+    first_object = first_objects(source, events, counted)
     fields = {
         name: replace(one, ragged=False) if name in flattened else one for name, one in index.fields.items()
     }
-    first_object = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
-    begins = np.zeros(first_object[-1], bool)
-    begins[first_object[:-1][counts > 0]] = True
     flat = Objects(index, frozenset(flattened), counted, first_object)
-    digest = hashlib.blake2b(counts.astype("<i8").tobytes(), digest_size=16).hexdigest()
-    return Flat(flat.index(fields), digest, Chosen.of(begins), partial(_reshape, flat))
+    bits, digest = np.zeros(-(-int(first_object[-1]) // 8), np.uint8), hashlib.blake2b(digest_size=16)
+    for low in range(0, len(index), EVENTS):
+        first = first_object[low : low + EVENTS + 1]
+        counts = np.diff(first)
+        set_bits(bits, first[:-1][counts > 0])
+        digest.update(counts.astype("<i8").tobytes())
+    return Flat(flat.index(fields), digest.hexdigest(), Chosen.of_bits(bits), partial(_reshape, flat))
 
 
 def _reshape(flat: Objects, index: Index) -> Index:
@@ -83,14 +89,18 @@ def _reshape(flat: Objects, index: Index) -> Index:
     return replace(flat, base=index, flattened=frozenset()).index(index.fields)
 
 
-def count_objects(source: Source, events: Samples, name: str) -> Integers:
-    """Return the number of elements of a ragged field in every event, int64[events of the files]. *Collective*.
+def first_objects(source: Source, events: Samples, name: str) -> Integers:
+    """Return the first object of each event of the files, and the number of objects. *Collective*.
 
     Parameters
     ----------
     source : opened files.
-    events : selected events; the others count 0.
-    name : the field. Each rank reads its block of the events.
+    events : selected events; the others have no objects.
+    name : of a ragged field, whose elements are the objects. Each rank reads its block of the events.
+
+    Returns
+    -------
+    int64[events of the files + 1], which the ranks of a machine have in memory once.
     """
     row_bytes = max(RAGGED_BYTES, source.index.row_bytes(name))
     own = np.zeros(source.block(events).total, np.int64)
@@ -99,10 +109,16 @@ def count_objects(source: Source, events: Samples, name: str) -> Integers:
         own[positions] = np.fromiter(map(len, arrays[name]), np.int64, len(positions))
 
     source.use_block(events, [name], count, row_bytes)
-    by_rank = source.comm.allgather(own.astype(np.min_scalar_type(own.max(initial=0))))
-    counts = np.zeros(len(source.index), np.int64)
-    counts[events.numbers(np.arange(events.total))] = np.concatenate(by_rank)
-    return counts
+    comm, total = source.comm, len(source.index)
+    numbers = events.numbers(np.arange(*rank_range(events.total, comm.rank, comm.size)))
+    firsts = np.array(comm.allgather(int(numbers[0]) if len(numbers) else total), np.int64)
+    edges = np.append(np.minimum.accumulate(firsts[::-1])[::-1], total)  # of the ranks' events
+    edges[0] = 0
+    low = int(edges[comm.rank])
+    counts = np.zeros(int(edges[comm.rank + 1]) - low, np.int64)
+    counts[numbers - low] = own
+    ends = comm.sum_of_lower(counts.sum(keepdims=True)) + np.cumsum(counts)
+    return gathered(comm, ends if comm.rank else np.concatenate([[0], ends]))
 
 
 @dataclass(frozen=True, eq=False)

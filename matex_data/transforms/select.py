@@ -37,7 +37,7 @@ def select_samples(source: Source, samples: Samples, names: Sequence[str], condi
     begin, first, selected = _own_bits(source, samples)
 
     def select(positions: Integers, arrays: Arrays) -> None:
-        _set_bits(selected, samples.numbers(begin + positions[condition(arrays)]) - first)
+        set_bits(selected, samples.numbers(begin + positions[condition(arrays)]) - first)
 
     source.use_block(samples, names, select)
     return _shared(source, selected, first)
@@ -55,7 +55,7 @@ def samples_of_mask(source: Source, samples: Samples, own: Array) -> Samples:
     begin, first, selected = _own_bits(source, samples)
     for low in range(0, len(own), AT_ONCE):
         chosen = low + np.flatnonzero(own[low : low + AT_ONCE])
-        _set_bits(selected, samples.numbers(begin + chosen) - first)
+        set_bits(selected, samples.numbers(begin + chosen) - first)
     return _shared(source, selected, first)
 
 
@@ -83,7 +83,7 @@ def _shared(source: Source, selected: Bytes, first: int) -> Samples:
     return as_samples(gathered(source.comm, own))
 
 
-def _set_bits(bits: Bytes, numbers: Integers) -> None:
+def set_bits(bits: Bytes, numbers: Integers) -> None:
     """Set the bits of these ascending numbers."""
     if len(numbers):
         first, last = int(numbers[0]) // 8, int(numbers[-1]) // 8

@@ -58,6 +58,8 @@ class Network:
 
     def _look(self, rank: int, now: float) -> None:
         census = self.ranks[rank]
+        if rank not in self._inbox and not census._asking:
+            return  # nothing is due
         for source, (_, answer) in self._inbox.pop(rank, ()):
             if answer is None:
                 census.ask(source, now)
