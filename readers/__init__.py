@@ -34,8 +34,7 @@ from matex_data.readers.formats import (
 )
 from matex_data.readers.images.folders.manifest import names_images
 from matex_data.readers.options import TRUST, check_options
-from matex_data.readers.unsupported import PROBLEM
-from matex_data.readers.unsupported_formats import UNSUPPORTED
+from matex_data.readers.unsupported import PROBLEM, unsupported_formats
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import is_folder, open_binary
 from matex_data.storage.objects import is_url
@@ -145,7 +144,7 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
         return "images"
     if _is_text_table(path, head, named="csv" in by_name):
         return "csv"
-    for unsupported in UNSUPPORTED:
+    for unsupported in unsupported_formats():
         if unsupported.matches_name(path):
             raise unsupported.error(path, known_formats())
     raise _unknown_format(path, head)
@@ -166,7 +165,7 @@ def refuse_folder(path: str, names: Set[str]) -> None:
     ----------
     names : of all files and directories in it.
     """
-    for unsupported in UNSUPPORTED:
+    for unsupported in unsupported_formats():
         if unsupported.matches_folder(names):
             raise unsupported.error(path, known_formats())
 
@@ -180,7 +179,7 @@ def _refuse_content(path: str, head: bytes, text: bytes, by_name: Sequence[str])
     by_name : formats of its name; their readers decompress their files.
     """
     packing = compression.stored_as(head, "")
-    for unsupported in UNSUPPORTED:
+    for unsupported in unsupported_formats():
         if unsupported.matches_content(text):
             raise unsupported.error(path, known_formats(), packing)
     for name, format in all_formats().items() if packing else ():

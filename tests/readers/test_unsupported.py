@@ -23,7 +23,7 @@ from mpi4py import MPI
 from matex_data import DataError, FormatError, open_dataset
 from matex_data.readers import HEAD_BYTES, detect, known_formats
 from matex_data.readers.formats import FORMATS
-from matex_data.readers.unsupported_formats import UNSUPPORTED
+from matex_data.readers.unsupported import unsupported_formats
 from tests.cli.test_commands import CALL
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
@@ -169,7 +169,7 @@ def test_suffixes_decide_last(tmp_path: Path) -> None:
     assert 'dbfread.DBF("run.dbf"))).to_parquet("run.parquet")' in refused(path)
     path.write_text("x,y\n1,2\n3,4\n")
     assert detect(str(path), path.read_bytes()) == "csv"
-    suffixes = [suffix for unsupported in UNSUPPORTED for suffix in unsupported.suffixes]
+    suffixes = [suffix for unsupported in unsupported_formats() for suffix in unsupported.suffixes]
     assert not set(suffixes) & {suffix for format in FORMATS.values() for suffix in format.suffixes}
     for suffix in suffixes:
         path = tmp_path / f"run{suffix}"
@@ -219,10 +219,10 @@ def test_folders(tmp_path: Path) -> None:
 
 
 def test_remedies_name_the_file() -> None:
-    for unsupported in UNSUPPORTED:
+    for unsupported in unsupported_formats():
         text = str(unsupported.error("folder/run.7.bin", known_formats()))
         assert "{" not in text.split("remedy:")[1].replace("{'", "") and "folder/run.7.bin" in text
-    assert len(UNSUPPORTED) >= 50
+    assert len(unsupported_formats()) >= 50
 
 
 def _open(comm: MPI.Intracomm, path: str) -> None:
