@@ -1,33 +1,28 @@
 """Contract for readers of further file formats.
 
-A reader is a function that turns one file into an `Index`: fields, number of rows, and for each field a `Layout` of
-the rows. It reads metadata only. The pipeline reads the rows, each rank its own, and shuffles and batches them. The
-following reader is complete. Its files have a header of 8 bytes and records of a label (int32) and a position (three
-float32)::
+A reader is a function that returns all that it finds in one file: for each name a field, and the function that makes
+the `Layout` of its rows; or the reason why it cannot be read. It reads metadata only. The core chooses among the
+fields, by name or pattern, and says which are missing or left out; the pipeline reads the rows, each rank its own, and
+shuffles and batches them. The following reader is complete. Its files have a header of 8 bytes and records of a label
+(int32) and a position (three float32)::
 
     import numpy as np
 
-    from matex_data.abc import Field, FieldNotFound, FileIndex, Format, FormatError, Index, Strided
-    from matex_data.abc import group_interleaved, size_of
+    from matex_data.abc import Field, Format, FormatError, Strided, size_of
 
     MAGIC, RECORD_BYTES = b"POINTS\\0\\1", 16
 
-    def index(path, names=None, *, byteorder="<"):
+    def index(path, *, byteorder="<"):
         size = size_of(path) - len(MAGIC)
         if size % RECORD_BYTES:
             raise FormatError("the file is truncated", file=path, expected="whole records", found=f"{size} bytes")
         rows, i4, f4 = size // RECORD_BYTES, np.dtype(f"{byteorder}i4"), np.dtype(f"{byteorder}f4")
-        fields = {"label": Field("label", (), np.dtype("i4")), "position": Field("position", (3,), np.dtype("f4"))}
-        layouts = {
-            "label": Strided(rows, offset=8, stride=RECORD_BYTES, dtype=i4, shape=()),
-            "position": Strided(rows, offset=12, stride=RECORD_BYTES, dtype=f4, shape=(3,)),
+        label = Strided(rows, offset=8, stride=RECORD_BYTES, dtype=i4, shape=())
+        position = Strided(rows, offset=12, stride=RECORD_BYTES, dtype=f4, shape=(3,))
+        return {
+            "label": (Field("label", (), np.dtype("i4")), lambda: label),
+            "position": (Field("position", (3,), np.dtype("f4")), lambda: position),
         }
-        selected = list(fields) if names is None else names
-        for name in selected:
-            if name not in fields:
-                raise FieldNotFound("the file has no such field", file=path, field=name, expected=list(fields))
-        layouts = group_interleaved({name: layouts[name] for name in selected})
-        return Index({name: fields[name] for name in selected}, [FileIndex(path, rows, layouts)])
 
     POINTS = Format(index, suffixes=(".points",), magic=((0, MAGIC),), remote=True)
 
@@ -39,13 +34,17 @@ by name, in directories too, and passes keyword options (here ``byteorder=``) to
 
 Rules
 -----
-- ``names`` are the selected fields; None: all. Raise `FieldNotFound` for an unknown one; `near_matches` lists similar
-  names. Raise `FormatError` for a file that is damaged. Both name the file.
-- Each field has a layout with as many rows as the file. `Strided`: rows at even distances. `group_interleaved`: joins
-  strided fields of the same records, so that one read serves them all. `Transposed`: the sample axis is not the first.
-  `Chunked`: compressed chunks. `MemoryRows`: few rows, in the index itself. `LibraryRows`: subclass it for rows that
-  only the library of the format can read. `jagged_columns`: samples of variable length, over layouts of their
-  elements. `Layout`: the base class, for anything else that has byte ranges.
+- Layouts are made for chosen fields alone, and strided ones of the same records are read together. Return a
+  `Catalogue` in place of the dict for a word such as "column" in messages, for fields that are read only if they are
+  named (``listed``), or for one table of all chosen fields. Raise `FormatError`, which names the file, for one that is
+  damaged.
+- A reader of the form ``index(path, names=None, **options) -> Index`` chooses among the fields itself: it raises
+  `FieldNotFound` for an unknown one, for which `near_matches` lists similar names.
+- Each field has a layout with as many rows as the file. `Strided`: rows at even distances. `Transposed`: the sample
+  axis is not the first. `Chunked`: compressed chunks. `ByteRangeBlocks`: blocks of records that are decoded as one,
+  each a byte range. `MemoryRows`: few rows, in the index itself. `LibraryRows`: subclass it for rows that only the
+  library of the format can read. `jagged_columns`: samples of variable length, over layouts of their elements.
+  `Layout`: the base class, for anything else that has byte ranges.
 - ``convert`` of a layout maps stored numbers to those of the field: a function ``(stored, out)`` of a module, or an
   object that can be pickled. An index is broadcast to all ranks, so everything in it must be immutable and picklable.
 - ``index=`` of `open_dataset` stores an index for later jobs, and runs nothing that a file names. A layout class of
@@ -75,6 +74,7 @@ from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
+from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.jagged import Content, Jagged, jagged_columns
 from matex_data.index.library import LibraryRows, MemoryRows
@@ -84,12 +84,15 @@ from matex_data.index.scatter import Convert, scatter
 from matex_data.index.strided import Strided
 from matex_data.index.table import Column, Table
 from matex_data.index.transposed import Transposed
+from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.formats import Format, Reader
 from matex_data.storage.files import open_binary, read_bytes, size_of
 from matex_data.storage.trust import Trust
 
 __all__ = [
+    "ByteRangeBlocks",
+    "Catalogue",
     "ChunkCache",
     "Chunked",
     "Codec",

@@ -10,21 +10,23 @@ import ast
 import re
 import struct
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from math import prod
-from typing import IO, Any
+from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.fields import Field, Schema
+from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
+from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.whole_file import CompressedFileRows, max_decompressed, read_to_end
 from matex_data.storage.files import is_of_system, open_binary, open_zip, size_of, size_of_open
@@ -42,7 +44,6 @@ _PARSING = Lock()  # until Python 3.12.1, two threads that parse at once may fai
 
 def index(
     path: str,
-    names: Sequence[str] | None = None,
     *,
     field: str = "data",
     dtype: Any = None,
@@ -50,12 +51,11 @@ def index(
     offset: int = 0,
     verify: bool = True,
     sample: str | None = None,
-) -> Index:
+) -> Catalogue:
     """Index an .npy file, the arrays in an .npz file, or a raw binary file.
 
     Parameters
     ----------
-    names : selected arrays of an .npz file; None: all that have a first axis.
     field : name of the only field of an .npy or raw file.
     dtype, shape : of one sample of a raw binary file, for example ``">f4"`` and ``(64, 64)``.
     offset : bytes before the first sample of a raw binary file.
@@ -66,21 +66,23 @@ def index(
 
     Raises
     ------
-    FieldNotFound : there is no such array.
     FormatError : the file is damaged, holds Python objects, or is raw and ``dtype`` is missing.
     """
-    array, numbers = None, set[str]() if sample == FILE else None
+    array, whole = None, sample == FILE
     with open_binary(path) as file:
         head = file.read(8)
         if head.startswith(NUMPY_MAGIC) and dtype is None:
             file.seek(0)
             array = read_header(file, path, None, size_of_open(file))
     if dtype is not None:
-        fields, layouts = _single_field(path, names, field, _raw_array(path, dtype, tuple(shape), offset))
-    elif array is not None:
-        fields, layouts = _single_field(path, names, field, array, numbers)
+        array = _raw_array(path, dtype, tuple(shape), offset)
+    if array is not None:
+        rows = _as_row(array) if whole else array
+        check_shape(path, None, rows.shape, rows.dtype)
+        entries: dict[str, Entry] = {field: (rows.field(field), rows.layout)}
+        listed, numbers = [field], set[str]() if array.shape else {field}
     elif head.startswith((ZIP_MAGIC, EMPTY_ZIP_MAGIC)):
-        fields, layouts = _members(path, names, verify, numbers)
+        entries, listed, numbers = _members(path, whole, verify)
     else:
         raise FormatError(
             "the file is no NumPy array",
@@ -88,9 +90,8 @@ def index(
             expected=f"{NUMPY_MAGIC!r} (.npy) or {ZIP_MAGIC!r} (.npz) at the start, or dtype= and shape= of a raw file",
             found=repr(head),
         )
-    if numbers is not None:
-        return whole_file(path, fields, layouts, numbers)
-    return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
+    finish = partial(_as_sample, path, numbers) if whole else None
+    return Catalogue.of(path, entries, "array", listed, finish)
 
 
 @dataclass(frozen=True)
@@ -129,25 +130,6 @@ class StoredArray:
         order = tuple(reversed(range(len(row))))
         step = prod(self.shape[:-1]) * self.dtype.itemsize
         return Transposed(rows, self.offset, tuple(reversed(row)), (), step, self.dtype, order, convert)
-
-
-def _single_field(
-    path: str, names: Sequence[str] | None, name: str, array: StoredArray, numbers: set[str] | None = None
-) -> tuple[dict[str, Field], dict[str, Layout]]:
-    if names is not None and list(names) != [name]:
-        other = next(n for n in names if n != name)
-        raise FieldNotFound("the file has no such field", file=path, field=other, expected=f"{name!r}, its only one")
-    array = _with_axis(array, name, numbers)
-    check_shape(path, None, array.shape, array.dtype)
-    return {name: array.field(name)}, {name: array.layout()}
-
-
-def _with_axis(array: StoredArray, name: str, numbers: set[str] | None) -> StoredArray:
-    """Return a single number as a row; ``numbers`` collects the names of such arrays, unless it is None."""
-    if array.shape or numbers is None:
-        return array
-    numbers.add(name)
-    return replace(array, shape=(1,))
 
 
 def _raw_array(path: str, dtype: Any, shape: tuple[int, ...], offset: int) -> StoredArray:
@@ -250,42 +232,55 @@ def _parse_header(text: str) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     return np.lib.format.descr_to_dtype(header["descr"]), tuple(int(n) for n in shape), fortran
 
 
-def _members(
-    path: str, names: Sequence[str] | None, verify: bool, numbers: set[str] | None
-) -> tuple[dict[str, Field], dict[str, Layout]]:
-    """Return the fields of an .npz file and their layouts; see `_with_axis` for ``numbers``."""
-    fields: dict[str, Field] = {}
-    layouts: dict[str, Layout] = {}
+def _members(path: str, whole: bool, verify: bool) -> tuple[dict[str, Entry], list[str], set[str]]:
+    """Return the arrays of an .npz file, the names of those to read, damaged ones among them, and of single numbers.
+
+    Parameters
+    ----------
+    whole : the file is one sample, so that single numbers are fields as well.
+    """
+    entries: dict[str, Entry] = {}
+    listed: list[str] = []
+    numbers: set[str] = set()
+    with _zip_errors(path), open_binary(path) as file, open_zip(file) as archive:
+        for info in archive.infolist():
+            name = info.filename.removesuffix(".npy")
+            if info.is_dir():
+                continue
+            try:
+                array = _member_array(archive, path, name, info)
+            except DataError as error:
+                entries[name] = error
+                listed.append(name)
+                continue
+            if not array.shape:
+                numbers.add(name)
+            if array.shape or whole:
+                layout = partial(_member_layout, path, info, array, verify)
+                entries[name] = _as_row(array).field(name), layout
+                listed.append(name)
+            else:
+                entries[name] = FormatError("the array has no sample axis", file=path, field=name, found="one number")
+    if not listed:
+        raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found="none")
+    return entries, listed, numbers
+
+
+@contextmanager
+def _zip_errors(path: str) -> Iterator[None]:
+    """Raise ``FormatError`` for what ``zipfile`` raises on a damaged file."""
     try:
-        with open_binary(path) as file, open_zip(file) as archive:
-            members = {info.filename.removesuffix(".npy"): info for info in archive.infolist() if not info.is_dir()}
-            for name in _selected(path, names, members):
-                array = _with_axis(_member_array(archive, path, name, members[name], verify), name, numbers)
-                if array.shape:
-                    fields[name], layouts[name] = array.field(name), _member_layout(file, path, members[name], array)
-                elif names is not None:
-                    raise FormatError("the array has no sample axis", file=path, field=name, found="one number")
+        yield
     except (DataError, MemoryError):
         raise
-    except Exception as error:  # zipfile raises many kinds on a damaged file
+    except Exception as error:  # of many kinds
         if is_of_system(error):
             raise
         raise FormatError("the file is a damaged zip file", file=path, found=error, remedy=RESTORE) from error
-    if not fields:
-        raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found="none")
-    return fields, layouts
 
 
-def _selected(path: str, names: Sequence[str] | None, members: dict[str, zipfile.ZipInfo]) -> list[str]:
-    for name in names or ():
-        if name not in members:
-            near = near_matches(name, members)
-            raise FieldNotFound("the file has no such array", file=path, field=name, expected=f"one of {near}")
-    return list(members) if names is None else list(names)
-
-
-def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.ZipInfo, verify: bool) -> StoredArray:
-    """Read the header of a member, and verify the checksum of an uncompressed one: no rank reads all of it later."""
+def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.ZipInfo) -> StoredArray:
+    """Read the header of a member."""
     limit = info.compress_size
     if info.compress_type == zipfile.ZIP_DEFLATED:
         limit = max_decompressed(limit)
@@ -301,26 +296,49 @@ def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.
             remedy=RESTORE,
         )
     with archive.open(info) as member:
-        array = read_header(member, path, name, info.file_size)
-        if verify and info.compress_type == zipfile.ZIP_STORED:
-            try:
-                read_to_end(member)
-            except (zipfile.BadZipFile, EOFError) as error:
-                raise DecodeError(
-                    "the stored array is damaged", file=path, field=name, found=error, remedy=RESTORE
-                ) from error
-    return array
+        return read_header(member, path, name, info.file_size)
 
 
-def _member_layout(file: IO[bytes], path: str, info: zipfile.ZipInfo, array: StoredArray) -> Layout:
-    """Return the layout of a member: a byte range of the zip file, unless it is compressed."""
+def _member_layout(path: str, info: zipfile.ZipInfo, array: StoredArray, verify: bool) -> Layout:
+    """Return the layout of a member: a byte range of the zip file, unless it is compressed.
+
+    Parameters
+    ----------
+    verify : compare the checksum of an uncompressed member, since no rank reads all of it later.
+    """
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        return CompressedFileRows(path, info.filename, array.shape, array.dtype, array.offset, array.fortran)
-    file.seek(info.header_offset)
-    local = file.read(30)
-    if len(local) < 30 or not local.startswith(ZIP_MAGIC):
-        raise FormatError("the file is a damaged zip file", file=path, byte=info.header_offset, found=repr(local[:4]))
-    start = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
-    if start + array.end > size_of_open(file):
-        raise FormatError("the file is a damaged zip file", file=path, field=info.filename, found="it ends early")
-    return StoredArray(array.dtype, array.shape, array.fortran, start + array.offset).layout()
+        shape = array.shape or (1,)
+        return CompressedFileRows(path, info.filename, shape, array.dtype, array.offset, array.fortran)
+    with _zip_errors(path), open_binary(path) as file:
+        file.seek(info.header_offset)
+        local = file.read(30)
+        if len(local) < 30 or not local.startswith(ZIP_MAGIC):
+            problem, found = "the file is a damaged zip file", repr(local[:4])
+            raise FormatError(problem, file=path, byte=info.header_offset, found=found)
+        start = info.header_offset + 30 + sum(struct.unpack("<HH", local[26:30]))
+        if start + array.end > size_of_open(file):
+            raise FormatError("the file is a damaged zip file", file=path, field=info.filename, found="it ends early")
+        if verify:
+            _verify(file, path, info)
+    return _as_row(replace(array, offset=start + array.offset)).layout()
+
+
+def _verify(file: BinaryIO, path: str, info: zipfile.ZipInfo) -> None:
+    """Raise ``DecodeError`` unless a member has its checksum."""
+    try:
+        file.seek(0)
+        with open_zip(file) as archive, archive.open(info) as member:
+            read_to_end(member)
+    except (zipfile.BadZipFile, EOFError) as error:
+        name = info.filename.removesuffix(".npy")
+        raise DecodeError("the stored array is damaged", file=path, field=name, found=error, remedy=RESTORE) from error
+
+
+def _as_row(array: StoredArray) -> StoredArray:
+    """Return a single number as a row; other arrays as they are."""
+    return array if array.shape else replace(array, shape=(1,))
+
+
+def _as_sample(path: str, numbers: Collection[str], fields: Schema, layouts: Mapping[str, Layout]) -> Index:
+    """Return the index of a file that is a sample; ``numbers`` names the fields without an axis."""
+    return whole_file(path, fields, layouts, [name for name in fields if name in numbers])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, NoReturn
 
 import numpy as np
@@ -11,16 +12,16 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DataError, FieldNotFound, FormatError
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.index.interleaved import group_interleaved
 from matex_data.index.library import LibraryRows, MemoryRows
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
 from matex_data.readers import pickles
+from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.kept import kept
-from matex_data.readers.subsets import is_in_subset
+from matex_data.readers.subsets import of_subset
 from matex_data.storage.files import is_of_system, open_binary, read_bytes, size_of
 
 IMAGE_SHAPE = (3, 32, 32)  # as stored: one plane per colour
@@ -32,32 +33,27 @@ BYTE = np.dtype(np.uint8)
 BLOCK_ROWS = 64
 
 
-def index(path: str, names: Sequence[str] | None = None, *, subset: str | None = None) -> Index:
+def index(path: str, *, subset: str | None = None) -> Catalogue:
     """Index a file of CIFAR-10 (fields "image", "label") or CIFAR-100 ("image", "coarse_label", "fine_label").
 
     Images are uint8 of shape (32, 32, 3), labels uint8.
 
     Parameters
     ----------
-    names : selected fields; None: all.
     subset : "train" or "test"; files of the other subset have no samples. None: both.
 
     Raises
     ------
-    FieldNotFound : there is no such field.
     FormatError : the file is not a CIFAR file.
     """
     with open_binary(path) as file:
         pickled = file.read(1) == b"\x80" and not path.lower().endswith(".bin")
     layouts = _pickled_layouts(path) if pickled else _binary_layouts(path)
-    fields = {name: Field(name, (32, 32, 3) if name == "image" else (), BYTE) for name in layouts}
-    for name in names or ():
-        if name not in fields:
-            raise FieldNotFound("the file has no such field", file=path, field=name, expected=f"one of {list(fields)}")
-    selected = list(fields) if names is None else list(names)
-    rows = layouts["image"].rows
-    file_index = FileIndex(path, rows, group_interleaved({name: layouts[name] for name in selected}))
-    return Index({name: fields[name] for name in selected}, [file_index] if is_in_subset(path, subset) else [])
+    entries = {
+        name: (Field(name, (32, 32, 3) if name == "image" else (), BYTE), partial(layouts.__getitem__, name))
+        for name in layouts
+    }
+    return Catalogue.of(path, entries, finish=of_subset(path, subset))
 
 
 def _binary_layouts(path: str) -> dict[str, Layout]:

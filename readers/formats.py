@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.index.model import Index
 
 GROUP = "matex_data.readers"
 
-Reader = Callable[..., Index]
-"""Function ``index(path, names, **options) -> Index``; see `matex_data.abc`."""
+Reader = Callable[..., Any]
+"""Function ``index(path, **options)``, or ``index(path, names, **options) -> Index``; see `matex_data.abc`."""
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,9 @@ class Format:
 
     Parameters
     ----------
-    reader : function ``index(path, names=None, **options) -> Index``, or its address ``"package.module:function"``,
-        which is imported when the first file of the format is opened.
+    reader : function ``index(path, **options)`` that returns what it finds, or ``index(path, names=None, **options)``
+        that returns the `Index` of the named fields; or its address ``"package.module:function"``, which is imported
+        when the first file of the format is opened.
     suffixes : lower-case ends of file names, for example ``(".h5", ".csv.gz")``.
     magic : pairs of a byte offset and the bytes that files of the format have there.
     text : regular expression that the begin of a text of this format matches, decompressed if need be.
@@ -47,13 +47,13 @@ class Format:
         whole, which the reader then gets as its path. None: the files of a directory are opened one by one.
     verified : the reader raises ``FormatError`` for every file without the magic bytes, unless options say otherwise.
         More files of this suffix then need no look at their first bytes before the reader opens them.
-    stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
     concurrent : threads may index several files at the same time, and do not wait for a lock of the format's library.
-    partitioned : folders of the form ``name=value``, below what the user names, are fields of their files.
-    takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
-        is given for all files of a data set but the first one.
     takes_trust : the reader has the parameter ``trust``, a `matex_data.abc.Trust`, which it asks before it looks at
         another file that its file names. Users give ``trusted=`` to `open_dataset`; ``trust`` is no option.
+    kind : function ``(path, head, options) -> str | None``, or its address, which says of a file that may be of this
+        format by its first bytes or its name which format it is of: this one, or a more special one. Without magic
+        bytes and a text, it is asked of each file that no other format knows, and returns None for one that it knows
+        neither. None: a file that may be of this format is.
     samples : values of its option ``sample``, of readers that have one: what a sample is, such as ("particle",
         "iteration"). Of any format, ``sample="file"`` makes a file a sample; a reader that has "file" among these does
         so itself, as for files whose arrays differ in length.
@@ -77,13 +77,16 @@ class Format:
     extra: str | None = None
     folder: str | Callable[[str], bool] | None = None
     verified: bool = False
-    stamped: bool = True
     concurrent: bool = False
-    partitioned: bool = False
-    takes_static: bool = False
     takes_trust: bool = False
+    kind: str | Callable[..., str | None] | None = None
     samples: tuple[str, ...] = ()
     remote: bool = False
+
+    @property
+    def guessed(self) -> bool:
+        """Return whether nothing tells a file of this format but its ``kind``."""
+        return self.kind is not None and not self.magic and self.text is None
 
     def matches_name(self, path: str) -> bool:
         """Return whether the file has a name of this format.
@@ -131,6 +134,23 @@ class Format:
         return any(Path(path.lower()).match(name) for name in self.sidecars)
 
 
+@dataclass(frozen=True)
+class KnownFormat(Format):
+    """Format with what concerns the engine alone, as formats of this package have it.
+
+    Parameters
+    ----------
+    stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
+    partitioned : folders of the form ``name=value``, below what the user names, are fields of their files.
+    takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
+        is given for all files of a data set but the first one.
+    """
+
+    stamped: bool = True
+    partitioned: bool = False
+    takes_static: bool = False
+
+
 HDF5_MAGIC = tuple((offset, b"\x89HDF\r\n\x1a\n") for offset in (0, 512, 1024, 2048))
 CDF_MAGIC = ((0, b"CDF\x01"), (0, b"CDF\x02"), (0, b"CDF\x05"))
 NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf", ".netcdf", ".nc.gz")
@@ -154,22 +174,23 @@ ZARR_BEGIN = (  # of a zip file by its first member that is no folder, or of ref
 IDX_NAMES = tuple(f"*[-.]idx[1-9]-*byte{end}" for end in ("", ".gz"))
 CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100-*/test")
 
-FORMATS: dict[str, Format] = {
-    "matlab": Format(
+FORMATS: dict[str, KnownFormat] = {
+    "matlab": KnownFormat(
         "matex_data.readers.matlab:index",
         suffixes=(".mat",),
         magic=((0, b"MATLAB 5.0 MAT-file"),),  # version 4 has none, version 7.3 is HDF5
         extra="matex_data[matlab]",
         samples=("file",),
     ),
-    "hdf5": Format(
+    "hdf5": KnownFormat(
         "matex_data.readers.hdf5.reader:index",
         suffixes=(".h5", ".hdf5", ".hdf", ".he5", ".nxs", ".mat"),
         magic=HDF5_MAGIC,
+        kind="matex_data.readers.hdf5.kinds:kind_of",
         takes_trust=True,
         samples=("file", "group"),
     ),
-    "netcdf": Format(
+    "netcdf": KnownFormat(
         "matex_data.readers.netcdf.reader:index",
         suffixes=NETCDF_SUFFIXES,
         magic=(*CDF_MAGIC, *HDF5_MAGIC),
@@ -177,16 +198,17 @@ FORMATS: dict[str, Format] = {
         takes_static=True,
         takes_trust=True,
     ),
-    "openpmd": Format(  # HDF5 files with a mark
+    "openpmd": KnownFormat(  # HDF5 files with a mark
         "matex_data.readers.openpmd.reader:index", takes_trust=True, samples=("particle", "iteration")
     ),
-    "csv": Format(
+    "csv": KnownFormat(
         "matex_data.readers.csv.reader:index",
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
+        kind="matex_data.readers.csv.kinds:kind_of",
         collective_reader="matex_data.readers.csv.reader:index_collectively",
         extra="matex_data[csv]",
     ),
-    "parquet": Format(
+    "parquet": KnownFormat(
         "matex_data.readers.parquet.reader:index",
         suffixes=(".parquet", ".parq", ".pq"),
         magic=((0, b"PAR1"),),
@@ -195,7 +217,7 @@ FORMATS: dict[str, Format] = {
         verified=True,
         partitioned=True,
     ),
-    "arrow": Format(
+    "arrow": KnownFormat(
         "matex_data.readers.parquet.ipc:index",
         suffixes=(".arrow", ".feather", ".ipc", ".arrows"),
         magic=((0, b"ARROW1\0\0"),),
@@ -204,20 +226,20 @@ FORMATS: dict[str, Format] = {
         verified=True,
         partitioned=True,
     ),
-    "jsonl": Format(
+    "jsonl": KnownFormat(
         "matex_data.readers.json_lines:index",
         suffixes=tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED),
         extra="matex_data[csv]",
         concurrent=True,
         partitioned=True,
     ),
-    "tfrecord": Format(
+    "tfrecord": KnownFormat(
         "matex_data.readers.tfrecord:index",
         suffixes=tuple(f".{kind}{end}" for kind in ("tfrecord", "tfrecords", "tfrec") for end in COMPRESSED),
         extra="matex_data[tfrecord]",
         concurrent=True,
     ),
-    "zarr": Format(
+    "zarr": KnownFormat(
         "matex_data.readers.zarr.reader:index",
         suffixes=(".zarr", ".zarr.zip"),
         text=ZARR_BEGIN,
@@ -226,42 +248,46 @@ FORMATS: dict[str, Format] = {
         takes_static=True,
         takes_trust=True,
     ),
-    "xyz": Format("matex_data.readers.atoms.xyz:index", suffixes=(".xyz", ".extxyz"), extra="matex_data[atoms]"),
-    "traj": Format(
+    "xyz": KnownFormat(
+        "matex_data.readers.atoms.xyz:index",
+        suffixes=tuple(f".{kind}{end}" for kind in ("xyz", "extxyz") for end in COMPRESSED),
+        extra="matex_data[atoms]",
+    ),
+    "traj": KnownFormat(
         "matex_data.readers.atoms.trajectory:index",
         suffixes=(".traj",),
         magic=((0, b"- of UlmASE-Trajectory"),),
         extra="matex_data[atoms]",
     ),
-    "root": Format(
+    "root": KnownFormat(
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),
         magic=((0, b"root\0"),),  # the version follows, less than 2**24
         verified=True,
         extra="matex_data[particles]",
     ),
-    "lhe": Format(
+    "lhe": KnownFormat(
         "matex_data.readers.event_text.lhe:index",
         suffixes=tuple(f".lhe{end}" for end in COMPRESSED),
         text=rb"(?:\xef\xbb\xbf)?\s*<(?s:.*?)(?<=<)LesHouchesEvents[\s>]",
         collective_reader="matex_data.readers.event_text.lhe:index_collectively",
         extra="matex_data[particles]",
     ),
-    "hepmc": Format(
+    "hepmc": KnownFormat(
         "matex_data.readers.event_text.hepmc:index",
         suffixes=tuple(f".{kind}{end}" for kind in ("hepmc", "hepmc2", "hepmc3") for end in COMPRESSED),
         text=rb"\s*HepMC::",
         collective_reader="matex_data.readers.event_text.hepmc:index_collectively",
         extra="matex_data[particles]",
     ),
-    "tar": Format(
+    "tar": KnownFormat(
         "matex_data.readers.images.tar.reader:index",
         suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz", ".tbz2", ".txz", ".tzst"),
         magic=((257, b"ustar"),),
         text=rb"(?s).{257}ustar",  # of what is compressed
         concurrent=True,
     ),
-    "npy": Format(
+    "npy": KnownFormat(
         "matex_data.readers.arrays:index",
         suffixes=(".npy",),
         magic=((0, b"\x93NUMPY"),),
@@ -269,20 +295,21 @@ FORMATS: dict[str, Format] = {
         concurrent=True,
         samples=("file",),
     ),
-    "npz": Format("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True, samples=("file",)),
-    "raw": Format("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True, samples=("file",)),
-    "idx": Format(
+    "npz": KnownFormat("matex_data.readers.arrays:index", suffixes=(".npz",), concurrent=True, samples=("file",)),
+    "raw": KnownFormat("matex_data.readers.arrays:index", suffixes=(".raw",), concurrent=True, samples=("file",)),
+    "idx": KnownFormat(
         "matex_data.readers.idx:index",
         suffixes=(".idx", ".idx.gz"),
         names=IDX_NAMES,
         sidecars=("*labels[-.]idx1-*",),
         concurrent=True,
     ),
-    "images": Format(
+    "images": KnownFormat(
         "matex_data.readers.images.reader:index",
         suffixes=IMAGE_SUFFIXES,
         magic=IMAGE_MAGIC,
         text=BMP_BEGIN,
+        kind="matex_data.readers.fits.kinds:kind_of",
         collective_reader="matex_data.readers.images.reader:index_collectively",
         extra="matex_data[images]",
         folder="matex_data.readers.images.folders.probing:is_image_folder",
@@ -290,14 +317,16 @@ FORMATS: dict[str, Format] = {
         takes_trust=True,
         samples=("file",),
     ),
-    "fits": Format(  # FITS files that begin with a table, a spectrum or a cube, and those that are compressed
+    "fits": KnownFormat(  # FITS files that begin with a table, a spectrum or a cube, and those that are compressed
         "matex_data.readers.fits.reader:index",
         suffixes=tuple(f"{kind}{end}" for kind in (".fits", ".fit", ".fts") for end in (".gz", ".fz")),
         text=rb"SIMPLE  = {20}T",
         concurrent=True,
         samples=("file",),
     ),
-    "cifar": Format("matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))),
+    "cifar": KnownFormat(
+        "matex_data.readers.cifar:index", names=(*CIFAR_NAMES, *(f"{name}.bin" for name in CIFAR_NAMES))
+    ),
 }
 """Built-in formats by name. They take precedence over those of other packages."""
 
@@ -325,7 +354,7 @@ def _plugin_formats() -> Mapping[str, Format]:
     return found
 
 
-def format_named(name: str) -> Format:
+def format_named(name: str) -> KnownFormat:
     """Return the format of that name.
 
     Raises
@@ -335,7 +364,7 @@ def format_named(name: str) -> Format:
     if name in FORMATS:
         return FORMATS[name]
     for entry in entry_points(group=GROUP, name=name):
-        return _load(entry)
+        return KnownFormat(**vars(_load(entry)))
     raise FormatError(
         "there is no reader of that format", expected=f"one of {near_matches(name, known_formats())}", found=repr(name)
     )

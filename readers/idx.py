@@ -6,9 +6,9 @@ import gzip
 import re
 import struct
 import zlib
-from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,15 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.library import MemoryRows
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.arrays import check_shape
+from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import Decoding
-from matex_data.readers.subsets import is_in_subset
+from matex_data.readers.subsets import of_subset
 from matex_data.readers.whole_file import CompressedFileRows, max_decompressed
 from matex_data.storage.files import exists, is_of_system, open_binary, read_into, size_of_open
 
@@ -32,7 +33,7 @@ GZIP_MAGIC = b"\x1f\x8b"
 MAX_LABEL_BYTES = 64 << 20  # that the index carries
 
 
-def index(path: str, names: Sequence[str] | None = None, *, subset: str | None = None) -> Index:
+def index(path: str, *, subset: str | None = None) -> Catalogue:
     """Index an IDX file. An image file comes with the labels in the file beside it, if there is one.
 
     The field is "image" in a file with "images" in its name, "label" in one with "labels", else "data". The labels of
@@ -40,29 +41,23 @@ def index(path: str, names: Sequence[str] | None = None, *, subset: str | None =
 
     Parameters
     ----------
-    names : selected fields; None: all.
     subset : "train" or "test" (also named t10k); files of the other subset have no samples. None: both.
 
     Raises
     ------
-    FieldNotFound : there is no such field.
     FormatError : the file is no IDX file, is damaged, or has another number of labels than of images.
     """
     array = _read_header(path)
     name = next((kind for kind in ("image", "label") if f"{kind}s" in Path(path).name.lower()), "data")
-    fields = {name: array.field(name)}
-    layouts: dict[str, Layout] = {name: array.layout()}
-    label_path = _label_file(path) if name == "image" and (names is None or "label" in names) else None
+    entries: dict[str, Entry] = {name: (array.field(name), array.layout)}
+    label_path = _label_file(path) if name == "image" else None
     if label_path is not None:
-        labels = _read_header(label_path)
-        fields["label"], layouts["label"] = labels.field("label"), _label_rows(labels, array.shape[0], path)
-    for requested in names or ():
-        if requested not in fields:
-            expected = f"one of {list(fields)}"
-            raise FieldNotFound("the file has no such field", file=path, field=requested, expected=expected)
-    selected = list(fields) if names is None else list(names)
-    files = [FileIndex(path, array.shape[0], {n: layouts[n] for n in selected})] if is_in_subset(path, subset) else []
-    return Index({n: fields[n] for n in selected}, files)
+        try:
+            labels = _read_header(label_path)
+            entries["label"] = labels.field("label"), partial(_label_rows, labels, array.shape[0], path)
+        except DataError as error:
+            entries["label"] = error
+    return Catalogue.of(path, entries, finish=of_subset(path, subset))
 
 
 @dataclass(frozen=True)

@@ -20,10 +20,10 @@ from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.index.decoded import Selection
-from matex_data.index.model import FileIndex, Index, ReadRequest
-from matex_data.index.table import Column
+from matex_data.index.model import Index, ReadRequest
+from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.columns import choose
+from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of
 from matex_data.readers.parquet.values import Values
 from matex_data.readers.unpacked import content, of_content
 from matex_data.storage.files import open_binary
@@ -35,17 +35,17 @@ INFERRED = 64  # blocks, evenly over the file, from which the types follow
 RATIO = 2.0  # bytes in memory for each byte of a text, about
 
 
-def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, Any] | None = None) -> Index:
+def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     """Index a file of JSON Lines. It is read once: for the ends of its lines, and some blocks for the types.
+
+    The fields are the members of the objects, those of inner ones as ``outer.inner``.
 
     Parameters
     ----------
-    names : members of the objects, those of inner ones as ``outer.inner``; None: all.
     dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``.
 
     Raises
     ------
-    FieldNotFound : there is no member of that name.
     FormatError : the file is damaged, or a member cannot be read.
     """
     try:
@@ -56,14 +56,15 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     schema, missing = types.result(dtype or {})
-    chosen = choose(path, schema, names, dtype or {})
-    members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
-    columns = {member.column for member in members.values()}
-    wanted = pa.schema([field for field in schema if field.name in columns])
-    table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
-    fields = {name: member.field for name, member in members.items()}
-    columns_of = of_content(path, stored, table)
-    return Index(fields, [FileIndex(path, table.rows, {name: Column(columns_of, name) for name in fields})])
+
+    def make(chosen: Chosen) -> Index:
+        members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
+        columns = {member.column for member in members.values()}
+        wanted = pa.schema([field for field in schema if field.name in columns])
+        table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
+        return file_of_table(path, fields_of(members), of_content(path, stored, table))
+
+    return columns_of(path, schema, dtype or {}, make)
 
 
 def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Integers, Integers]:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -12,11 +13,12 @@ import scipy.sparse
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.index.model import FileIndex, Index
+from matex_data.errors import DataError, FormatError
+from matex_data.fields import Schema, is_pattern
+from matex_data.index.model import Index, Layout
 from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, whole_file
-from matex_data.readers import left_out
+from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.decoded_files import DecodedFile, DecodedFileRows, rows_of
 from matex_data.readers.matlab_cells import cell_field, cell_rows, cell_shapes
 from matex_data.readers.matlab_elements import inflated
@@ -45,38 +47,22 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
         stamp = Stamp.of(path)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    variables = () if names is None else tuple(sorted({name.partition("/")[0] for name in names}))
-    file = MatlabFile(path, stamp, sample_axis, variables)
+    some = names is not None and not any(map(is_pattern, names))
+    file = MatlabFile(
+        path, stamp, sample_axis, tuple(sorted({n.partition("/")[0] for n in names or ()} if some else ()))
+    )
     arrays, unread = file.contents()
-    if names is None:
-        rows = [name for name, array in arrays.items() if len(array) > 1]
-        chosen = list(arrays) if sample == FILE else rows or list(arrays)
-        if unread:
-            left_out.warn(f"{path}: {len(unread)} variables", unread)
-    else:
-        chosen = list(names)
-    for name in chosen:
-        if name in unread:
-            raise FormatError("the variable cannot be read", file=path, field=name, found=unread[name])
-        if name not in arrays:
-            others = MatlabFile(path, stamp, sample_axis).contents()[0]
-            raise FieldNotFound(
-                "the file has no such variable", file=path, field=name, expected=f"one of {near_matches(name, others)}"
-            )
-    lengths = {name: len(arrays[name]) for name in chosen}
-    layouts = {name: _layout(file, name, arrays[name]) for name in chosen}
-    fields = {name: layout.field for name, layout in layouts.items()}
-    if sample == FILE and chosen:
-        return whole_file(path, fields, layouts, [name for name in chosen if arrays[name].shape == (1,)])
-    if len(set(lengths.values())) != 1:
-        raise FormatError(
-            "the variables differ in their number of samples" if lengths else "the file has no variable with samples",
-            file=path,
-            expected="variables of the same length along the axis of the samples",
-            found=lengths or left_out.shown(unread),
-            remedy="select variables with inputs= and targets=, or give the axis of the samples with sample_axis=",
-        )
-    return Index(fields, [FileIndex(path, next(iter(lengths.values())), layouts)])
+    if some and not set(names or ()) <= {*arrays, *unread}:
+        arrays, unread = replace(file, variables=()).contents()
+    layouts = {name: _layout(file, name, array) for name, array in arrays.items()}
+    entries = {name: (layout.field, partial(layouts.__getitem__, name)) for name, layout in layouts.items()}
+    several = [name for name, array in arrays.items() if len(array) > 1]
+
+    def as_sample(fields: Schema, layouts: Mapping[str, Layout]) -> Index:
+        return whole_file(path, fields, layouts, [name for name in fields if arrays[name].shape == (1,)])
+
+    listed, finish = (None, as_sample) if sample == FILE else (several or None, None)
+    return Catalogue.of(path, {**entries, **unread}, "variable", listed, finish).index(names)
 
 
 def _layout(file: MatlabFile, name: str, array: Array) -> DecodedFileRows:

@@ -76,6 +76,16 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
     check_types(given, _hints(function))
 
 
+def takes_names(function: Callable[..., Any]) -> bool:
+    """Return whether a reader chooses the fields itself: its second parameter is their names, or anything."""
+    try:
+        parameters = list(inspect.signature(function).parameters.values())
+    except (TypeError, ValueError):  # not written in Python
+        return True
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return any(p.kind in positional for p in parameters[1:]) or any(p.kind == p.VAR_POSITIONAL for p in parameters)
+
+
 def check_names(format: str, given: Iterable[str], known: Sequence[str]) -> None:
     """Check that the reader has all given options.
 

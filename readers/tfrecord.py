@@ -20,13 +20,14 @@ from google.protobuf.message import DecodeError as ProtobufError
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
-from matex_data.index.model import FileIndex, Index
+from matex_data.index.model import Index
 from matex_data.index.ragged import RaggedArray, copy_rows, nested
 from matex_data.index.scatter import RowIndices
-from matex_data.index.table import Column, Outputs
+from matex_data.index.table import Outputs
+from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.unpacked import content, of_content
 from matex_data.storage.files import open_binary
 
@@ -44,9 +45,7 @@ _KINDS: dict[str, np.dtype[Any]] = {
 }
 
 
-def index(
-    path: str, names: Sequence[str] | None = None, *, shapes: Mapping[str, Sequence[int] | None] | None = None
-) -> Index:
+def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None) -> Catalogue:
     """Index a TFRecord file of ``tf.train.Example``. One rank reads it once, for the lengths of all records.
 
     A file of ``tf.train.SequenceExample`` has the features of its contexts, and its lists of features as ragged fields
@@ -54,14 +53,12 @@ def index(
 
     Parameters
     ----------
-    names : features; None: all.
     shapes : shape of a feature by name, such as ``{"image": (28, 28)}``, in a list of features that of each; None for
         one of variable length. A feature that is not named is a number or a text if all records that were looked at
         have one value, an array if they have equally many, else ragged.
 
     Raises
     ------
-    FieldNotFound : there is no feature of that name.
     FormatError : the file is damaged, or its records are no ``tf.train.Example``.
     """
     try:
@@ -72,15 +69,14 @@ def index(
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
     features = inferred.result()
-    for name in names or ():
-        if name not in features:
-            expected = f"one of {near_matches(name, features)}"
-            raise FieldNotFound("the file has no such feature", file=path, field=name, expected=expected)
-    given = dict(shapes or {})
-    fields = {name: _field(name, features[name], given) for name in (features if names is None else names)}
-    lists = tuple(name for name in fields if features[name].is_list)
-    table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
-    return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
+
+    def make(names: Sequence[str]) -> Index:
+        fields = {name: _field(name, features[name], shapes or {}) for name in names}
+        lists = tuple(name for name in fields if features[name].is_list)
+        table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
+        return file_of_table(path, fields, table)
+
+    return Catalogue(path, features, make, kind="feature")
 
 
 def _field(name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | None]) -> Field:

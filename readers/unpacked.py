@@ -19,7 +19,7 @@ from matex_data.readers.compression import stored_as, unpacked
 from matex_data.readers.kept import kept
 from matex_data.storage.files import open_sequential
 
-ITEM = "the unpacked file"
+ITEM, CONTENT = "the unpacked file", "the decompressed content"
 BLOCK_BYTES = 1 << 20  # of neighbouring rows that are shuffled as one block
 REMEDY = "unpack the file: each rank then reads its own rows alone"
 
@@ -47,6 +47,14 @@ def content(path: str, file: IO[bytes]) -> tuple[IO[bytes], str]:
         raise error.at(path, None) from error
 
 
+def notice_of(path: str, stored: str) -> str:
+    """Return what a user should know about reads of a compressed file."""
+    return (
+        f"files such as {path!r} are stored as {stored}, of which no part can be read alone: "
+        "every rank that needs rows of one unpacks all of it"
+    )
+
+
 @declared
 @dataclass(frozen=True, eq=False)
 class UnpackedFile:
@@ -60,14 +68,6 @@ class UnpackedFile:
 
     path: str
     stored: str
-
-    @property
-    def notice(self) -> str:
-        """Return what a user should know about reads of the file."""
-        return (
-            f"files such as {self.path!r} are stored as {self.stored}, of which no part can be read alone: "
-            "every rank that needs rows of one unpacks all of it"
-        )
 
     def sources(self) -> tuple[str, ...]:
         """Return the path of the file."""
@@ -112,7 +112,10 @@ class UnpackedFile:
                 begin += count
             found = found[:0]
         if request.on_complete is not None:
-            request.on_complete(found)
+            try:
+                request.on_complete(found)
+            except DataError as error:
+                raise error.within(CONTENT) from error
 
 
 def _taken(content: Bytes, offset: Integers, nbytes: Integers) -> Bytes:
@@ -139,7 +142,7 @@ class UnpackedRows(Layout):
 
     @property
     def notice(self) -> str:  # type: ignore[override]
-        return self.file.notice
+        return notice_of(self.file.path, self.file.stored)
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -178,7 +181,7 @@ class UnpackedTable(Table):
 
     @property
     def notice(self) -> str:  # type: ignore[override]
-        return self.file.notice
+        return notice_of(self.file.path, self.file.stored)
 
     @property
     def rows(self) -> int:  # type: ignore[override]

@@ -94,7 +94,6 @@ class FurtherFields:
             )
         return self.opened(self.reshape(index.select([found]))), found
 
-
     def _path(self, name: str) -> str | None:
         """Return the path of the stored index of a field."""
         if self.stored is None:

@@ -316,7 +316,6 @@ def _extremes(argument: Expression, function: np.ufunc, content: Array, counts: 
     return np.where(counts > 0, found, np.nan)
 
 
-
 def _fold(function: np.ufunc, content: Array, counts: Integers, empty: Array) -> Array:
     """Return one value for each sample: of the numbers of each sample by a function, of samples without any ``empty``.
 

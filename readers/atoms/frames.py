@@ -5,7 +5,7 @@ Names and units are those of ASE, https://ase-lib.org/ase/units.html: positions 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
@@ -15,12 +15,14 @@ from ase import Atoms
 from ase.io.extxyz import per_atom_properties
 
 from matex_data._types import Array
-from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import PARTLY_MISSING, Field
 from matex_data.index.converted import missing_value
+from matex_data.index.model import Index
 from matex_data.index.scatter import RowIndices
+from matex_data.index.table import Table
 from matex_data.index.united import united
-from matex_data.readers import left_out
+from matex_data.readers.catalogue import Catalogue, file_of_table
 
 UNITS = {
     **dict.fromkeys(("positions", "cell"), "Angstrom"),
@@ -65,16 +67,15 @@ def _plain(value: Any) -> Array:
     return found.astype(object) if found.dtype.kind == "S" and not found.ndim else found
 
 
-def fields_of(path: str, frames: Sequence[Atoms], names: Sequence[str] | None) -> dict[str, Field]:
-    """Return the fields that any of some frames have; those that others lack are marked.
+def frames_of(path: str, frames: Sequence[Atoms], table: Callable[[Mapping[str, Field]], Table]) -> Catalogue:
+    """Return the catalogue of the fields that any of some frames have; those that others lack are marked.
 
-    Raises
-    ------
-    FieldNotFound : one that is asked for is in none of them.
-    FormatError : frames differ in its type or shape.
+    Parameters
+    ----------
+    table : returns the table of the frames with chosen fields.
     """
     every = [_schema(Values.of(atoms)) for atoms in frames]
-    found: dict[str, Field] = {}
+    known: dict[str, Field] = {}
     unread: dict[str, str] = {}
     for name in dict.fromkeys(name for schema in every for name in schema):
         having = {schema[name]: None for schema in every if name in schema}
@@ -83,22 +84,16 @@ def fields_of(path: str, frames: Sequence[Atoms], names: Sequence[str] | None) -
         if field is None:
             unread[name] = "frames differ in its type or shape: " + ", ".join(one.description for one in having)
         elif all(name in schema for schema in every):
-            found[name] = field
+            known[name] = field
         else:
             kind = np.dtype(np.float64) if field.dtype.kind in "biu" else field.dtype
-            found[name] = replace(field, dtype=kind, attributes={**field.attributes, PARTLY_MISSING: True})
-    if names is None:
-        if unread:
-            left_out.warn(f"{path}: {len(unread)} fields of the frames", unread)
-        return found
-    for name in names:
-        if name in unread:
-            remedy = "leave it out of inputs= and targets="
-            raise FormatError("the field cannot be read", file=path, field=name, found=unread[name], remedy=remedy)
-        if name not in found:
-            expected = f"one of {near_matches(name, found)}"
-            raise FieldNotFound("the frames have no such field", file=path, field=name, expected=expected)
-    return {name: found[name] for name in names}
+            known[name] = replace(field, dtype=kind, attributes={**field.attributes, PARTLY_MISSING: True})
+
+    def make(names: Sequence[str]) -> Index:
+        fields = {name: known[name] for name in names}
+        return file_of_table(path, fields, table(fields))
+
+    return Catalogue(path, known, make, unread)
 
 
 def _schema(values: Values) -> dict[str, Field]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,10 +16,11 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.decoded import DecodedBlocks, Selection
-from matex_data.index.model import EMPTY, FileIndex, Index, ReadRequest
+from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.index.scatter import RowIndices
-from matex_data.index.table import Column, Outputs
-from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
+from matex_data.index.table import Outputs
+from matex_data.readers.atoms.frames import assign, columns_of, frames_of, unreadable
+from matex_data.readers.catalogue import Catalogue
 from matex_data.storage.files import is_of_system, open_binary
 
 BLOCK_ROWS = 16
@@ -27,16 +28,11 @@ LOOKED_AT = 4096  # frames whose properties are compared
 EXAMPLES = 64  # frames with other properties
 
 
-def index(path: str, names: Sequence[str] | None = None) -> Index:
+def index(path: str) -> Catalogue:
     """Index a trajectory. Frames evenly over the file tell the fields; those that other frames lack are missing there.
-
-    Parameters
-    ----------
-    names : see `matex_data.readers.atoms.xyz.index`.
 
     Raises
     ------
-    FieldNotFound : there is no such field.
     FormatError : the file is damaged, or has no frames.
     """
     try:
@@ -47,10 +43,8 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
         if is_of_system(error):
             raise
         raise unreadable(path, error, expected="a trajectory of ASE") from error
-    fields = fields_of(path, frames, names)
     edges = np.append(np.arange(0, rows, BLOCK_ROWS), rows)
-    table = TrajectoryBlocks(path, edges, fields, 64 * len(frames[0]))
-    return Index(fields, [FileIndex(path, rows, {name: Column(table, name) for name in fields})])
+    return frames_of(path, frames, lambda fields: TrajectoryBlocks(path, edges, fields, 64 * len(frames[0])))
 
 
 def _examples(trajectory: Any, rows: int) -> list[int]:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import ase.io
 import numpy as np
@@ -21,10 +21,11 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
-from matex_data.index.model import FileIndex, Index
 from matex_data.index.scatter import RowIndices
-from matex_data.index.table import Column, Outputs
-from matex_data.readers.atoms.frames import assign, columns_of, fields_of, unreadable
+from matex_data.index.table import Outputs
+from matex_data.readers.atoms.frames import assign, columns_of, frames_of, unreadable
+from matex_data.readers.catalogue import Catalogue
+from matex_data.readers.unpacked import content, of_content
 from matex_data.storage.files import open_sequential
 
 BLOCK_BYTES = 64 << 10  # of whole frames
@@ -34,24 +35,22 @@ _COLUMNS = re.compile(rb"Properties=\"?([^\"\s]+)")
 RESTORE = "the file is damaged there: restore it from its source"
 
 
-def index(path: str, names: Sequence[str] | None = None) -> Index:
+def index(path: str) -> Catalogue:
     """Index a file of frames. One rank reads its lines.
 
     The first and the last block tell the fields, and the first frame of each list of properties. Fields that other
     frames lack are missing there: NaN, for each atom, or an empty text.
 
-    Parameters
-    ----------
-    names : "positions", "numbers" and other arrays of the atoms, which are ragged; "cell", "pbc", "energy" and other
-        values of a frame. None: all that those frames have.
+    "positions", "numbers" and other arrays of the atoms are ragged; "cell", "pbc", "energy" and other values are those
+    of a frame.
 
     Raises
     ------
-    FieldNotFound : there is no such field.
     FormatError : the file is truncated, or no XYZ.
     """
     try:
-        with open_sequential(path) as file:
+        with open_sequential(path) as stored_file:
+            file, stored = content(path, stored_file)
             examples: dict[Hashable, tuple[int, int]] = {}
             offset, nbytes, edges = _blocks(path, file, examples)
             frames = []
@@ -65,13 +64,13 @@ def index(path: str, names: Sequence[str] | None = None) -> Index:
         if isinstance(error, DataError):
             raise
         raise unreadable(path, error, expected="frames of extended XYZ") from error
-    fields = fields_of(path, frames, names)
-    table = FrameBlocks(path, edges, offset, nbytes, fields)
-    return Index(fields, [FileIndex(path, table.rows, {name: Column(table, name) for name in fields})])
+    return frames_of(
+        path, frames, lambda fields: of_content(path, stored, FrameBlocks(path, edges, offset, nbytes, fields))
+    )
 
 
 def _blocks(
-    path: str, file: BinaryIO, examples: dict[Hashable, tuple[int, int]]
+    path: str, file: IO[bytes], examples: dict[Hashable, tuple[int, int]]
 ) -> tuple[Integers, Integers, Integers]:
     """Return offset and length of the blocks of frames, and their first rows, with the number of rows.
 

@@ -11,11 +11,12 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
+from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root
 from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
@@ -90,7 +91,6 @@ def index_collectively(
         file.summaries = _summarize_large(file, file.own(columns), checked, ranks)
         if number in own:
             files[number - own.start] = file
-    _warn_of_compression(files, len(paths), ranks)
     _warn_of_samples(files, ranks)
     lacking = [{name: Summary(missing=True) for name in set(columns) - set(file.parser.names)} for file in files]
     found = [file.summaries or {} for file in files]
@@ -397,13 +397,13 @@ def _select_columns(path: str, columns: Sequence[str], names: Sequence[str] | No
     selected = list(columns)
     if options.usecols is not None:
         requested = _used(columns, options)
-        _check_found(path, requested, columns)
+        check_known(path, requested, columns, "column")
         selected = [name for name in columns if name in requested]
     if names is not None:
-        _check_found(path, names, selected)
+        check_known(path, names, selected, "column")
         selected = list(names)
     if isinstance(options.dtype, dict):
-        _check_found(path, options.dtype, columns)
+        check_known(path, options.dtype, columns, "column")
     return selected
 
 
@@ -411,14 +411,6 @@ def _used(columns: Sequence[str], options: Options) -> list[str]:
     """Return the names of ``usecols=``."""
     numbered = dict(enumerate(columns))
     return [one if isinstance(one, str) else numbered.get(one, str(one)) for one in options.usecols or ()]
-
-
-def _check_found(path: str, names: Iterable[str], columns: Sequence[str]) -> None:
-    for name in names:
-        if name not in columns:
-            raise FieldNotFound(
-                "there is no such column", file=path, field=name, expected=f"one of {near_matches(name, columns)}"
-            )
 
 
 def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
@@ -433,20 +425,6 @@ def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
         text = (
             f"the first record of {path!r} ({cells}) is a sample{f', as in {count} files' if count > 1 else ''}: "
             "numbers are no names. header=0 takes it for names, and header=None for a sample without this message"
-        )
-        on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
-
-
-def _warn_of_compression(files: Sequence[_TextFile], total: int, ranks: IndexingRanks) -> None:
-    """Warn, on rank 0, if files have to be unpacked as a whole. *Collective*."""
-    stored = [(file.parser.path, file.stored) for file in files if file.stored]
-    by_rank = ranks.allgather((len(stored), stored[:1]))
-    named = [one for _, some in by_rank for one in some]
-    if named:
-        path, kind = named[0]
-        text = (
-            f"{path!r} is stored as {kind}, of which no part can be read alone: every rank that needs rows of it "
-            f"unpacks all of it ({sum(count for count, _ in by_rank)} of {total} files)"
         )
         on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
 

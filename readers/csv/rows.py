@@ -21,6 +21,7 @@ from matex_data.index.table import Outputs, Table
 from matex_data.readers.compression import plain_text
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.types import ColumnType
+from matex_data.readers.unpacked import notice_of
 
 PARSE_BYTES = 1 << 20  # parsed by one call, about
 
@@ -55,6 +56,10 @@ class CsvRows(Table):
     @property
     def width(self) -> int:  # type: ignore[override]
         return len(self.types)
+
+    @property
+    def notice(self) -> str:  # type: ignore[override]
+        return notice_of(self.parser.path, self.stored) if self.stored else ""
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]

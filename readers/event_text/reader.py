@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import IO, Any, Protocol
@@ -11,15 +10,15 @@ from typing import IO, Any, Protocol
 import numpy as np
 
 from matex_data._types import Bytes
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.index.model import FileIndex, Index
-from matex_data.index.table import Column
+from matex_data.index.model import Index
 from matex_data.index.united import adapted, counted, unite
-from matex_data.readers.collective import IndexingRanks, agreed, on_root
-from matex_data.readers.compression import plain_text, stored_as
-from matex_data.readers.event_text.rows import EventParser, EventRows
+from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.collective import IndexingRanks, agreed
+from matex_data.readers.event_text.rows import EventBlocks, EventParser
 from matex_data.readers.event_text.scan import Events, EventSyntax, scan_file, scan_text
+from matex_data.readers.unpacked import content, of_content
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, size_of_open
 
@@ -96,7 +95,6 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
             raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
         if mine is not None:
             mine.events = events
-    _warn_of_compression(files, len(paths), ranks)
     indexes: list[Index] = agreed(ranks, lambda: [_index(file, names) for file in files])
     if len(paths) == 1:
         return ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]  # type: ignore[no-any-return]
@@ -110,14 +108,12 @@ def _inspect(format: EventFormat, path: str) -> _File:
     try:
         with open_binary(path) as file:
             size = size_of_open(file)
-            stored = stored_as(file.read(16), "utf-8")
-            file.seek(0)
+            plain, stored = content(path, file)
             if not stored and size > SMALL_BYTES:
-                return _File(path, size, stored, format.read_header(path, file), None)
-            text = np.frombuffer(file.read(), np.uint8)
+                return _File(path, size, stored, format.read_header(path, plain), None)
+            text = np.frombuffer(plain.read(), np.uint8)
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
-    text = _unpacked(path, text, stored)
     header = format.read_header(path, io.BytesIO(text.tobytes()))
     events = scan_text(text, header.begin, format.syntax)
     if not events.count:
@@ -134,42 +130,19 @@ def _check_without_events(path: str, text: Bytes, header: Header) -> None:
         raise header_error(path, error.problem, byte=byte, expected=error.expected, found=error.found) from error
 
 
-def _unpacked(path: str, data: Bytes, stored: str) -> Bytes:
-    try:
-        return plain_text(data, stored) if stored else data
-    except DataError as error:
-        raise error.at(path, None) from error
-
-
-def _warn_of_compression(files: Sequence[_File], total: int, ranks: IndexingRanks) -> None:
-    """Warn, on rank 0, if files have to be unpacked as a whole, and are not small. *Collective*."""
-    stored = [file for file in files if file.stored]
-    named = [(file.path, file.stored) for file in stored[:1]]
-    by_rank = ranks.allgather((len(stored), sum(file.size for file in stored), named))
-    if sum(size for _, size, _ in by_rank) > SMALL_BYTES:
-        path, kind = next(one for _, _, of_rank in by_rank for one in of_rank)
-        text = (
-            f"{path!r} is stored as {kind}, of which no part can be read alone: every rank that needs events of it "
-            f"unpacks all of it ({sum(count for count, _, _ in by_rank)} of {total} files)"
-        )
-        on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
-
-
 def _index(file: _File, names: Sequence[str] | None) -> Index:
     """Return the index of a file whose events are known."""
     events = file.events
     assert events is not None
     fields, facts = file.header.schema(file.path, events)
-    selected = list(fields) if names is None else list(names)
-    for name in selected:
-        if name not in fields:
-            expected = f"one of {near_matches(name, fields)}"
-            raise FieldNotFound("the events have no such field", file=file.path, field=name, expected=expected)
-    parser = file.header.parser(selected)
-    rows = EventRows(file.path, parser, len(selected), events.offset, events.first, file.stored, file.size)
-    layouts = {name: Column(rows, name) for name in selected}
-    kept = {name: fact for name, fact in facts.items() if name in selected}
-    return Index({name: fields[name] for name in selected}, [FileIndex(file.path, rows.rows, layouts)], facts=kept)
+
+    def make(selected: Sequence[str]) -> Index:
+        chosen, offset = {name: fields[name] for name in selected}, events.offset
+        rows = EventBlocks(file.path, events.first, offset[:-1], np.diff(offset), chosen, file.header.parser(selected))
+        made = file_of_table(file.path, chosen, of_content(file.path, file.stored, rows))
+        return Index(chosen, made.files, facts={name: fact for name, fact in facts.items() if name in selected})
+
+    return Catalogue(file.path, fields, make).index(names)
 
 
 def header_error(path: str, problem: str, **facts: Any) -> FormatError:

@@ -16,7 +16,7 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
@@ -32,8 +32,8 @@ _ASTROPY_LOCK = Lock()  # threads may index several files
 _UNSIGNED = {(8, -128): "i1", (16, 2**15): "u2", (32, 2**31): "u4", (64, 2**63): "u8"}
 
 
-def array_index(path: str, unit: Unit, field: str, axis: int) -> Index:
-    """Return the index of the samples along an axis of an image.
+def array(path: str, unit: Unit, field: str, axis: int) -> tuple[Field, Layout]:
+    """Return field and layout of the samples along an axis of an image.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ def array_index(path: str, unit: Unit, field: str, axis: int) -> Index:
     FormatError : the image has no such axis, or its header is damaged.
     """
     if unit.cards.get("ZIMAGE"):
-        return _compressed_index(path, unit, field, axis)
+        return _compressed(path, unit, field, axis)
     stored, dtype, convert = _values(path, unit)
     shape = unit.shape
     axis = _checked_axis(path, shape, axis)
@@ -57,11 +57,11 @@ def array_index(path: str, unit: Unit, field: str, axis: int) -> Index:
         step = prod(shape[1:]) * stored.itemsize
         before, after = shape[:axis], shape[axis + 1 :]
         layout = Transposed(shape[axis], unit.begin, before, after, step, stored, tuple(range(len(sample))), convert)
-    return Index({field: Field(field, sample, dtype)}, [FileIndex(path, shape[axis], {field: layout})])
+    return Field(field, sample, dtype), layout
 
 
-def extensions_index(path: str, units: Sequence[Unit], field: str) -> Index:
-    """Return the index of image extensions of one shape and type, each of which is a sample.
+def extensions(path: str, units: Sequence[Unit], field: str) -> tuple[Field, Layout]:
+    """Return field and layout of image extensions of one shape and type, each of which is a sample.
 
     Raises
     ------
@@ -93,7 +93,7 @@ def extensions_index(path: str, units: Sequence[Unit], field: str) -> Index:
         np.zeros((), dtype),
         convert,
     )
-    return Index({field: Field(field, first.shape, dtype)}, [FileIndex(path, count, {field: layout})])
+    return Field(field, first.shape, dtype), layout
 
 
 def _values(path: str, unit: Unit) -> tuple[np.dtype[Any], np.dtype[Any], Convert | None]:
@@ -126,7 +126,7 @@ def _checked_axis(path: str, shape: tuple[int, ...], axis: int) -> int:
     return axis % len(shape)
 
 
-def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
+def _compressed(path: str, unit: Unit, field: str, axis: int) -> tuple[Field, Layout]:
     from astropy.io import fits
 
     try:
@@ -142,8 +142,7 @@ def _compressed_index(path: str, unit: Unit, field: str, axis: int) -> Index:
     sample = (*shape[:axis], *shape[axis + 1 :])
     rows, tile = shape[axis], unit.cards.get(f"ZTILE{len(shape) - axis}", 1)
     block_rows = max(1, min(tile, rows)) if type(tile) is int else 1
-    layout = CompressedImageRows(path, unit.number, rows, block_rows, axis, dtype)
-    return Index({field: Field(field, sample, dtype)}, [FileIndex(path, rows, {field: layout})])
+    return Field(field, sample, dtype), CompressedImageRows(path, unit.number, rows, block_rows, axis, dtype)
 
 
 @declared

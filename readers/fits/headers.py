@@ -12,7 +12,6 @@ from math import prod
 from typing import Any, BinaryIO
 
 from matex_data.errors import FormatError
-from matex_data.storage.files import open_binary
 
 BLOCK = 2880  # bytes, of which headers and data are multiples
 CARD = 80  # bytes
@@ -160,48 +159,3 @@ def _value(text: str) -> Any:
         except ValueError:
             continue
     return word
-
-
-def holds_rows(path: str, head: bytes) -> bool:
-    """Return whether the first data of a FITS file are a table, a spectrum, or an array of more than two axes.
-
-    A header behind the first one that is damaged counts as that of a table, whose reader says what is wrong with it.
-
-    Parameters
-    ----------
-    head : first bytes of the file, which tell the kind of most files.
-    """
-    headers = 0
-    try:
-        for unit in _units_with_data(path, head):
-            headers += 1
-            if unit is not None:
-                return unit.is_table or len(unit.image_shape) == 1 or prod(unit.image_shape[:-2]) > 1
-    except (FormatError, ValueError):
-        return headers > 0
-    except OSError:
-        return False
-    return False
-
-
-def tables_behind(path: str, head: bytes) -> list[str]:
-    """Return names, or numbers, of the tables of a file of which the first data are an image.
-
-    Parameters
-    ----------
-    head : first bytes of the file.
-    """
-    try:
-        found = [unit for unit in _units_with_data(path, head) if unit is not None]
-    except (FormatError, ValueError, OSError):
-        return []  # who reads the image says what is wrong
-    return [unit.name or str(unit.number) for unit in found if unit.is_table]
-
-
-def _units_with_data(path: str, head: bytes) -> Iterator[Unit | None]:
-    """Yield the units of a FITS file; None for one without data or of another kind."""
-    if head.startswith(b"SIMPLE  ="):
-        with open_binary(path) as file:
-            for unit in units(path, file, file.seek(0, 2)):
-                is_data = unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")
-                yield unit if unit.nbytes and is_data else None

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import BinaryIO
 
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.index.model import Index
 from matex_data.index.whole import FILE, files_as_samples
-from matex_data.readers.fits.arrays import array_index, extensions_index
+from matex_data.readers.catalogue import Catalogue
+from matex_data.readers.fits.arrays import array, extensions
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.readers.fits.opening import opened
-from matex_data.readers.fits.tables import table_index
+from matex_data.readers.fits.tables import table_of
 from matex_data.readers.unpacked import unpacked_index
 
 FIELD = "data"  # name of the field of arrays without a name
@@ -19,17 +21,17 @@ FIELD = "data"  # name of the field of arrays without a name
 
 def index(
     path: str,
-    names: Sequence[str] | None = None,
     *,
     hdu: int | str | list[int] | list[str] | None = None,
     sample_axis: int | None = None,
     sample: str | None = None,
-) -> Index:
+) -> Catalogue:
     """Index a table, a cube, or image extensions of a FITS file.
+
+    Columns of a table are its fields. An image has one field, by the name of its extension, else "data".
 
     Parameters
     ----------
-    names : columns of the table; None: all. An image has one field, by the name of its extension, else "data".
     hdu : number or name of the extension, where 0 is the primary one. A list, or a name that several images have: each
         of them is a sample. None: the first one with data.
     sample_axis : axis of an image along which the samples lie, as NumPy counts axes: 0 is the last axis of FITS. None:
@@ -38,20 +40,24 @@ def index(
 
     Raises
     ------
-    FieldNotFound : there is no column or extension of that name.
     FormatError : the file is damaged, or has no such data.
     """
     with opened(path) as (file, stored):
         chosen = _chosen(path, file, hdu)
-        found = _index(path, file, chosen, names, sample_axis, hdu is None)
-    if sample == FILE and not (len(found) == 1 and _is_one(chosen[0], sample_axis, hdu is None)):
-        found = files_as_samples(found)
-    return unpacked_index(found, stored) if stored and not _is_compressed(chosen[0]) else found
+    first, by_default = chosen[0], hdu is None
+    found = _catalogue(path, chosen, sample_axis)
+    is_one = len(chosen) == 1 and _is_one(first, sample_axis, by_default)
+
+    def make(names: Sequence[str]) -> Index:
+        made = found.make(names)
+        made = files_as_samples(made) if is_one or sample == FILE else made
+        return unpacked_index(made, stored) if stored and not _is_compressed(first) else made
+
+    return replace(found, make=make)
 
 
-def _index(
-    path: str, file: BinaryIO, chosen: list[Unit], names: Sequence[str] | None, axis: int | None, by_default: bool
-) -> Index:
+def _catalogue(path: str, chosen: list[Unit], axis: int | None) -> Catalogue:
+    """Return the catalogue of a table, of an image, or of image extensions."""
     first = chosen[0]
     if first.kind not in ("IMAGE", "BINTABLE", "TABLE") or first.cards.get("ZTABLE"):
         raise FormatError(
@@ -62,15 +68,10 @@ def _index(
             remedy="decompress it with funpack" if first.cards.get("ZTABLE") else "choose another one with hdu=",
         )
     if first.is_table and len(chosen) == 1:
-        return table_index(path, file, first, names)
-    field = first.name or FIELD
-    if names is not None and list(names) != [field]:
-        other = next((name for name in names if name != field), field)
-        raise FieldNotFound("the image has no such field", file=path, field=other, expected=f"{field!r}, its only one")
-    if len(chosen) > 1:
-        return extensions_index(path, chosen, field)
-    found = array_index(path, first, field, axis or 0)
-    return files_as_samples(found) if _is_one(first, axis, by_default) else found
+        return table_of(path, first)
+    name = first.name or FIELD
+    field, layout = extensions(path, chosen, name) if len(chosen) > 1 else array(path, first, name, axis or 0)
+    return Catalogue.of(path, {name: (field, lambda: layout)})
 
 
 def _is_one(unit: Unit, axis: int | None, by_default: bool) -> bool:

@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import BinaryIO
 
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.interleaved import group_interleaved
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided
-from matex_data.readers import left_out
+from matex_data.readers.catalogue import Catalogue, file_of_rows
 from matex_data.readers.fits.columns import Bits, FitsColumn, binary_columns, text_columns
 from matex_data.readers.fits.headers import RESTORE, Unit
 from matex_data.readers.fits.heap import heap_rows
+from matex_data.readers.fits.opening import opened
 from matex_data.storage.objects import is_url, read_ranges
 
 READ_BYTES, LEAST_ROWS = 8 << 20, 64  # of an object, of which descriptors are read at once
 GAP_BYTES = 256 << 10  # between the descriptors of two rows that one request reads
 
 
-def table_index(path: str, file: BinaryIO, unit: Unit, names: Sequence[str] | None) -> Index:
-    """Return the index of a table; its rows are the samples.
+def table_of(path: str, unit: Unit) -> Catalogue:
+    """Return the catalogue of the columns of a table; its rows are the samples.
 
     Raises
     ------
-    FieldNotFound : there is no column of that name.
-    FormatError : the header is damaged, or a column cannot be read.
+    FormatError : the header is damaged.
     """
     try:
         columns = (binary_columns if unit.kind == "BINTABLE" else text_columns)(unit)
@@ -44,45 +44,29 @@ def table_index(path: str, file: BinaryIO, unit: Unit, names: Sequence[str] | No
         ) from error
     unread = {column[0]: column[1] for column in columns if isinstance(column, tuple)}
     known = {column.name: column for column in columns if isinstance(column, FitsColumn)}
-    chosen = _chosen(path, known, unread, names)
-    fields: dict[str, Field] = {}
-    layouts: dict[str, Layout] = {}
-    pointers = [column for column in chosen if column.pointer_bytes]
-    pairs = _descriptors(path, file, unit.begin, rows, width, pointers)
-    for column in chosen:
-        fields[column.name] = _field(column)
-        if column.pointer_bytes:
-            end = unit.begin + unit.nbytes
-            begin = unit.begin + heap
-            kind = column.stored, column.dtype, column.convert, column.is_text
-            layouts[column.name] = heap_rows(path, column.name, pairs[column.name], begin, max(0, end - begin), *kind)
-        else:
-            begin = unit.begin + column.offset
-            layouts[column.name] = Strided(rows, begin, width, column.stored, column.shape, convert=column.convert)
-    return Index(fields, [FileIndex(path, rows, group_interleaved(layouts))])
+
+    def make(names: Sequence[str]) -> Index:
+        chosen = [known[name] for name in names]
+        pairs = dict[str, Integers]()
+        pointers = [column for column in chosen if column.pointer_bytes]
+        if pointers:
+            with opened(path) as (file, _):
+                pairs = _descriptors(path, file, unit.begin, rows, width, pointers)
+        layouts = {column.name: _layout(path, unit, column, pairs.get(column.name), heap) for column in chosen}
+        return file_of_rows(path, {column.name: _field(column) for column in chosen}, group_interleaved(layouts))
+
+    return Catalogue(path, known, make, unread, "column")
 
 
-def _chosen(
-    path: str, known: Mapping[str, FitsColumn], unread: Mapping[str, str], names: Sequence[str] | None
-) -> list[FitsColumn]:
-    if names is None:
-        if not known:
-            raise FormatError("the table has no column that can be read", file=path, found=left_out.shown(unread))
-        if unread:
-            left_out.warn(f"{path}: {len(unread)} columns", unread)
-        return list(known.values())
-    for name in names:
-        if name in unread:
-            raise FormatError("the column cannot be read", file=path, field=name, found=unread[name])
-        if name not in known:
-            raise FieldNotFound(
-                "the table has no such column",
-                file=path,
-                field=name,
-                expected=f"one of {near_matches(name, [*known, *unread])}",
-                found=f"{len(known) + len(unread)} columns",
-            )
-    return [known[name] for name in names]
+def _layout(path: str, unit: Unit, column: FitsColumn, pairs: Integers | None, heap: int) -> Layout:
+    """Return the layout of a column; ``pairs`` has the descriptors of one of variable length."""
+    rows, width = unit.shape
+    if pairs is None:
+        begin = unit.begin + column.offset
+        return Strided(rows, begin, width, column.stored, column.shape, convert=column.convert)
+    begin, end = unit.begin + heap, unit.begin + unit.nbytes
+    kind = column.stored, column.dtype, column.convert, column.is_text
+    return heap_rows(path, column.name, pairs, begin, max(0, end - begin), *kind)
 
 
 def _field(column: FitsColumn) -> Field:

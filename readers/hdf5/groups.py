@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 import os
-import warnings
 from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import h5py
@@ -16,14 +15,15 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import ALL_ROWS, Field
 from matex_data.index.jagged import compact
 from matex_data.index.library import LibraryRows
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.model import Index, Layout
 from matex_data.index.scattered import Scattered
 from matex_data.index.united import ragged_field
 from matex_data.paths import natural_sorted
+from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.hdf5.files import TrustedFile
 from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
 from matex_data.readers.hdf5.rows import opened_dataset
@@ -32,7 +32,6 @@ from matex_data.readers.hdf5.types import array_element, element_type, has_bytes
 DEEPEST = 4  # groups above the samples
 MOST_LOOKED_AT = 8  # groups of one, of which the first ones tell what the others are
 BLOCK_ROWS = 16  # arrays that are compressed, or texts, of a block
-MAX_SHOWN = 8
 MOST_BYTES = 1 << 60  # of an array, far above what files have: sums of sizes do not overflow
 
 
@@ -53,12 +52,14 @@ def index_groups(file: TrustedFile, path: str, names: Sequence[str] | None, grou
     """
     parent = _most_groups(file, path) if group is None else group.strip("/")
     samples, found = _read(file, path, parent)
-    chosen = _chosen(path, names, samples, found)
-    fields = {name: column.field(name) for name, column in chosen.items()}
     encoded = [os.fsencode(sample) for sample in samples]
     groups = np.frombuffer(b"".join(encoded), np.uint8), compact(np.cumsum([0, *map(len, encoded)]))
-    layouts = {name: column.layout(path, fields[name], parent, *groups) for name, column in chosen.items()}
-    return Index(fields, [FileIndex(path, len(samples), layouts)])
+    entries: dict[str, Entry] = {}
+    for name, column in found.items():
+        made = None if column.problem else column.field(name)
+        layout = None if made is None else partial(column.layout, path, made, parent, *groups)
+        entries[name] = column.problem if made is None or layout is None else (made, layout)
+    return Catalogue.of(path, entries, "dataset of all groups").index(names)
 
 
 def _most_groups(file: TrustedFile, path: str) -> str:
@@ -206,43 +207,6 @@ def _asked(file: TrustedFile, name: str) -> h5py.Dataset:
     """Return a dataset, after the files that it leads to were asked for."""
     found: h5py.Dataset = file[name]
     return found
-
-
-def _chosen(
-    path: str, names: Sequence[str] | None, samples: Sequence[str], found: dict[str, _Column]
-) -> dict[str, _Column]:
-    """Return the columns to read.
-
-    Raises
-    ------
-    FieldNotFound : no group has such a dataset.
-    FormatError : the groups differ in a named field, or in all.
-    """
-    for name in names or ():
-        if not any(fnmatchcase(known, name) for known in found):
-            near = near_matches(name, found)
-            raise FieldNotFound("no group has such a dataset", file=path, field=name, expected=f"one of {near}")
-        if name in found and found[name].problem:
-            raise FormatError(
-                "the groups differ in a field",
-                file=path,
-                field=name,
-                expected=f"an array of one type and number of axes in each of {len(samples)} groups",
-                found=found[name].problem,
-            )
-    good = {name: column for name, column in found.items() if not column.problem}
-    if not good:
-        shown = {name: column.problem for name, column in list(found.items())[:MAX_SHOWN]}
-        raise FormatError("the groups have no dataset in common", file=path, expected="arrays", found=shown or "none")
-    if names is not None:
-        matching = [known for name in names for known in good if known == name or fnmatchcase(known, name)]
-        return {name: good[name] for name in dict.fromkeys(matching)}
-    bad = [f"  {name!r}: {column.problem}" for name, column in found.items() if column.problem]
-    if bad:
-        lines = "\n".join(bad[:MAX_SHOWN])
-        text = f"{path}: {len(bad)} fields are left out, in which groups differ\n{lines}"
-        warnings.warn(text, stacklevel=2)
-    return good
 
 
 @declared

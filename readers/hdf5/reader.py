@@ -9,10 +9,9 @@ from __future__ import annotations
 import itertools
 import os
 import re
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from math import prod
 from pathlib import Path
@@ -28,6 +27,7 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.index.whole import FILE, GROUP, whole_file
+from matex_data.readers.catalogue import shown, warn_of
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
@@ -59,7 +59,6 @@ PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
 PROBE_ROWS = 16  # samples of variable length whose mean length is measured
 MAX_ATTRIBUTES = 64
 MAX_ATTRIBUTE_BYTES = 1024
-MAX_SHOWN = 8  # datasets in an error or a warning
 MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
 
@@ -103,20 +102,16 @@ def index(
         with open_file(path, trust) as file:
             if sample == GROUP:
                 return index_groups(file, path, names, group)
-            pairings, frames = Pairings.of(file, path, offsets), Frames(file, path)
             is_known = names is not None and all(name in file for name in names)
             links = Links({}, ()) if is_known else Links.of(file)
+            pairings = Pairings.of(file, path, offsets)
+            contents = _Contents(file, path, pairings, Frames(file, path), links, allow_missing_sources)
             if names is None:
                 links.tell_others(path)
-                chosen: Sequence[str] = [*_listed(file, path, pairings, frames), *links.series]
-            else:
-                chosen = _expanded(file, path, names, pairings, frames, links)
+            chosen = contents.listed() if names is None else contents.expanded(names)
             single = _single_values(file, chosen) if sample == FILE else {}
             chosen = [name for name in chosen if name not in single]
-            if names is None and (chosen or not single):
-                rows = _all(file, path, chosen, pairings, frames, allow_missing_sources, links)
-            else:
-                rows = _named(file, path, chosen, pairings, frames, allow_missing_sources, links)
+            rows = contents.all(chosen) if names is None and (chosen or not single) else contents.named(chosen)
             rows = {**pairings.pair(rows, whole=names is None), **single}
     except DataError:
         raise
@@ -129,33 +124,115 @@ def index(
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 
-def _listed(file: h5py.File, path: str, pairings: Pairings, frames: Frames) -> list[str]:
-    """Return the fields to read if none is asked for."""
-    names = [name for name in dataset_names(file, path) if not name.startswith(INTERNAL_GROUPS)]
-    if is_pytables(file):
-        names = frames.listed([name for name in names if not is_hidden(name)])
-    return pairings.listed(names)
+@dataclass(frozen=True)
+class _Contents:
+    """Fields of an open file.
+
+    Parameters
+    ----------
+    file, path : the open file, and its path.
+    pairings, frames, links : what its datasets stand for.
+    allow_missing : see `index`.
+    """
+
+    file: h5py.File
+    path: str
+    pairings: Pairings
+    frames: Frames
+    links: Links
+    allow_missing: bool
+
+    def listed(self) -> list[str]:
+        """Return the fields to read if none is asked for."""
+        names = [name for name in dataset_names(self.file, self.path) if not name.startswith(INTERNAL_GROUPS)]
+        if is_pytables(self.file):
+            names = self.frames.listed([name for name in names if not is_hidden(name)])
+        return [*self.pairings.listed(names), *self.links.series]
+
+    def expanded(self, names: Sequence[str]) -> Sequence[str]:
+        """Return the names with patterns replaced by datasets that match, or by members of tables if none does."""
+        if not any(map(is_pattern, names)):
+            return names
+        datasets = self.listed()
+        tables = dict(_tables(self.file, datasets))
+        members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
+        expanded: list[str] = []
+        unread: dict[str, FormatError] = {}
+        for name in names:
+            is_dataset = any(fnmatchcase(dataset, name) for dataset in datasets) or name in self.file
+            expanded += expand_names([name], datasets if is_dataset else members, self.path)
+            if not is_dataset:
+                of_tables = [_unreadable_members(table.dataset, self.path, begin) for begin, table in tables.items()]
+                unread |= {
+                    key: error for errors in of_tables for key, error in errors.items() if fnmatchcase(key, name)
+                }
+        self._warn_of(unread)
+        return list(dict.fromkeys(expanded))
+
+    def all(self, names: Sequence[str]) -> Rows:
+        """Return those of these fields that can be read; warn of others that may hold samples."""
+        unread: dict[str, FormatError] = {}
+        rows = self.named(names, unread)
+        if not rows:
+            found = shown({name: error.problem for name, error in unread.items()}) or "no dataset at all"
+            expected = "a dataset with a sample axis"
+            raise FormatError("the file has no samples", file=self.path, expected=expected, found=found)
+        self._warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS})
+        return rows
+
+    def named(self, names: Sequence[str], unread: dict[str, FormatError] | None = None) -> Rows:
+        """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
+        found: Rows = {}
+        left_out: dict[str, FormatError] = {}
+        tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
+        columns: dict[str, FrameColumn] = {}
+
+        def of_link(dataset: h5py.Dataset, link: str) -> tuple[Field, Layout]:
+            return dataset_rows(dataset, self.path, link, allow_missing=self.allow_missing)
+
+        for name in names:
+            try:
+                if name in self.links.series:
+                    found[name] = self.links.rows(self.file, self.path, name, of_link, _of_source)
+                    continue
+                column = self.frames.find(name)
+                if column is not None:
+                    columns[name] = column
+                    item: Any = column.table if column.member is None else (column.table, (column.member,))
+                else:
+                    item = find_field(self.file, self.path, self.pairings.dataset_name(name))
+                if isinstance(item, Table):
+                    found[name] = _whole_column(item.dataset, self.path, name, columns[name])
+                elif isinstance(item, h5py.Dataset):
+                    found[name] = _rows(item, self.path, name, self.allow_missing, whole=unread is not None)
+                    left_out |= _unreadable_members(item, self.path, name)
+                else:
+                    table, member_path = item
+                    tables.setdefault((table.dataset.name, name in columns), (table, {}))[1][name] = member_path
+            except FormatError as error:
+                if unread is None:
+                    raise
+                unread[name] = error
+        for table, members in tables.values():
+            found |= member_rows(table, self.path, members, self.allow_missing)
+        for name, column in columns.items():
+            if name in found:
+                field, layout = found[name]
+                found[name] = (column.of_field(field), layout)
+        if unread is None:
+            self._warn_of(left_out)
+        else:
+            unread |= left_out
+        return {name: found[name] for name in names if name in found}
+
+    def _warn_of(self, unread: Mapping[str, FormatError]) -> None:
+        """Warn of datasets and members that may hold samples and cannot be read."""
+        warn_of(self.path, {name: _reason(error) for name, error in unread.items()})
 
 
-def _expanded(
-    file: h5py.File, path: str, names: Sequence[str], pairings: Pairings, frames: Frames, links: Links
-) -> Sequence[str]:
-    """Return the names with patterns replaced by datasets that match, or by members of tables where no dataset does."""
-    if not any(map(is_pattern, names)):
-        return names
-    datasets = [*_listed(file, path, pairings, frames), *links.series]
-    tables = dict(_tables(file, datasets))
-    members = [f"{name}/{leaf}" for name, table in tables.items() for leaf in table.names()]
-    expanded: list[str] = []
-    left_out: dict[str, FormatError] = {}
-    for name in names:
-        is_dataset = any(fnmatchcase(dataset, name) for dataset in datasets) or name in file
-        expanded += expand_names([name], datasets if is_dataset else members, path)
-        if not is_dataset:
-            unreadable = [_unreadable_members(table.dataset, path, begin) for begin, table in tables.items()]
-            left_out |= {key: error for errors in unreadable for key, error in errors.items() if fnmatchcase(key, name)}
-    _warn_of(left_out, path)
-    return list(dict.fromkeys(expanded))
+def _reason(error: FormatError) -> str:
+    facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
+    return "; ".join([error.problem, *(f"{key}: {fact}" for key, fact in facts.items() if fact is not None)])
 
 
 def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Table]]:
@@ -165,63 +242,6 @@ def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Table]
             dataset = file.get(name)
             if isinstance(dataset, h5py.Dataset) and element_type(dataset).names is not None:
                 yield name, Table(dataset)
-
-
-def _named(
-    file: h5py.File,
-    path: str,
-    names: Sequence[str],
-    pairings: Pairings,
-    frames: Frames,
-    allow_missing: bool,
-    links: Links,
-    unread: dict[str, FormatError] | None = None,
-) -> Rows:
-    """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
-    found: Rows = {}
-    left_out: dict[str, FormatError] = {}
-    tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
-    columns: dict[str, FrameColumn] = {}
-
-    def of_link(dataset: h5py.Dataset, link: str) -> tuple[Field, Layout]:
-        return dataset_rows(dataset, path, link, allow_missing=allow_missing)
-
-    for name in names:
-        try:
-            if name in links.series:
-                found[name] = links.rows(file, path, name, of_link, _of_source)
-                continue
-            column = frames.find(name)
-            if column is not None:
-                columns[name] = column
-                item: Any = column.table if column.member is None else (column.table, (column.member,))
-            else:
-                item = find_field(file, path, pairings.dataset_name(name))
-            if isinstance(item, Table):
-                found[name] = _whole_column(item.dataset, path, name, columns[name])
-                continue
-            if isinstance(item, h5py.Dataset):
-                found[name] = _rows(item, path, name, allow_missing, whole=unread is not None)
-                left_out |= _unreadable_members(item, path, name)
-                continue
-        except FormatError as error:
-            if unread is None:
-                raise
-            unread[name] = error
-            continue
-        table, member_path = item
-        tables.setdefault((table.dataset.name, name in columns), (table, {}))[1][name] = member_path
-    for table, members in tables.values():
-        found |= member_rows(table, path, members, allow_missing)
-    for name, column in columns.items():
-        if name in found:
-            field, layout = found[name]
-            found[name] = (column.of_field(field), layout)
-    if unread is None:
-        _warn_of(left_out, path)
-    else:
-        unread |= left_out
-    return {name: found[name] for name in names if name in found}
 
 
 def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whole: bool) -> tuple[Field, Layout]:
@@ -277,40 +297,6 @@ def _single_values(file: h5py.File, names: Sequence[str]) -> Rows:
             value = np.asarray([dataset[()]], object if stored.hasobject else stored.newbyteorder("="))
             found[name] = Field(name, (), value.dtype, attributes=attributes(dataset)), MemoryRows(value)
     return found
-
-
-def _all(
-    file: h5py.File,
-    path: str,
-    names: Sequence[str],
-    pairings: Pairings,
-    frames: Frames,
-    allow_missing: bool,
-    links: Links,
-) -> Rows:
-    unread: dict[str, FormatError] = {}
-    rows = _named(file, path, names, pairings, frames, allow_missing, links, unread)
-    if not rows:
-        shown = [f"{name!r}: {error.problem}" for name, error in list(unread.items())[:MAX_SHOWN]]
-        found = "; ".join(shown) or "no dataset at all"
-        raise FormatError("the file has no samples", file=path, expected="a dataset with a sample axis", found=found)
-    _warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS}, path)
-    return rows
-
-
-def _warn_of(unread: Mapping[str, FormatError], path: str) -> None:
-    """Warn of datasets and members that may hold samples and cannot be read."""
-    if not unread:
-        return
-    lines = [f"{path}: {len(unread)} field{'s' * (len(unread) > 1)} cannot be read and are left out"]
-    for name, error in list(unread.items())[:MAX_SHOWN]:
-        facts = {"expected": error.expected, "found": error.found, "remedy": error.remedy}
-        shown = [f"{key}: {fact}" for key, fact in facts.items() if fact is not None]
-        lines.append("; ".join([f"  {name!r}: {error.problem}", *shown]))
-    if len(unread) > MAX_SHOWN:
-        lines.append(f"  and {len(unread) - MAX_SHOWN} more")
-    lines.append("  select the fields with inputs= and targets=")
-    warnings.warn("\n".join(lines), stacklevel=2)
 
 
 def dataset_rows(

@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.fields import RANDOM, Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.united import concatenate
 from matex_data.index.whole import FILE, files_as_samples
+from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, SingleRank, on_root
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
 from matex_data.readers.images.folders.files import FileValues, ImageFiles, Pages
@@ -28,6 +29,7 @@ from matex_data.storage.trust import NONE, Trust
 
 IMAGE, MASK, PATH = "image", "mask", "path"
 PAGES = ("all", "first")
+REMEDIES = {"label": "labels come from a folder per class, or from a manifest"}
 
 
 def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> Index:
@@ -155,9 +157,7 @@ class _Reading:
         files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})
         available = [*files, *listing.columns, PATH]
         selected = available if names is None else list(names)
-        for name in selected:
-            if name not in available:
-                raise _no_field(listing, name, available)
+        check_known(listing.path, selected, available, remedies=REMEDIES)
         facts = {name: self._facts(listing, name, texts, name in selected) for name, texts in files.items()}
         pages = self._common_pages(listing, facts)
         if self._whole and pages.rows != len(listing.images):
@@ -261,13 +261,3 @@ def _shared(listing: Listing) -> dict[str, str]:
     """Return the facts that all folders of a data set must share."""
     label = listing.columns.get("label")
     return {"the classes": ", ".join(label.names)} if isinstance(label, Classes) else {}
-
-
-def _no_field(listing: Listing, name: str, available: Sequence[str]) -> FieldNotFound:
-    return FieldNotFound(
-        "the images have no such field",
-        file=listing.path,
-        field=name,
-        expected=f"one of {near_matches(name, available)}",
-        remedy="labels come from a folder per class, or from a manifest" if name == "label" else None,
-    )

@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.fields import LISTED, SAMPLE_COORDINATE, Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.subset import subset_rows
 from matex_data.machine import check_fits
-from matex_data.readers import left_out
+from matex_data.readers.catalogue import check_known, warn_of
 from matex_data.readers.netcdf.cf import PACKING_ATTRIBUTES, CfDecoding, cf_decoding
 from matex_data.readers.netcdf.contiguous import Observations
 from matex_data.readers.netcdf.selection import Coordinate, Selection, select
@@ -109,8 +109,7 @@ def index_content(content: FileContent, options: Options) -> Index:
             unread |= {} if reason is None else {variable.name: reason}
         elif options.names is not None and not options.static_as_inputs:
             raise _no_samples(path, variable, dimension)
-    if unread:
-        left_out.warn(f"{path}: {len(unread)} variables", unread)
+    warn_of(path, unread, "variable")
     for name, (field, layout) in observations.fields().items():
         fields[name], layouts[name] = field, layout if selection.rows is None else subset_rows(layout, selection.rows)
     if not fields:
@@ -175,12 +174,7 @@ def _facts(
 def _select(content: FileContent, names: Sequence[str]) -> list[Variable]:
     """Return the variables of these names, with or without leading slashes."""
     known = {variable.name: variable for variable in content.variables}
-    for name in names:
-        if name.strip("/") not in known:
-            near = near_matches(name.strip("/"), known)
-            raise FieldNotFound(
-                "the file has no such variable", file=content.path, field=name, expected=f"one of {near}"
-            )
+    check_known(content.path, (name.strip("/") for name in names), known, "variable")
     return [replace(known[name.strip("/")], name=name) for name in names]
 
 

@@ -10,13 +10,14 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.combined import Concatenated, with_shared_blocks
 from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.whole import Rows, Whole
+from matex_data.readers.catalogue import check_known
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.openpmd.components import UNITS, Component, read_component
@@ -280,17 +281,9 @@ def _count(path: str, iteration: Iteration, group: h5py.Group, read: Mapping[str
 
 
 def _selected(path: str, read: Sequence[Mapping[str, Any]], names: Sequence[str] | None) -> list[str]:
-    """Return the names of all fields, or ``names``.
-
-    Raises
-    ------
-    FieldNotFound : there is no such field.
-    """
+    """Return the names of all fields, or ``names``."""
     known = list(dict.fromkeys(name for parts in read for name in parts))
-    for name in names or ():
-        if name not in known:
-            expected = f"one of {near_matches(name, known)}"
-            raise FieldNotFound("the series has no such field", file=path, field=name, expected=expected)
+    check_known(path, names or (), known)
     return known if names is None else list(names)
 
 

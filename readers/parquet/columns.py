@@ -2,56 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import pyarrow as pa
 
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.readers import left_out
+from matex_data.errors import DataError
+from matex_data.fields import Field
+from matex_data.index.model import Index
+from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.parquet.members import Member, UnreadableType, class_names, members, storage
 
 Chosen = dict[str, tuple[Member, int]]
 """By name of the field: its member, and the number of the leaf of the schema that holds it."""
 
 
-def choose(path: str, schema: pa.Schema, names: Sequence[str] | None, dtype: Mapping[str, Any]) -> Chosen:
-    """Return the fields of these names; None: all that can be read, with a warning of the others.
-
-    Raises
-    ------
-    FieldNotFound : there is no column of that name.
-    FormatError : it cannot be read.
-    """
+def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Callable[[Chosen], Index]) -> Catalogue:
+    """Return the catalogue of the columns of a schema; ``make`` returns the index of chosen ones."""
     known, unread = _fields(path, schema, dtype)
-    if names is None:
-        if not known:
-            raise FormatError(
-                "the file has no column that can be read", file=path, expected="numbers", found=left_out.shown(unread)
-            )
-        if unread:
-            left_out.warn(f"{path}: {len(unread)} column{'s' * (len(unread) > 1)}", unread)
-        return known
-    for name in names:
-        if name in unread:
-            raise FormatError(
-                "the column cannot be read",
-                file=path,
-                field=name,
-                expected="numbers, texts, times, or lists and structures of these",
-                found=unread[name],
-                remedy="select other columns with inputs= and targets=, or convert it before you write the file",
-            )
-        if name not in known:
-            raise FieldNotFound(
-                "the file has no such column",
-                file=path,
-                field=name,
-                expected=f"one of {near_matches(name, [*known, *unread])}",
-                found=f"{len(known) + len(unread)} columns",
-            )
-    return {name: known[name] for name in names}
+    return Catalogue(path, known, lambda names: make({name: known[name] for name in names}), unread, "column")
+
+
+def fields_of(members: Mapping[str, Member]) -> dict[str, Field]:
+    """Return the fields of members, by name."""
+    return {name: member.field for name, member in members.items()}
 
 
 def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Chosen, dict[str, str]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,25 +11,24 @@ import pyarrow as pa
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FormatError
-from matex_data.index.model import FileIndex, Index
-from matex_data.index.table import Column
-from matex_data.readers.parquet.columns import Chosen, choose, leaf_numbers
+from matex_data.index.model import Index
+from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of, leaf_numbers
 from matex_data.readers.parquet.messages import Message, is_batch, is_dictionary, read_messages
 from matex_data.readers.parquet.nodes import column_borders, nodes
 from matex_data.readers.parquet.record_batches import RecordBatches
 from matex_data.storage.files import open_binary
 
 
-def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, Any] | None = None) -> Index:
+def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     """Index the rows of an Arrow IPC file or stream. The metadata of each record batch are read.
 
     Parameters
     ----------
-    names, dtype : like those of a Parquet file.
+    dtype : like that of a Parquet file.
 
     Raises
     ------
-    FieldNotFound : there is no column of that name.
     FormatError : the file is damaged or no file of Arrow, or a column cannot be read.
     """
     try:
@@ -45,8 +45,7 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
         schema = pa.ipc.read_schema(pa.py_buffer(stored))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
-    chosen = choose(path, schema, names, dtype or {})
-    return _of_batches(path, schema, messages, chosen)
+    return columns_of(path, schema, dtype or {}, partial(_of_batches, path, schema, messages))
 
 
 def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Chosen) -> Index:
@@ -87,8 +86,7 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
         preambles,
         preamble,
     )
-    fields = {name: member.field for name, member in members.items()}
-    return Index(fields, [FileIndex(path, int(edges[-1]), {name: Column(table, name) for name in fields})])
+    return file_of_table(path, fields_of(members), table)
 
 
 def _ranges(path: str, batch: Message, columns: list[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:

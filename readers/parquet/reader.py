@@ -2,45 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import pyarrow as pa
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
+from matex_data.readers.catalogue import Catalogue, file_of_rows
 from matex_data.readers.parquet.chunks import column_chunks
-from matex_data.readers.parquet.columns import choose
-from matex_data.readers.parquet.footer import read_footer
+from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of
+from matex_data.readers.parquet.footer import Footer, read_footer
 from matex_data.readers.parquet.row_groups import RowGroups
 
 TABLE_BYTES = 4 << 20  # stored bytes of the columns of a row group that one thread decodes, about
 
 
-def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, Any] | None = None) -> Index:
-    """Index the rows of a Parquet file.
+def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
+    """Index the rows of a Parquet file. Members of structures are fields called ``"<column>.<member>"``.
 
     Parameters
     ----------
-    names : columns; members of structures as ``"<column>.<member>"``; folders of the form ``name=value`` that hold the
-        file. None: all; a warning lists the columns that cannot be read.
     dtype : numeric dtypes of columns, by name or pattern, such as ``{"label": "int32", "x*": "float32"}``. Others have
         that of the file; integers and booleans float64, with NaN, if the file counts missing values among them.
 
     Raises
     ------
-    FieldNotFound : there is no column of that name.
     FormatError : the file is damaged or no Parquet file, or a column cannot be read.
     """
     footer, metadata = read_footer(path)
+    with _damage_of(footer):
+        return columns_of(path, metadata.schema.to_arrow_schema(), dtype or {}, partial(_of_columns, footer, metadata))
+
+
+@contextmanager
+def _damage_of(footer: Footer) -> Iterator[None]:
+    """Raise ``FormatError`` for what pyarrow raises on a damaged footer."""
     try:
-        chosen = choose(path, metadata.schema.to_arrow_schema(), names, dtype or {})
-        leaves = [leaf for _, leaf in chosen.values()]
-        chunks = column_chunks(path, metadata, leaves, footer.begin)
+        yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        raise FormatError("the footer is damaged", file=path, byte=footer.begin, found=error) from error
+        raise FormatError("the footer is damaged", file=footer.path, byte=footer.begin, found=error) from error
+
+
+def _of_columns(footer: Footer, metadata: Any, chosen: Chosen) -> Index:
+    """Return the index of chosen columns."""
+    path, leaves = footer.path, [leaf for _, leaf in chosen.values()]
+    with _damage_of(footer):
+        chunks = column_chunks(path, metadata, leaves, footer.begin)
     members = {
         name: member.with_missing() if missing else member
         for (name, (member, _)), missing in zip(chosen.items(), chunks.missing.tolist(), strict=True)
@@ -61,8 +73,7 @@ def index(path: str, names: Sequence[str] | None = None, *, dtype: Mapping[str, 
             tuple(metadata.schema.column(leaf).path for leaf in leaves[low:high]),
         )
         layouts.update({name: Column(table, name) for name in names[low:high]})
-    fields = {name: member.field for name, member in members.items()}
-    return Index(fields, [FileIndex(path, int(chunks.edges[-1]), {name: layouts[name] for name in fields})])
+    return file_of_rows(path, fields_of(members), layouts)
 
 
 def _tables(nbytes: Array) -> Iterator[tuple[int, int]]:

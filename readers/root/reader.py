@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, expand_names, is_pattern
-from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.fields import is_pattern
+from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
-from matex_data.readers import left_out
+from matex_data.readers.catalogue import Catalogue, file_of_rows
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
 from matex_data.readers.root.members import Member, UnreadableType, members, whole_record
@@ -67,45 +68,36 @@ def _check_end(file: Any, path: str) -> None:
         )
 
 
-@dataclass
-class _Selected:
-    """Members of the branches to read.
-
-    Parameters
-    ----------
-    fields : by name, as requested.
-    by_branch : for each branch, its members by the name of the field.
-    """
-
-    fields: dict[str, Field] = field(default_factory=dict)
-    by_branch: dict[str, dict[str, Member]] = field(default_factory=dict)
-
-    def add(self, name: str, branch: str, member: Member) -> None:
-        """Add a member as the field ``name``."""
-        self.fields[name] = Field(name, *_properties(member.field))
-        self.by_branch.setdefault(branch, {})[name] = member
-
-
-def _properties(found: Field) -> tuple[Any, ...]:
-    return found.shape, found.dtype, found.ragged, found.attributes
-
-
 def _index(branches: Branches, names: Sequence[str] | None) -> Index:
-    selected = _all(branches) if names is None else _named(branches, names)
-    if not selected.fields:
-        raise FormatError("the tree has no branches", file=branches.path, expected="at least one", found=branches.key)
-    clusters = _clusters(branches, selected)
+    """Return the index of the fields of these names; for plain names alone, no other branch is looked at."""
+    found: dict[str, tuple[str, Member]] = {}
+    if names is not None and not any(map(is_pattern, names)):
+        branches.expect([prefix for name in names for prefix in _prefixes(branches.full_name(name))])
+    for name in names or ():
+        entry = _find(branches, name)
+        if entry is not None:
+            found[name] = entry
+    unread: dict[str, str] = {}
+    if names is None or len(found) < len(names):
+        known, unread = _readable(branches)
+        found = {**known, **found}
+    make = partial(_of_branches, branches, found)
+    return Catalogue(branches.path, found, make, unread, "branch").index(names)
+
+
+def _of_branches(branches: Branches, found: Mapping[str, tuple[str, Member]], names: Sequence[str]) -> Index:
+    """Return the index of the fields of these names, given branch and member of each."""
+    by_branch: dict[str, dict[str, Member]] = {}
+    for name in names:
+        branch, member = found[name]
+        by_branch.setdefault(branch, {})[name] = member
+    clusters = _clusters(branches, by_branch)
     layouts: dict[str, Layout] = {}
-    for branch, of_branch in selected.by_branch.items():
+    for branch, of_branch in by_branch.items():
         table = branches.table(branch, of_branch, clusters)
         layouts.update({name: Column(table, name) for name in of_branch})
-    rows = next(iter(layouts.values())).rows
-    return Index(selected.fields, [FileIndex(branches.path, rows, {n: layouts[n] for n in selected.fields})])
-
-
-def _all(branches: Branches) -> _Selected:
-    """Select all members of all branches that can be read; warn of the others."""
-    return _select(branches, *_readable(branches))
+    fields = {name: replace(found[name][1].field, name=name) for name in names}
+    return file_of_rows(branches.path, fields, {name: layouts[name] for name in names})
 
 
 def _readable(branches: Branches) -> tuple[dict[str, tuple[str, Member]], dict[str, str]]:
@@ -118,21 +110,6 @@ def _readable(branches: Branches) -> tuple[dict[str, tuple[str, Member]], dict[s
         except UnreadableType as reason:
             unread[branch] = f"{branches.typename(branch)}: {reason}"
     return known, unread
-
-
-def _select(branches: Branches, known: Mapping[str, tuple[str, Member]], unread: Mapping[str, str]) -> _Selected:
-    """Select all known members; warn of the branches that cannot be read."""
-    selected = _Selected()
-    for name, (branch, member) in known.items():
-        selected.add(name, branch, member)
-    if unread and not known:
-        raise FormatError(
-            "no branch of the tree can be read", file=branches.path, expected="numbers", found=left_out.shown(unread)
-        )
-    if unread:
-        kind = "branches" if len(unread) > 1 else "branch"
-        left_out.warn(f"{branches.path}: {len(unread)} {kind} of {branches.key!r}", unread)
-    return selected
 
 
 def _members(branches: Branches, branch: str) -> dict[str, Member]:
@@ -148,26 +125,14 @@ def _members(branches: Branches, branch: str) -> dict[str, Member]:
     return found
 
 
-def _named(branches: Branches, names: Sequence[str]) -> _Selected:
-    """Select the fields of these names and patterns; for names alone, no other branch is looked at."""
-    selected = _Selected()
-    if not any(map(is_pattern, names)):
-        branches.expect([prefix for name in names for prefix in _prefixes(branches.full_name(name))])
-    for name in names:
-        if not _add(branches, name, selected):
-            _add_matches(branches, name, selected)
-    return selected
-
-
-def _add(branches: Branches, name: str, selected: _Selected) -> bool:
-    """Select the field of a plain name, and return whether there is one."""
+def _find(branches: Branches, name: str) -> tuple[str, Member] | None:
+    """Return branch and member of a plain name; None if there is no such field."""
     full = branches.full_name(name)
     for branch in _prefixes(full):
         if branches.has(branch):
-            member = _find(branches, branch, full, name)
+            member = _member(branches, branch, full, name)
             if member is not None:
-                selected.add(name, branch, member)
-                return True
+                return branch, member
     parts = branches.parts(full)
     if parts:
         raise FormatError(
@@ -178,7 +143,7 @@ def _add(branches: Branches, name: str, selected: _Selected) -> bool:
             found=f"a branch of type {branches.typename(full)}",
             remedy=f"select them by name, or all of them with {full + '/*'!r}",
         )
-    return False
+    return None
 
 
 def _prefixes(name: str) -> Iterable[str]:
@@ -189,7 +154,7 @@ def _prefixes(name: str) -> Iterable[str]:
         yield name
 
 
-def _find(branches: Branches, branch: str, full: str, requested: str) -> Member | None:
+def _member(branches: Branches, branch: str, full: str, requested: str) -> Member | None:
     """Return the member ``full`` of a branch, or the whole branch; None if it has no such member."""
     try:
         found = _members(branches, branch)
@@ -217,39 +182,12 @@ def _find(branches: Branches, branch: str, full: str, requested: str) -> Member 
     return whole
 
 
-def _add_matches(branches: Branches, pattern: str, selected: _Selected) -> None:
-    """Select all fields that match a pattern; warn of branches that match it and cannot be read.
-
-    Raises
-    ------
-    FieldNotFound : there is none.
-    """
-    known, unread = _readable(branches)
-    if not is_pattern(pattern):
-        raise FieldNotFound(
-            "the file has no such branch",
-            file=branches.path,
-            field=pattern,
-            expected=f"one of {near_matches(pattern, [*known, *unread])}",
-            found=f"the tree {branches.key!r} with {len(known) + len(unread)} fields",
-        )
-    matching = expand_names([pattern], [*known, *unread], branches.path)
-    found = _select(
-        branches,
-        {name: known[name] for name in matching if name in known},
-        {name: unread[name] for name in matching if name in unread},
-    )
-    for branch, of_branch in found.by_branch.items():
-        for name, member in of_branch.items():
-            selected.add(name, branch, member)
-
-
-def _clusters(branches: Branches, selected: _Selected) -> Integers:
+def _clusters(branches: Branches, selected: Iterable[str]) -> Integers:
     """Return the first entry of each block: where baskets of all branches begin.
 
     A block of more than `MAX_CLUSTER_BYTES` is split where baskets of its largest branch begin.
     """
-    edges = {branch: branches.edges(branch) for branch in selected.by_branch}
+    edges = {branch: branches.edges(branch) for branch in selected}
     shared = next(iter(edges.values()))
     for other in edges.values():
         shared = np.intersect1d(shared, other, assume_unique=True)

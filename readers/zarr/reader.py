@@ -12,7 +12,7 @@ from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index, Layout
 from matex_data.machine import check_fits
-from matex_data.readers.left_out import warn
+from matex_data.readers.catalogue import warn_of
 from matex_data.readers.netcdf.cf import CfDecoding
 from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.netcdf.samples import Options, index_content
@@ -123,8 +123,8 @@ def index_store(store: Store, options: Options, level: int | None = None) -> Ind
     for name in options.names or ():
         if name.strip("/") in unread:
             raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
-    if unread and options.names is None:
-        warn(f"{store.path}: {len(unread)} arrays", unread)
+    if options.names is None:
+        warn_of(store.path, unread, "array")
     return index_content(_content(store, arrays), options)
 
 

@@ -22,10 +22,12 @@ from mpi4py import MPI
 
 from matex_data import machine, open_dataset
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
-from matex_data.readers import arrays as reader
-from matex_data.readers import cifar, detect, has_known_name, idx
+from matex_data.readers import arrays as npy_files
+from matex_data.readers import cifar, detect, has_known_name, reader
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.serial import every_row, random_rows, same
+
+npy, read_idx, read_cifar = reader("npy"), reader("idx"), reader("cifar")
 
 RANDOM = np.random.default_rng(0)
 
@@ -59,7 +61,7 @@ def test_npy_against_numpy(tmp_path: Path, dtype: str, version: tuple[int, int],
     path = tmp_path / "a.npy"
     with path.open("wb") as file:
         np.lib.format.write_array(file, np.asfortranarray(array) if fortran else array, version)
-    index = reader.index(str(path))
+    index = npy(str(path))
     assert index.fields["data"].dtype == array.dtype.newbyteorder("=")
     assert same(every_row(index, "data"), array.astype(array.dtype.newbyteorder("=")))
     found, drawn = random_rows(index, "data", RANDOM)
@@ -73,14 +75,14 @@ SHAPES = arrays.array_shapes(min_dims=1, max_dims=4, max_side=6)
 def test_any_shape_in_fortran_order(tmp_path_factory: pytest.TempPathFactory, array: np.ndarray[Any, Any]) -> None:
     path = tmp_path_factory.mktemp("npy") / "a.npy"
     np.save(path, np.asfortranarray(array))
-    assert same(every_row(reader.index(str(path)), "data"), array)
+    assert same(every_row(npy(str(path)), "data"), array)
 
 
 def test_structured_arrays(tmp_path: Path) -> None:
     table = np.zeros(7, [("a", "<i4"), ("b", "<f8", (2,))])
     table["a"] = np.arange(7)
     np.save(tmp_path / "a.npy", table)
-    assert same(every_row(reader.index(str(tmp_path / "a.npy"), field="row"), "row"), table)
+    assert same(every_row(npy(str(tmp_path / "a.npy"), field="row"), "row"), table)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -88,11 +90,11 @@ def test_npz_of_two_fields(tmp_path: Path, save: Any) -> None:
     path = str(tmp_path / "a.npz")
     x, y = RANDOM.normal(size=(50, 4)), np.asfortranarray(RANDOM.integers(0, 9, (50, 2)).astype(">i4"))
     save(path, x=x, y=y, scalar=np.float32(3))
-    index = reader.index(path)
+    index = npy(path)
     assert list(index.fields) == ["x", "y"]
     assert same(every_row(index, "x"), x) and same(every_row(index, "y"), y)
     with pytest.raises(FieldNotFound, match="one of 'x'"):
-        reader.index(path, ["xx"])
+        npy(path, ["xx"])
 
 
 def test_pickles_are_never_read(tmp_path: Path) -> None:
@@ -100,7 +102,7 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", a=np.array([print], object))
     for name in ("a.npy", "a.npz"):
         with pytest.raises(FormatError, match="the array holds Python objects"):
-            reader.index(str(tmp_path / name))
+            npy(str(tmp_path / name))
 
 
 @pytest.mark.parametrize("end", [0, 5, 9, 40, 130])
@@ -109,7 +111,7 @@ def test_truncated_npy(tmp_path: Path, end: int) -> None:
     np.save(path, np.arange(10))
     path.write_bytes(path.read_bytes()[:end])
     try:
-        index = reader.index(str(path))
+        index = npy(str(path))
     except FormatError as error:
         assert error.file == str(path)
     else:
@@ -123,7 +125,7 @@ def test_damaged_npz(tmp_path: Path) -> None:
     for broken in (content[: len(content) // 2], content[:100] + b"\xff" * 40 + content[140:]):
         path.write_bytes(broken)
         with pytest.raises(DataError):
-            every_row(reader.index(str(path)), "x")
+            every_row(npy(str(path)), "x")
 
 
 def _with_header(dtype: Any, shape: Any, version: tuple[int, int] = (1, 0), data: bytes = b"") -> bytes:
@@ -167,7 +169,7 @@ def test_wrong_headers(tmp_path: Path, case: str, packing: int | None) -> None:
         with zipfile.ZipFile(path, "w", packing) as file:
             file.writestr("x.npy", content)
     with _address_space(1 << 30), pytest.raises(FormatError) as caught:
-        reader.index(str(path))
+        npy(str(path))
     assert caught.value.file == str(path)
 
 
@@ -190,7 +192,7 @@ def test_headers_of_rare_dtypes(tmp_path: Path, dtype: Any) -> None:
     path = tmp_path / "a.npy"
     count = len(data) // stored.itemsize
     path.write_bytes(_with_header(dtype, (count,), data=data[: count * stored.itemsize]))
-    assert same(every_row(reader.index(str(path)), "data"), np.load(path).astype(stored.newbyteorder("=")))
+    assert same(every_row(npy(str(path)), "data"), np.load(path).astype(stored.newbyteorder("=")))
 
 
 def test_checksum_of_a_stored_member(tmp_path: Path) -> None:
@@ -201,10 +203,10 @@ def test_checksum_of_a_stored_member(tmp_path: Path) -> None:
     content[content.index(b"x.npy") + 2000] ^= 1
     path.write_bytes(content)
     with pytest.raises(DecodeError, match="CRC") as caught:
-        reader.index(str(path))
+        npy(str(path))
     assert (caught.value.file, caught.value.field) == (str(path), "x")
-    assert same(every_row(reader.index(str(path), ["y"]), "y"), y)
-    unchecked = every_row(reader.index(str(path), ["x"], verify=False), "x")
+    assert same(every_row(npy(str(path), ["y"]), "y"), y)
+    unchecked = every_row(npy(str(path), ["x"], verify=False), "x")
     assert (unchecked != x).sum() == 1
 
 
@@ -218,7 +220,7 @@ def test_checksum_of_a_compressed_member(tmp_path: Path, at: int) -> None:
     content[content.rindex(b"PK\x01\x02") + at] ^= 1
     path.write_bytes(content)
     with pytest.raises(DecodeError, match="CRC") as caught:
-        every_row(reader.index(str(path)), "x")
+        every_row(npy(str(path)), "x")
     assert (caught.value.file, caught.value.field) == (str(path), "x")
 
 
@@ -227,7 +229,7 @@ def test_a_decompressed_array_that_does_not_fit(tmp_path: Path, monkeypatch: pyt
     np.savez_compressed(path, x=np.zeros(1 << 20))
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
     with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
-        every_row(reader.index(str(path)), "x")
+        every_row(npy(str(path)), "x")
     assert "8388608 bytes" in str(caught.value) and caught.value.field == "x"
 
 
@@ -235,14 +237,14 @@ def test_raw_needs_dtype_and_shape(tmp_path: Path) -> None:
     path = tmp_path / "a.raw"
     array = RANDOM.normal(size=(6, 2, 3)).astype(">f4")
     path.write_bytes(b"head" + array.tobytes())
-    assert same(every_row(reader.index(str(path), dtype=">f4", shape=(2, 3), offset=4), "data"), array.astype("f4"))
+    assert same(every_row(npy(str(path), dtype=">f4", shape=(2, 3), offset=4), "data"), array.astype("f4"))
     with pytest.raises(FormatError, match="does not consist of whole samples"):
-        reader.index(str(path), dtype=">f4", shape=(2, 3))
+        npy(str(path), dtype=">f4", shape=(2, 3))
     with pytest.raises(FormatError, match="dtype= and shape="):
-        reader.index(str(path))
+        npy(str(path))
     for dtype, offset in ((">f4", -4), (">f4", 1 << 62), ("S0", 0), ("nonsense", 0)):
         with pytest.raises(FormatError):
-            reader.index(str(path), dtype=dtype, offset=offset)
+            npy(str(path), dtype=dtype, offset=offset)
 
 
 def _write_idx(path: Path, array: np.ndarray[Any, Any], packed: bool) -> None:
@@ -272,11 +274,11 @@ def test_mnist_images_come_with_their_labels(tmp_path: Path, packed: bool) -> No
         assert has_known_name(str(path)) == ("images" in path.name)
     for name, (images, labels) in made.items():
         path = next(tmp_path.glob(f"{name}-images*"))
-        index = idx.index(str(path))
+        index = read_idx(str(path))
         assert same(every_row(index, "image"), images) and same(every_row(index, "label"), labels)
-        assert same(every_row(idx.index(str(next(tmp_path.glob(f"{name}-labels*")))), "label"), labels)
-        assert len(idx.index(str(path), subset="train")) == (60 if name == "train" else 0)
-        assert list(idx.index(str(path), ["label"]).fields) == ["label"]
+        assert same(every_row(read_idx(str(next(tmp_path.glob(f"{name}-labels*")))), "label"), labels)
+        assert len(read_idx(str(path), subset="train")) == (60 if name == "train" else 0)
+        assert list(read_idx(str(path), ["label"]).fields) == ["label"]
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -296,7 +298,7 @@ def test_a_directory_of_mnist_files(tmp_path: Path, packed: bool) -> None:
 def test_idx_of_every_type(tmp_path: Path, dtype: str) -> None:
     array = RANDOM.integers(0, 99, (9, 2, 3)).astype(dtype)
     _write_idx(tmp_path / "a.idx", array, packed=False)
-    assert same(every_row(idx.index(str(tmp_path / "a.idx")), "data"), array)
+    assert same(every_row(read_idx(str(tmp_path / "a.idx")), "data"), array)
 
 
 def test_idx_with_wrong_lengths(tmp_path: Path) -> None:
@@ -306,13 +308,13 @@ def test_idx_with_wrong_lengths(tmp_path: Path) -> None:
     for broken, text in ((content[:-1], "as long as"), (content[:7], "ends within"), (b"\1" + content, "no IDX file")):
         images.write_bytes(broken)
         with pytest.raises(FormatError, match=text):
-            idx.index(str(images))
+            read_idx(str(images))
     images.write_bytes(content)
     _write_idx(labels, np.zeros(59, np.uint8), packed=False)
     with pytest.raises(FormatError, match="labels do not fit"):
-        idx.index(str(images))
+        read_idx(str(images))
     with pytest.raises(FormatError, match="no such subset"):
-        idx.index(str(images), ["image"], subset="valid")
+        read_idx(str(images), ["image"], subset="valid")
 
 
 @pytest.mark.parametrize(
@@ -335,20 +337,20 @@ def test_checksum_of_gzipped_idx(tmp_path: Path, kind: str, change: str) -> None
         (tmp_path / name).unlink()
     path = str(tmp_path / "train-images-idx3-ubyte.gz")
     if change in ("nothing", "zeros"):  # gzip allows zeros behind the end
-        assert same(every_row(idx.index(path), "image"), images) and same(every_row(idx.index(path), "label"), labels)
+        assert same(every_row(read_idx(path), "image"), images) and same(every_row(read_idx(path), "label"), labels)
         return
     with pytest.raises(DecodeError) as caught:
-        every_row(idx.index(path), "image")
+        every_row(read_idx(path), "image")
     assert kind in str(caught.value.file)
 
 
 def test_gzipped_idx_with_a_header_of_no_images(tmp_path: Path) -> None:
     content = struct.pack(">BBBB3I", 0, 0, 8, 3, 0, 8, 8)
     (tmp_path / "a.idx.gz").write_bytes(gzip.compress(content))
-    assert len(idx.index(str(tmp_path / "a.idx.gz"))) == 0
+    assert len(read_idx(str(tmp_path / "a.idx.gz"))) == 0
     (tmp_path / "a.idx.gz").write_bytes(gzip.compress(content + bytes(64)))
     with pytest.raises(DecodeError, match="not as long as its header says"):
-        idx.index(str(tmp_path / "a.idx.gz"))
+        read_idx(str(tmp_path / "a.idx.gz"))
 
 
 @pytest.mark.parametrize("packed", [False, True])
@@ -359,7 +361,7 @@ def test_wrong_headers_of_idx(tmp_path: Path, shape: tuple[int, ...], packed: bo
     content = struct.pack(f">BBBB{len(shape)}I", 0, 0, 14, len(shape), *shape)
     (tmp_path / "a.idx").write_bytes(gzip.compress(content) if packed else content)
     with _address_space(1 << 30), pytest.raises(FormatError):
-        idx.index(str(tmp_path / "a.idx"))
+        read_idx(str(tmp_path / "a.idx"))
 
 
 @pytest.mark.parametrize("labels", [1, 2])
@@ -369,7 +371,7 @@ def test_cifar_binary(tmp_path: Path, labels: int) -> None:
     path = tmp_path / "data_batch_1.bin"
     path.write_bytes(records.tobytes())
     assert detect(str(path), records.tobytes()[:4096]) == "cifar"
-    index = cifar.index(str(path))
+    index = read_cifar(str(path))
     expected = records[:, labels:].reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1)
     assert same(every_row(index, "image"), expected)
     found, drawn = random_rows(index, "image", RANDOM)
@@ -384,7 +386,7 @@ def test_cifar_python(tmp_path: Path, keys: tuple[bytes, ...]) -> None:
     content = {b"data": images, **{key: RANDOM.integers(0, 10, 20).tolist() for key in keys}}
     path = tmp_path / "data_batch_1"
     path.write_bytes(pickle.dumps(content, protocol=2))
-    index = cifar.index(str(path))
+    index = read_cifar(str(path))
     assert same(every_row(index, "image"), images.reshape(-1, 3, 32, 32).transpose(0, 2, 3, 1))
     for key in keys:
         assert same(every_row(index, key.decode()[:-1]), np.array(content[key], np.uint8))
@@ -400,15 +402,15 @@ def test_cifar_labels_are_classes(tmp_path: Path, name: str, limit: int) -> None
         content[f"{name}s".encode()] = [1] * 13 + [wrong] + [1] * 6
         path.write_bytes(pickle.dumps(content, protocol=2))
         with pytest.raises(FormatError) as caught:
-            cifar.index(str(path))
+            read_cifar(str(path))
         if not isinstance(wrong, np.ndarray | np.generic):  # which the pickle may not make
             assert (caught.value.file, caught.value.field, caught.value.row) == (str(path), name, 13)
     for wrong in (7, np.full(20, 1.7), np.ones((20, 2), int)):
         path.write_bytes(pickle.dumps({**content, f"{name}s".encode(): wrong}, protocol=2))
         with pytest.raises(FormatError):
-            cifar.index(str(path))
+            read_cifar(str(path))
     path.write_bytes(pickle.dumps({**content, f"{name}s".encode(): np.full(20, limit - 1)}, protocol=2))
-    assert (every_row(cifar.index(str(path)), name) == limit - 1).all()
+    assert (every_row(read_cifar(str(path)), name) == limit - 1).all()
 
 
 def test_cifar_binary_labels_are_classes(tmp_path: Path) -> None:
@@ -419,7 +421,7 @@ def test_cifar_binary_labels_are_classes(tmp_path: Path) -> None:
             records[4321, at] = limit
             path.write_bytes(records.tobytes())
             with pytest.raises(FormatError) as caught:
-                cifar.index(str(path))
+                read_cifar(str(path))
             assert (caught.value.file, caught.value.field, caught.value.row) == (
                 str(path),
                 cifar.LABELS[labels][at],
@@ -431,13 +433,13 @@ def test_a_pickle_with_a_huge_object_number(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(b"\x80\x02}r" + struct.pack("<I", 0x7FFFFFFF) + b".")
     with _address_space(1 << 30), pytest.raises(FormatError, match="not a CIFAR file"):
-        cifar.index(str(path))
+        read_cifar(str(path))
 
 
 def test_headers_are_parsed_by_many_threads_at_once() -> None:
     def parse(number: int) -> tuple[int, ...]:
         text = f"{{'descr': '<f8', 'fortran_order': False, 'shape': ({number}, 3, 4, 5, 6), }}"
-        return reader._parse_header(text)[1]
+        return npy_files._parse_header(text)[1]
 
     with ThreadPoolExecutor(8) as pool:
         assert list(pool.map(parse, range(4000))) == [(number, 3, 4, 5, 6) for number in range(4000)]
@@ -447,10 +449,10 @@ def test_cifar_runs_no_code(tmp_path: Path) -> None:
     path = tmp_path / "data_batch_1"
     path.write_bytes(b"\x80\x02cos\nsystem\nX\x05\x00\x00\x00false\x85R.")
     with pytest.raises(FormatError, match=r"of the type os\.system"):
-        cifar.index(str(path))
+        read_cifar(str(path))
     path.with_suffix(".bin").write_bytes(b"x" * 5000)
     with pytest.raises(FormatError, match="multiple of 3073"):
-        cifar.index(str(path.with_suffix(".bin")))
+        read_cifar(str(path.with_suffix(".bin")))
 
 
 @pytest.mark.parametrize("shape", ["(10L,)", "(5L, 2L)"])

@@ -27,7 +27,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
-from matex_data.readers import arrays, cifar, idx
+from matex_data.readers import cifar, reader
 from tests.support.machine_speed import scaled
 from tests.support.serial import every_row, same
 
@@ -174,8 +174,8 @@ def _reference(kind: str) -> Callable[[Path], Arrays]:
 
 
 def _by_index(kind: str, path: Path) -> Arrays:
-    reader = {"npy": arrays, "npz": arrays, "idx": idx}.get(kind.split()[0], cifar)
-    index = reader.index(str(path))
+    name = kind.split()[0].split("-")[0]
+    index = reader(name)(str(path))
     return {name: every_row(index, name) for name in index.fields}
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
+from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +15,10 @@ from mpi4py import MPI
 
 import matex_data as md
 from matex_data import DataError, FieldNotFound, FormatError
+from tests.support.format_suite import Case, FormatSuite
 from tests.support.launch import ROOT
 from tests.support.plugins import installed
-from tests.support.ranks import Pools
+from tests.support.ranks import Pool, Pools
 
 eccodes = pytest.importorskip("eccodes")
 nibabel = pytest.importorskip("nibabel")
@@ -64,12 +67,16 @@ def _write_grib(path: Path, missing: bool = False) -> dict[str, np.ndarray[Any, 
     return expected
 
 
-def _message(file: Any, name: str, kind: str, level: int, time: int, values: np.ndarray[Any, Any]) -> None:
+def _message(
+    file: Any, name: str, kind: str, level: int, time: int, values: np.ndarray[Any, Any], day: int | None = None
+) -> None:
     handle = eccodes.codes_grib_new_from_samples("regular_ll_sfc_grib2")
     grid = {"Ni": 8, "Nj": 5, "latitudeOfFirstGridPointInDegrees": 40, "latitudeOfLastGridPointInDegrees": 20}
     grid |= {"longitudeOfFirstGridPointInDegrees": 0, "longitudeOfLastGridPointInDegrees": 35}
     grid |= {"iDirectionIncrementInDegrees": 5, "jDirectionIncrementInDegrees": 5}
-    for key, value in {**grid, "dataDate": 20240229, "dataTime": time * 100, "bitsPerValue": 24}.items():
+    date = datetime(2024, 2, 29, time) if day is None else datetime(2024, 1, 1) + timedelta(100 * day, time * 3600)
+    when = {"dataDate": int(f"{date:%Y%m%d}"), "dataTime": date.hour * 100}
+    for key, value in {**grid, **when, "bitsPerValue": 24}.items():
         eccodes.codes_set(handle, key, value)
     eccodes.codes_set(handle, "typeOfLevel", kind)
     eccodes.codes_set(handle, "level", level)
@@ -81,26 +88,21 @@ def _message(file: Any, name: str, kind: str, level: int, time: int, values: np.
     eccodes.codes_release(handle)
 
 
-def _batches(comm: MPI.Intracomm, path: str, names: list[str]) -> list[dict[str, np.ndarray[Any, Any]]]:
-    data = md.open_dataset(path, inputs=names, comm=comm)
-    return list(data.batches(4, shuffle=True, seed=1, remainder="keep"))
-
-
 def _loaded(path: Path, *names: str) -> dict[str, np.ndarray[Any, Any]]:
     return md.open_dataset(path, inputs=list(names) or None, comm=MPI.COMM_SELF).load()
 
 
 @pytest.mark.parametrize("name", ["functional.nii", "anatomical.nii", "example4d.nii.gz", "example_nifti2.nii.gz"])
 @pytest.mark.parametrize("unpacked", [False, True])
-def test_nifti_samples_are_those_of_nibabel(tmp_path: Path, name: str, unpacked: bool) -> None:
+def test_a_volume_of_nifti_is_a_sample(tmp_path: Path, name: str, unpacked: bool) -> None:
     path = tmp_path / name
     shutil.copy(_of_nibabel(name), path)
     image = nibabel.load(path)
     if unpacked:
         nibabel.save(image, path := tmp_path / "plain.nii")
         image = nibabel.load(path)
-    found = _loaded(path)["image"]
-    np.testing.assert_allclose(found, np.moveaxis(np.asarray(image.dataobj), -1, 0), rtol=1e-6)
+    volumes = np.asarray(image.dataobj).reshape(*image.shape[:3], -1)
+    np.testing.assert_allclose(_loaded(path)["image"], np.moveaxis(volumes, -1, 0), rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", ["CT_small.dcm", "MR_small_RLE.dcm", "SC_rgb_rle_2frame.dcm", "rtdose.dcm"])
@@ -124,33 +126,91 @@ def test_grib_fields_are_what_was_written(tmp_path: Path) -> None:
     assert found["time"].tolist() == times.astype(np.int64).tolist()
 
 
-def _several_gribs(folder: Path) -> list[str]:
-    for number in range(3):
-        _write_grib(folder / f"day{number}.grib2")
-    return ["t", "sp"]
+class PluginSuite(FormatSuite):
+    """Conformance of a package, whose pools import TensorFlow anew."""
+
+    LENGTHS = (41, 37, 33)  # samples of the files
+    FILE = ""
+
+    @abstractmethod
+    def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        """Write a file, and return its fields."""
+
+    def write(self, folder: Path) -> Case:
+        parts = [self.write_file(folder / self.FILE.format(n), rows, n) for n, rows in enumerate(self.LENGTHS)]
+        expected = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        return Case(str(folder), expected, next(iter(expected)))
+
+    def damage(self, folder: Path) -> Case:
+        case = self.write(folder)
+        path = folder / self.FILE.format(1)
+        path.write_bytes(path.read_bytes()[:-50])
+        return case
+
+    @pytest.mark.rank_counts(1)
+    def test_tensors_are_the_arrays(self, case: Case, pool: Pool) -> None:
+        super().test_tensors_are_the_arrays(case, pool)
 
 
-def _several_niftis(folder: Path) -> list[str]:
-    for number in range(2):
-        shutil.copy(_of_nibabel("functional.nii"), folder / f"run{number}.nii")
-    return ["image"]
+class TestNifti(PluginSuite):
+    FILE = "run{}.nii"
+
+    def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        volumes = np.random.default_rng(seed).normal(size=(4, 3, 2, rows)).astype("f4")
+        nibabel.save(nibabel.Nifti1Image(volumes, np.eye(4)), path)
+        return {"image": np.moveaxis(volumes, -1, 0)}
 
 
-def _several_dicoms(folder: Path) -> list[str]:
-    for number in range(5):
-        shutil.copy(_of_pydicom("CT_small.dcm"), folder / f"slice{number}.dcm")
-    return ["image", "InstanceNumber"]
+class TestDicom(PluginSuite):
+    FILE = "series{}.dcm"
+
+    def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        frames = np.random.default_rng(seed).integers(0, 4000, (rows, 5, 6), np.uint16)
+        made = pydicom.dcmread(_of_pydicom("CT_small.dcm"))
+        made.Rows, made.Columns, made.NumberOfFrames = 5, 6, rows
+        made.PixelRepresentation, made.RescaleIntercept, made.RescaleSlope = 0, -10, 2
+        made.PixelData = frames.tobytes()
+        made.save_as(path)
+        return {"image": frames.astype("f4") * 2 - 10}
 
 
-@pytest.mark.parametrize("write", [_several_gribs, _several_niftis, _several_dicoms])
-def test_batches_are_the_same_on_two_ranks(tmp_path: Path, ranks: Pools, write: Callable[[Path], list[str]]) -> None:
-    names = write(tmp_path)
-    (alone,) = ranks(1).run(_batches, str(tmp_path), names)
-    shares = ranks(2).run(_batches, str(tmp_path), names)
-    assert len(alone) == len(shares[0]) == len(shares[1])
-    for batch, *parts in zip(alone, *shares, strict=True):
-        for name in names:
-            np.testing.assert_array_equal(batch[name], np.concatenate([part[name] for part in parts]))
+class TestGrib(PluginSuite):
+    FILE = "day{}.grib2"
+
+    def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        rng, found = np.random.default_rng(seed), {"t": [], "sp": []}
+        with path.open("wb") as file:
+            for hour in range(rows):
+                for level in LEVELS[::-1]:
+                    _message(file, "t", "isobaricInhPa", level, hour, rng.normal(270, 10, (5, 8)), seed)
+                _message(file, "sp", "surface", 0, hour, rng.normal(1e5, 1e3, (5, 8)), seed)
+        for message in _decoded(path):
+            found[message[0]].append(message[1])
+        t = np.array(found["t"], "f4").reshape(rows, len(LEVELS), 5, 8)
+        begin = np.datetime64("2024-01-01T00", "s").astype(np.int64) + seed * 100 * 86400
+        time = begin + np.arange(rows) * 3600
+        return {"t": t, "sp": np.array(found["sp"], "f4").reshape(rows, 5, 8), "time": time}
+
+
+def _decoded(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
+    """Yield name and values of the messages of a file, as ecCodes reads them one after the other."""
+    with path.open("rb") as file:
+        while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
+            yield eccodes.codes_get(handle, "shortName"), eccodes.codes_get_values(handle)
+            eccodes.codes_release(handle)
+
+
+def test_no_frame_is_decoded_and_no_volume_read_to_index_a_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a DICOM file without its pixels, and of a NIfTI file, the header is enough."""
+    path = tmp_path / "a.dcm"
+    content = pydicom.dcmread(_of_pydicom("CT_small.dcm"))
+    content.PixelData = bytes(len(content.PixelData))
+    content.save_as(path)
+    monkeypatch.setattr("pydicom.pixels.decoders.base.DecodeRunner.decode", None)
+    data = md.open_dataset(path, inputs="image", comm=MPI.COMM_SELF)
+    assert data.schema["image"].shape == (content.Rows, content.Columns)
 
 
 def test_errors_name_the_file(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_samples_along_the_last_axis(tmp_path: Path) -> None:
 def test_errors_say_what_to_select(tmp_path: Path) -> None:
     scipy.io.savemat(tmp_path / "a.mat", {"a": np.zeros((4, 2)), "b": np.zeros((5, 2)), "s": scipy.sparse.eye(4)})
     with (
-        pytest.raises(FormatError, match="differ in their number of samples"),
+        pytest.raises(FormatError, match="different numbers of samples"),
         pytest.warns(UserWarning, match="sparse"),
     ):
         load(tmp_path / "a.mat")

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 
 from matex_data.paths import natural_sorted
-from matex_data.readers.fits.headers import holds_rows
+from matex_data.readers.fits.kinds import holds_rows
 from matex_data.readers.formats import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import is_hidden, is_image
 from matex_data.readers.images.folders.manifest import names_images

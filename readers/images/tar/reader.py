@@ -9,10 +9,10 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.index.model import FileIndex, Index
-from matex_data.index.table import Column
+from matex_data.index.model import Index
+from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageInfo, ImageOptions, image_info
 from matex_data.readers.images.tar.archive import Archive, open_archive
 from matex_data.readers.images.tar.compressed import CompressedTarRows
@@ -79,28 +79,25 @@ def index(
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
     with open_archive(path) as archive:
         shard = read_shard(path, archive.file)
-        selected = list(shard.members) if names is None else list(names)
-        _check_names(path, shard, [*selected, *(masks or ()), *raw])
-        columns = {name: _column(path, shard, name) for name in selected}
         source = _Source(path, archive.file, list(shard.rows))
-        decoders: dict[str, MemberDecoder] = {}
-        for name, ranges in columns.items():
+
+        def decoder(name: str, ranges: Sequence[ByteRange]) -> MemberDecoder:
             if name in raw:
-                decoders[name] = BytesMember()
-            elif kind_of(name) in IMAGES:
-                is_mask = name in masks if masks is not None else not MASKS.isdisjoint(name.split("."))
-                chosen = replace(options, mode="native", resample="nearest", dtype=None) if is_mask else options
-                decoders[name] = source.images(name, ranges, chosen, ragged)
-            else:
-                decoders[name] = source.decoder(name, ranges)
-        return _index(path, archive, decoders, columns)
+                return BytesMember()
+            if kind_of(name) not in IMAGES:
+                return source.decoder(name, ranges)
+            is_mask = name in masks if masks is not None else not MASKS.isdisjoint(name.split("."))
+            chosen = replace(options, mode="native", resample="nearest", dtype=None) if is_mask else options
+            return source.images(name, ranges, chosen, ragged)
 
+        def make(names: Sequence[str]) -> Index:
+            columns = {name: _column(path, shard, name) for name in names}
+            decoders = {name: decoder(name, ranges) for name, ranges in columns.items()}
+            return _index(path, archive, decoders, columns)
 
-def _check_names(path: str, shard: Shard, names: Sequence[str]) -> None:
-    for name in names:
-        if name not in shard.members:
-            near = near_matches(name, shard.members)
-            raise FieldNotFound("the shard has no such field", file=path, field=name, expected=f"one of {near}")
+        found = Catalogue(path, shard.members, make)
+        found.chosen([*(masks or ()), *raw])
+        return found.index(names)
 
 
 def _column(path: str, shard: Shard, name: str) -> list[ByteRange]:
@@ -138,8 +135,7 @@ def _index(
         unpacked = size_of_open(archive.file)
         rows = CompressedTarRows(path, decoders, offset, nbytes, inner, archive.packing, archive.stored, unpacked)
         fields = {name: _with_archive(field, unpacked // rows.rows) for name, field in fields.items()}
-    layouts = {name: Column(rows, name) for name in decoders}
-    return Index(fields, [FileIndex(path, rows.rows, layouts)])
+    return file_of_table(path, fields, rows)
 
 
 def _with_archive(field: Field, nbytes: int) -> Field:

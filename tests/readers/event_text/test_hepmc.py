@@ -173,7 +173,7 @@ def test_a_large_file_is_scanned_by_all_ranks(
     for found in on_ranks(size, lambda ranks: index_collectively([str(path)], None, ranks)):
         rows = found.files[0].layouts["pid"].table
         assert rows.offset.tolist() == whole.offset.tolist()
-        assert rows.first.tolist() == whole.first.tolist()
+        assert rows.edges.tolist() == whole.edges.tolist()
     check({name: every_row(found, name) for name in found.fields}, expected([path]))
 
 

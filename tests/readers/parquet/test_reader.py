@@ -290,7 +290,7 @@ def test_decoded_rows_do_not_share_the_memory_that_was_read(tmp_path: Path) -> N
     """Pages without compression could be views of it, and it is used again."""
     content = table(40).append_column("fixed", pa.array([bytes(8)] * 40, pa.binary(8)))
     path = write(tmp_path / "a.parquet", content, 40, compression="none", use_dictionary=False)
-    index = reader.index(path)
+    index = reader.index(path).index()
     layouts = index.files[0].layouts
     stored = np.fromfile(path, np.uint8)
     outs = [(name, field.empty(40)) for name, field in index.fields.items()]

@@ -1,0 +1,214 @@
+"""What a reader finds in a file. The core alone chooses among it: by names, by patterns, or all that can be read."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field, expand_names
+from matex_data.index.interleaved import group_interleaved
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.table import Column, Table
+
+MAX_SHOWN = 8  # fields in an error or a warning
+
+Entry = tuple[Field, Callable[[], Layout]] | str | DataError
+"""A field and the function that makes the layout of its rows; or the reason why it cannot be read, and is left out; or
+the error that reading it raises."""
+Finish = Callable[[Mapping[str, Field], Mapping[str, Layout]], Index]
+"""Makes an index of fields and the layouts of their rows."""
+
+
+@dataclass(frozen=True)
+class Catalogue:
+    """Fields that a reader finds in a file.
+
+    Parameters
+    ----------
+    path : of the file.
+    known : names of the fields that can be read, in order.
+    make : returns the index of the named fields, which are known.
+    unread : reason for each field that cannot be read, by name.
+    kind : what the format calls a field, such as "column", for messages.
+    listed : names of the fields that are read if none is asked for; None: all that are known.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from matex_data.abc import MemoryRows
+    >>> rows = MemoryRows(np.arange(3))
+    >>> entries = {"x": (Field("x", (), rows.values.dtype), lambda: rows), "map": "it has no fields of its own"}
+    >>> Catalogue.of("a.points", entries).index(["x*"]).fields["x"].shape
+    ()
+    """
+
+    path: str
+    known: Collection[str]
+    make: Callable[[Sequence[str]], Index]
+    unread: Mapping[str, str] = field(default_factory=dict)
+    kind: str = "field"
+    listed: Collection[str] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        path: str,
+        entries: Mapping[str, Entry],
+        kind: str = "field",
+        listed: Collection[str] | None = None,
+        finish: Finish | None = None,
+    ) -> Catalogue:
+        """Return the catalogue of entries, of which layouts are made if they are chosen.
+
+        Parameters
+        ----------
+        finish : makes the index of the chosen fields; None: that of a file of these rows.
+
+        Examples
+        --------
+        >>> Catalogue.of("a.points", {"map": "it has no fields of its own"}).unread
+        {'map': 'it has no fields of its own'}
+        """
+        found = {name: entry for name, entry in entries.items() if not isinstance(entry, str)}
+
+        def make(names: Sequence[str]) -> Index:
+            fields, layouts = dict[str, Field](), dict[str, Layout]()
+            for name in names:
+                entry = found[name]
+                if isinstance(entry, DataError):
+                    raise entry
+                fields[name], layouts[name] = entry[0], entry[1]()
+            layouts = group_interleaved(layouts)
+            return finish(fields, layouts) if finish is not None else file_of_rows(path, fields, layouts)
+
+        return cls(path, found, make, {name: e for name, e in entries.items() if isinstance(e, str)}, kind, listed)
+
+    def index(self, names: Sequence[str] | None = None) -> Index:
+        """Return the index of the fields of these names and patterns; None: of all, with a warning of the others.
+
+        Raises
+        ------
+        FieldNotFound : there is no such field.
+        FormatError : a named field cannot be read, or none at all.
+
+        Examples
+        --------
+        >>> Catalogue.of("a.points", {}).index()
+        Traceback (most recent call last):
+        matex_data.errors.FormatError: the file has no field that can be read
+          file: a.points
+          found: none
+        """
+        return self.make(self.chosen(names))
+
+    def chosen(self, names: Sequence[str] | None) -> list[str]:
+        """Return the names of the fields to read; see `index`.
+
+        Examples
+        --------
+        >>> Catalogue("a.csv", ["x1", "x2", "y"], lambda names: None).chosen(["y", "x*"])
+        ['y', 'x1', 'x2']
+        """
+        every = [*self.known, *self.unread]
+        if names is None:
+            if not self.known:
+                problem = f"the file has no {self.kind} that can be read"
+                raise FormatError(problem, file=self.path, found=shown(self.unread) or "none")
+            warn_of(self.path, self.unread, self.kind)
+            return list(self.known if self.listed is None else self.listed)
+        expanded = dict.fromkeys(expand_names(names, every, self.path))
+        for name in names:
+            if name in self.unread:
+                raise FormatError(
+                    f"the {self.kind} cannot be read",
+                    file=self.path,
+                    field=name,
+                    found=self.unread[name],
+                    remedy="select other fields with inputs= and targets=",
+                )
+        check_known(self.path, expanded, every, self.kind)
+        warn_of(self.path, {name: self.unread[name] for name in expanded if name in self.unread}, self.kind)
+        return [name for name in expanded if name not in self.unread]
+
+
+def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
+    """Warn of fields that are left out, if there are any.
+
+    Parameters
+    ----------
+    path : of the file.
+    unread : reason for each of them, by name.
+    kind : what the format calls a field.
+    """
+    if unread:
+        lines = shown(unread, "\n  ")
+        what = f"{path}: {len(unread)} {plural(kind, len(unread))}"
+        text = f"{what} cannot be read and are left out\n  {lines}\n  select the fields with inputs= and targets="
+        warnings.warn(text, stacklevel=4)
+
+
+def check_known(
+    path: str,
+    names: Iterable[str],
+    known: Collection[str],
+    kind: str = "field",
+    remedies: Mapping[str, str] | None = None,
+) -> None:
+    """Raise ``FieldNotFound`` for a name that is not known.
+
+    Parameters
+    ----------
+    path : of the file.
+    kind : what the format calls a field.
+    remedies : for names that are often asked for.
+
+    Examples
+    --------
+    >>> check_known("a.csv", ["x"], ["x", "y"])
+    """
+    for name in names:
+        if name not in known:
+            raise FieldNotFound(
+                f"the file has no such {kind}",
+                file=path,
+                field=name,
+                expected=f"one of {near_matches(name, known)}" if known else None,
+                found=f"{len(known)} {plural(kind, len(known))}",
+                remedy=(remedies or {}).get(name),
+            )
+
+
+def file_of_rows(path: str, fields: Mapping[str, Field], layouts: Mapping[str, Layout]) -> Index:
+    """Return the index of a file of which each row is a sample.
+
+    >>> from matex_data.abc import MemoryRows
+    >>> len(file_of_rows("a.csv", {}, {"x": MemoryRows(np.zeros(3))}))
+    3
+    """
+    return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
+
+
+def file_of_table(path: str, fields: Mapping[str, Field], table: Table) -> Index:
+    """Return the index of a file of which each row of a table is a sample, and each field a column."""
+    return file_of_rows(path, fields, {name: Column(table, name) for name in fields})
+
+
+def plural(kind: str, count: int) -> str:
+    """Return the word for so many of a kind.
+
+    >>> plural("branch", 2), plural("column", 1)
+    ('branches', 'column')
+    """
+    return kind if count == 1 else kind + ("es" if kind.endswith("ch") else "s")
+
+
+def shown(unread: Mapping[str, str], separator: str = "; ") -> str:
+    """Return the names of fields with the reason why each cannot be read.
+
+    >>> shown({"map": "it has no fields of its own"})
+    "'map': it has no fields of its own"
+    """
+    lines = [f"{name!r}: {reason}" for name, reason in list(unread.items())[:MAX_SHOWN]]
+    return separator.join(lines + ([f"and {len(unread) - MAX_SHOWN} more"] if len(unread) > MAX_SHOWN else []))

@@ -1,0 +1,74 @@
+"""What the first data of a FITS file are: pictures, or rows, planes and spectra."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from math import prod
+from typing import Any
+
+from matex_data.errors import FormatError
+from matex_data.readers.fits.headers import Unit, units
+from matex_data.storage.files import open_binary
+
+
+def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str:
+    """Return "images" for a picture, with a warning of tables behind that of a FITS file, else "fits".
+
+    Parameters
+    ----------
+    head : first bytes of the file.
+    options : of the reader: those of FITS files tell what is meant.
+    """
+    if holds_rows(path, head) or {"hdu", "sample_axis"} & set(options):
+        return "fits"
+    tables = tables_behind(path, head)
+    if tables:
+        text = f"{path}: the image is read, and not the tables {tables} behind it; hdu={tables[0]!r} reads that table"
+        warnings.warn(text, stacklevel=2)
+    return "images"
+
+
+def holds_rows(path: str, head: bytes) -> bool:
+    """Return whether the first data of a FITS file are a table, a spectrum, or an array of more than two axes.
+
+    A header behind the first one that is damaged counts as that of a table, whose reader says what is wrong with it.
+
+    Parameters
+    ----------
+    head : first bytes of the file, which tell the kind of most files.
+    """
+    headers = 0
+    try:
+        for unit in _units_with_data(path, head):
+            headers += 1
+            if unit is not None:
+                return unit.is_table or len(unit.image_shape) == 1 or prod(unit.image_shape[:-2]) > 1
+    except (FormatError, ValueError):
+        return headers > 0
+    except OSError:
+        return False
+    return False
+
+
+def tables_behind(path: str, head: bytes) -> list[str]:
+    """Return names, or numbers, of the tables of a file of which the first data are an image.
+
+    Parameters
+    ----------
+    head : first bytes of the file.
+    """
+    try:
+        found = [unit for unit in _units_with_data(path, head) if unit is not None]
+    except (FormatError, ValueError, OSError):
+        return []  # who reads the image says what is wrong
+    return [unit.name or str(unit.number) for unit in found if unit.is_table]
+
+
+def _units_with_data(path: str, head: bytes) -> Iterator[Unit | None]:
+    """Yield the units of a FITS file; None for one without data or of another kind."""
+    if head.startswith(b"SIMPLE  ="):
+        with open_binary(path) as file:
+            for unit in units(path, file, file.seek(0, 2)):
+                is_data = unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")
+                yield unit if unit.nbytes and is_data else None
