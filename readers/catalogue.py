@@ -1,4 +1,4 @@
-"""What a reader finds in a file. The core alone chooses among it: by names, by patterns, or all that can be read."""
+"""Catalogues of what readers find in files. The core alone chooses among it: by names, by patterns, or all of it."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 from matex_data.errors import DataError, FormatError
-from matex_data.readers import compression
 from matex_data.readers.formats import all_formats, format_named, known_formats, load_function
+from matex_data.readers.text import compression
 from matex_data.readers.unsupported import PROBLEM, unsupported_formats
 from matex_data.storage.files import is_folder, open_binary
 

@@ -176,7 +176,7 @@ CIFAR_NAMES = ("data_batch_[1-5]", "test_batch", "cifar-100-*/train", "cifar-100
 
 FORMATS: dict[str, KnownFormat] = {
     "matlab": KnownFormat(
-        "matex_data.readers.matlab:index",
+        "matex_data.readers.matlab.reader:index",
         suffixes=(".mat",),
         magic=((0, b"MATLAB 5.0 MAT-file"),),  # version 4 has none, version 7.3 is HDF5
         extra="matex_data[matlab]",
@@ -218,7 +218,7 @@ FORMATS: dict[str, KnownFormat] = {
         partitioned=True,
     ),
     "arrow": KnownFormat(
-        "matex_data.readers.parquet.ipc:index",
+        "matex_data.readers.arrow.reader:index",
         suffixes=(".arrow", ".feather", ".ipc", ".arrows"),
         magic=((0, b"ARROW1\0\0"),),
         text=rb"(?s)\xff{4}..\0\0[\x04-\x40]\0\0\0",  # a stream: length and begin of its schema
@@ -267,21 +267,21 @@ FORMATS: dict[str, KnownFormat] = {
         extra="matex_data[particles]",
     ),
     "lhe": KnownFormat(
-        "matex_data.readers.event_text.lhe:index",
+        "matex_data.readers.lhe.reader:index",
         suffixes=tuple(f".lhe{end}" for end in COMPRESSED),
         text=rb"(?:\xef\xbb\xbf)?\s*<(?s:.*?)(?<=<)LesHouchesEvents[\s>]",
-        collective_reader="matex_data.readers.event_text.lhe:index_collectively",
+        collective_reader="matex_data.readers.lhe.reader:index_collectively",
         extra="matex_data[particles]",
     ),
     "hepmc": KnownFormat(
-        "matex_data.readers.event_text.hepmc:index",
+        "matex_data.readers.hepmc.reader:index",
         suffixes=tuple(f".{kind}{end}" for kind in ("hepmc", "hepmc2", "hepmc3") for end in COMPRESSED),
         text=rb"\s*HepMC::",
-        collective_reader="matex_data.readers.event_text.hepmc:index_collectively",
+        collective_reader="matex_data.readers.hepmc.reader:index_collectively",
         extra="matex_data[particles]",
     ),
     "tar": KnownFormat(
-        "matex_data.readers.images.tar.reader:index",
+        "matex_data.readers.tar.reader:index",
         suffixes=(*(f".tar{end}" for end in COMPRESSED), ".tgz", ".tbz2", ".txz", ".tzst"),
         magic=((257, b"ustar"),),
         text=rb"(?s).{257}ustar",  # of what is compressed

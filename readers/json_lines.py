@@ -25,7 +25,7 @@ from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of
 from matex_data.readers.parquet.values import Values
-from matex_data.readers.unpacked import content, of_content
+from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary
 
 BLOCK_BYTES = 256 << 10  # of whole lines

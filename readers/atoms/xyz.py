@@ -25,7 +25,7 @@ from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.readers.atoms.frames import assign, columns_of, frames_of, unreadable
 from matex_data.readers.catalogue import Catalogue
-from matex_data.readers.unpacked import content, of_content
+from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_sequential
 
 BLOCK_BYTES = 64 << 10  # of whole frames

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from matex_data.readers import compression
 from matex_data.readers.detection import HEAD_BYTES
 from matex_data.readers.formats import TABLE_SUFFIXES, format_named, missing_package
 from matex_data.readers.images.folders.manifest import names_images
+from matex_data.readers.text import compression
 
 
 def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str | None:

@@ -18,7 +18,6 @@ from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root
-from matex_data.readers.compression import plain_text, stored_as
 from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
 from matex_data.readers.csv.header import FirstRecord, first_record
 from matex_data.readers.csv.options import Options, check_options
@@ -36,6 +35,7 @@ from matex_data.readers.csv.records import (
 )
 from matex_data.readers.csv.rows import CsvRows
 from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
+from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, read_into, size_of_open
 

@@ -18,10 +18,10 @@ from matex_data.index.cache import Chunk, ChunkCache, Reserved
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection, ranges
 from matex_data.index.scatter import matrix_view, scatter
 from matex_data.index.table import Outputs, Table
-from matex_data.readers.compression import plain_text
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.types import ColumnType
-from matex_data.readers.unpacked import notice_of
+from matex_data.readers.text.compression import plain_text
+from matex_data.readers.text.unpacked import notice_of
 
 PARSE_BYTES = 1 << 20  # parsed by one call, about
 

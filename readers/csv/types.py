@@ -15,7 +15,7 @@ from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.locks import cached_property
-from matex_data.readers.arrow_times import EPOCH, seconds
+from matex_data.readers.arrow.times import EPOCH, seconds
 
 _ARROW = {
     "int64": pa.int64(),

@@ -1,4 +1,4 @@
-"""What the first data of a FITS file are: pictures, or rows, planes and spectra."""
+"""Kinds of FITS files: by their first data these hold pictures, or rows, planes and spectra."""
 
 from __future__ import annotations
 

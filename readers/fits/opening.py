@@ -9,8 +9,8 @@ from contextlib import ExitStack, contextmanager
 from typing import Any, BinaryIO
 from weakref import ref
 
-from matex_data.readers.compression import stored_as, unpacked
-from matex_data.readers.unpacked import REMEDY
+from matex_data.readers.text.compression import stored_as, unpacked
+from matex_data.readers.text.unpacked import REMEDY
 from matex_data.storage.files import open_binary
 from matex_data.storage.objects import is_url
 

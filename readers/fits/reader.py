@@ -14,7 +14,7 @@ from matex_data.readers.fits.arrays import array, extensions
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.readers.fits.opening import opened
 from matex_data.readers.fits.tables import table_of
-from matex_data.readers.unpacked import unpacked_index
+from matex_data.readers.text.unpacked import unpacked_index
 
 FIELD = "data"  # name of the field of arrays without a name
 

@@ -29,7 +29,7 @@ from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.members import MATLAB_CLASS
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute
 from matex_data.readers.hdf5.rows import Hdf5Rows, opened_dataset
-from matex_data.readers.matlab_cells import cell_field, cell_rows, cell_shapes
+from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
 
 HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
 CELL_ROWS = 256  # of a block of a cell array, whose elements lie in no order

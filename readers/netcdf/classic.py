@@ -19,9 +19,9 @@ from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.index.transposed import Transposed
 from matex_data.readers.decoding import Decoding
-from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.dimensions.cf import CfDecoding
+from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.header import CdfHeader, CdfVariable, read_header
-from matex_data.readers.netcdf.variables import FileContent, Variable
 from matex_data.storage.files import open_binary, open_sequential, size_of_open
 
 GZIP_MAGIC = b"\x1f\x8b"

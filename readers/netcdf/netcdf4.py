@@ -21,11 +21,11 @@ from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.readers.decoding import decode_layout
+from matex_data.readers.dimensions.cf import CfDecoding
+from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.netcdf.cf import CfDecoding
-from matex_data.readers.netcdf.variables import FileContent, Variable
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 NO_COORDINATE = "_nc4_non_coord_"  # prefix of a variable with the name of a dimension that is not its own

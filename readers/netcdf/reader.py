@@ -8,12 +8,12 @@ from typing import Any
 
 from matex_data.errors import DataError, FormatError
 from matex_data.index.model import Index
+from matex_data.readers.dimensions.samples import Options, index_content
+from matex_data.readers.dimensions.variables import FileContent
 from matex_data.readers.formats import HDF5_MAGIC
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.netcdf import classic, netcdf4
-from matex_data.readers.netcdf.samples import Options, index_content
-from matex_data.readers.netcdf.variables import FileContent
 from matex_data.storage.files import open_binary
 from matex_data.storage.trust import Trust
 

@@ -17,7 +17,7 @@ import pyarrow as pa
 from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field
-from matex_data.readers.arrow_times import EPOCH
+from matex_data.readers.arrow.times import EPOCH
 
 SECONDS = "seconds"
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays

@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from matex_data._types import Array
 from matex_data.errors import DecodeError
 from matex_data.index.ragged import RaggedArray, nested
-from matex_data.readers.arrow_times import seconds
+from matex_data.readers.arrow.times import seconds
 from matex_data.readers.parquet.members import Member, Step
 
 EXACT = 1 << 53  # integers up to this are exact in float64

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.declared import declared
-from matex_data.readers.netcdf.cf import NAT
+from matex_data.readers.dimensions.cf import NAT
 from matex_data.readers.zarr.codecs import problem
 
 MAX_CHUNK_ITEMS = 1 << 40

@@ -13,10 +13,10 @@ from matex_data.fields import Field
 from matex_data.index.model import Index, Layout
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import warn_of
-from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.dimensions.cf import CfDecoding
+from matex_data.readers.dimensions.samples import Options, index_content
+from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.netcdf4 import join_letters
-from matex_data.readers.netcdf.samples import Options, index_content
-from matex_data.readers.netcdf.variables import FileContent, Variable
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs

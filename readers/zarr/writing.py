@@ -25,9 +25,9 @@ from matex_data.codecs.pipeline import BLOSC, DEFLATE, FLETCHER32, SHUFFLE, ZSTD
 from matex_data.errors import DataError, FormatError
 from matex_data.index.chunked import Chunked
 from matex_data.index.strided import Strided
-from matex_data.readers.netcdf.cf import CfDecoding
+from matex_data.readers.dimensions.cf import CfDecoding
+from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.reader import open_content
-from matex_data.readers.netcdf.variables import FileContent, Variable
 from matex_data.readers.zarr.arrays import DIMENSIONS
 from matex_data.readers.zarr.chunks import Grid
 from matex_data.storage.trust import trees_of

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from matex_data import DataError
-from matex_data.readers.event_text.lhe import CLOSE
+from matex_data.readers.lhe.reader import CLOSE
 from tests.fuzz import parquet, tables
 from tests.fuzz.readings import (
     EQUAL,
@@ -36,8 +36,9 @@ from tests.fuzz.readings import (
     refusal,
     theirs,
 )
-from tests.readers.event_text import test_hepmc, test_lhe
+from tests.readers.hepmc import test_reader as test_hepmc
 from tests.readers.images import test_tar
+from tests.readers.lhe import test_reader as test_lhe
 from tests.readers.openpmd import test_reader as openpmd
 from tests.support.serial import same
 

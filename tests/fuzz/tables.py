@@ -10,8 +10,9 @@ import pyarrow as pa
 from astropy.io import fits
 
 from tests.fuzz import parquet
+from tests.readers.arrow import test_reader as test_ipc
 from tests.readers.fits import test_reader as fits_reader
-from tests.readers.parquet import test_ipc, test_reader
+from tests.readers.parquet import test_reader
 from tests.readers.zarr import test_reader as zarr_reader
 
 

@@ -20,7 +20,9 @@ GROUPS = {
         *("readers/hdf5", "readers/netcdf", "readers/zarr", "readers/fits", "readers/parquet", "readers/root"),
         *("readers/openpmd", "readers/*.py"),
     ),
-    "formats of text and images": ("readers/csv", "readers/event_text", "readers/atoms", "readers/images"),
+    "formats of text and images": (
+        *("readers/csv", "readers/text", "readers/lhe", "readers/hepmc", "readers/atoms", "readers/images"),
+    ),
     "index": ("matex_data/index",),
     "storage, codecs, io": ("matex_data/storage", "matex_data/codecs", "matex_data/io"),
     "sampling": ("matex_data/sampling",),

@@ -12,11 +12,11 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.paths import existing_files
-from matex_data.readers.compression import plain_head, plain_text, stored_as
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_binary
 from matex_data.readers.csv.options import MISSING
 from matex_data.readers.images.folders.contents import is_image
 from matex_data.readers.images.texts import Texts
+from matex_data.readers.text.compression import plain_head, plain_text, stored_as
 from matex_data.storage.files import read_bytes
 from matex_data.storage.objects import check_url, existing_objects, is_url
 from matex_data.storage.trust import NONE, Trust, joined

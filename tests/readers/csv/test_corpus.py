@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
-from matex_data.readers.arrow_times import EPOCH
+from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
 from tests.support.corpus import CORPUS, needs_corpus

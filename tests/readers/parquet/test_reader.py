@@ -20,7 +20,7 @@ from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
-from matex_data.readers.arrow_times import EPOCH
+from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.parquet import footer, reader
 from tests.support.format_suite import Case, FormatSuite, same
 

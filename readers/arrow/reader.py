@@ -1,0 +1,136 @@
+"""Index of Arrow IPC files and streams, Feather among them: record batches are the blocks, and columns the fields."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from matex_data._types import Integers
+from matex_data.errors import DataError, FormatError
+from matex_data.index.model import Index
+from matex_data.readers.arrow.messages import Message, is_batch, is_dictionary, read_messages
+from matex_data.readers.arrow.nodes import column_borders, nodes
+from matex_data.readers.arrow.record_batches import RecordBatches
+from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of, leaf_numbers
+from matex_data.storage.files import open_binary
+
+
+def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
+    """Index the rows of an Arrow IPC file or stream. The metadata of each record batch are read.
+
+    Parameters
+    ----------
+    dtype : like that of a Parquet file.
+
+    Raises
+    ------
+    FormatError : the file is damaged or no file of Arrow, or a column cannot be read.
+    """
+    try:
+        with open_binary(path) as file:
+            messages = list(read_messages(path, file))
+            head = messages[0] if messages else None
+            file.seek(head.offset if head else 0)
+            stored = file.read(head.head_bytes if head else 0)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    if head is None:
+        raise FormatError("the file has no schema of Arrow", file=path, remedy="write the file again")
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(stored))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
+    return columns_of(path, schema, dtype or {}, partial(_of_batches, path, schema, messages))
+
+
+def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Chosen) -> Index:
+    """Return the index of chosen fields.
+
+    Parameters
+    ----------
+    chosen : by name, member and number of the leaf.
+    """
+    columns = [nodes(column.type) for column in schema]
+    leaves = leaf_numbers(schema)
+    batches = [message for message in messages if is_batch(message) and message.rows]
+    of_field = {name: leaves[leaf] for name, (_, leaf) in chosen.items()}
+    numbers = sorted({column for column, _ in of_field.values()})
+    ranges = np.array([_ranges(path, batch, columns, numbers) for batch in batches], np.int64)
+    ranges = ranges.reshape(len(batches), len(numbers), 2)
+    first_node = np.append(0, np.cumsum([len(column.buffers) for column in columns]))
+    members = {}
+    for name, (member, _) in chosen.items():
+        column, leaf = of_field[name]
+        above = first_node[column] + np.array(columns[column].leaves[leaf])
+        missing = any(batch.null_count[above].any() for batch in batches)
+        members[name] = member.with_missing() if missing else member
+    edges = np.append(0, np.cumsum([batch.rows for batch in batches])).astype(np.int64)
+    preambles, preamble = _preambles(messages, batches)
+    table = RecordBatches(
+        path,
+        edges,
+        members,
+        ranges[:, :, 0].ravel(),
+        ranges[:, :, 1].ravel(),
+        1.0,
+        np.array(numbers),
+        {name: numbers.index(column) for name, (column, _) in of_field.items()},
+        np.array([batch.offset for batch in batches], np.int64),
+        np.array([batch.head_bytes for batch in batches], np.int64),
+        np.array([batch.body_bytes for batch in batches], np.int64),
+        preambles,
+        preamble,
+    )
+    return file_of_table(path, fields_of(members), table)
+
+
+def _ranges(path: str, batch: Message, columns: list[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the byte range of columns in the file."""
+    borders = column_borders(columns, batch.variadic)
+    if borders[-1] != len(batch.buffer_offset) or len(batch.null_count) != sum(len(c.buffers) for c in columns):
+        raise FormatError(
+            "a record batch does not fit the schema",
+            file=path,
+            byte=batch.offset,
+            expected=f"{borders[-1]} buffers",
+            found=f"{len(batch.buffer_offset)} buffers",
+        )
+    found = []
+    for number in numbers:
+        own = slice(*borders[number : number + 2])
+        offset, end = batch.buffer_offset[own], batch.buffer_offset[own] + batch.buffer_bytes[own]
+        begin = int(offset.min(initial=batch.body_bytes))
+        found.append((batch.offset + batch.head_bytes + begin, max(0, int(end.max(initial=0)) - begin)))
+    return found
+
+
+def _preambles(messages: Sequence[Message], batches: Sequence[Message]) -> tuple[list[Integers], Integers]:
+    """Return the messages that batches need, and for each batch the number of its ones.
+
+    These are the schema, and of each dictionary its last whole state and what was added to it since.
+    """
+    found: list[Integers] = []
+    number_of: dict[int, int] = {}
+    dictionaries: dict[int, list[Message]] = {}
+    is_changed = True
+    for message in messages:
+        if is_dictionary(message):
+            before = dictionaries.get(message.dictionary, [])
+            dictionaries[message.dictionary] = [*(before if message.delta else []), message]
+            is_changed = True
+        elif is_batch(message):
+            if is_changed:
+                needed = (m for of_one in dictionaries.values() for m in of_one)
+                found.append(_byte_ranges([messages[0], *sorted(needed, key=lambda m: m.offset)]))
+                is_changed = False
+            number_of[message.offset] = len(found) - 1
+    return found, np.array([number_of[batch.offset] for batch in batches], np.int64)
+
+
+def _byte_ranges(messages: Sequence[Message]) -> Integers:
+    return np.array([(m.offset, m.head_bytes + m.body_bytes) for m in messages], np.int64).ravel()

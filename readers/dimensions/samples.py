@@ -1,0 +1,243 @@
+"""Samples of variables over named dimensions: those of netCDF files, and of other formats with CF conventions."""
+
+from __future__ import annotations
+
+import hashlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from matex_data._types import Array
+from matex_data.errors import FormatError
+from matex_data.fields import LISTED, SAMPLE_COORDINATE, Field
+from matex_data.index.interleaved import group_interleaved
+from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.subset import subset_rows
+from matex_data.machine import check_fits
+from matex_data.readers.catalogue import check_known, warn_of
+from matex_data.readers.dimensions.cf import PACKING_ATTRIBUTES, CfDecoding, cf_decoding
+from matex_data.readers.dimensions.contiguous import Observations
+from matex_data.readers.dimensions.selection import Coordinate, Selection, select
+from matex_data.readers.dimensions.variables import FileContent, Variable
+
+COMMON_ATTRIBUTES = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
+MAX_STATIC_BYTES = 64 << 20  # of one variable without samples, which every rank holds in memory
+CHECKED_BYTES = 1 << 20  # of a static variable for which the free memory is checked
+DECODED_RATIO = 5  # memory of a static variable per stored byte, at most: two bytes stored, eight decoded
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of a reader of variables; `matex_data.readers.netcdf.reader.index` describes them.
+
+    Raises
+    ------
+    FormatError : ``dtype`` is no float of 32 or 64 bits.
+    """
+
+    names: Sequence[str] | None = None
+    sample_dim: str | None = None
+    decode: bool = True
+    decode_times: bool | None = None
+    mask_and_scale: bool | None = None
+    valid_range: bool | None = None
+    static: bool = True
+    static_as_inputs: bool = False
+    sel: Mapping[str, Any] | None = None
+    isel: Mapping[str, Any] | None = None
+    dtype: str | None = None
+    coordinate: bool = False
+    method: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.method not in (None, "nearest"):
+            raise FormatError("sel= has no such method", expected='method="nearest"', found=repr(self.method))
+        if self.dtype not in (None, "float32", "float64"):
+            raise FormatError("unknown dtype of decoded numbers", expected='dtype="float32"', found=repr(self.dtype))
+
+    @property
+    def times(self) -> bool:
+        """Choice to decode times."""
+        return self.decode if self.decode_times is None else self.decode_times
+
+    @property
+    def packing(self) -> bool:
+        """Choice to decode packed and missing numbers."""
+        return self.decode if self.mask_and_scale is None else self.mask_and_scale
+
+
+def index_content(content: FileContent, options: Options) -> Index:
+    """Return the index of the variables of a file along one of its dimensions.
+
+    Raises
+    ------
+    FieldNotFound : there is no variable of a name of ``options.names``.
+    FormatError : the sample dimension is not determined, or a named variable does not have it.
+    """
+    path = content.path
+    selected = _select(content, options.names) if options.names is not None else content.variables
+    observations, requested = Observations.of(content, options.sample_dim)
+    dimension = content.sample_dimension(selected, requested)
+    time_attributes = _attributes_of_bounds(content.variables)
+
+    def decoding(variable: Variable, axis: int | None) -> CfDecoding:
+        return _decoding(variable, axis, path, time_attributes, options)
+
+    def values(variable: Variable) -> tuple[Array, Mapping[str, Any]]:
+        of_variable = decoding(variable, None)
+        return of_variable.decode(variable.values()), of_variable.attributes
+
+    selection = select(content, dimension, options.sel, options.isel, values, options.method is not None)
+    along = content.alike(dimension)
+    fields: dict[str, Field] = {}
+    layouts: dict[str, Layout] = {}
+    unread: dict[str, str] = {}
+    for variable in _with_coordinate(selected, content, dimension) if options.coordinate else selected:
+        axis = next((number for number, name in enumerate(variable.dimensions) if name in along), None)
+        if axis is not None:
+            field, layout = variable.rows(axis, decoding(variable, axis))
+            inner = (*variable.dimensions[:axis], *variable.dimensions[axis + 1 :])
+            field, layouts[variable.name] = selection.field(field, layout, inner)
+            fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
+        elif observations.has(variable):
+            reason = observations.add(variable, variable.rows(0, decoding(variable, 0)))
+            if reason is not None and options.names is not None:
+                raise FormatError("the variable cannot be read", file=path, field=variable.name, found=reason)
+            unread |= {} if reason is None else {variable.name: reason}
+        elif options.names is not None and not options.static_as_inputs:
+            raise _no_samples(path, variable, dimension)
+    warn_of(path, unread, "variable")
+    for name, (field, layout) in observations.fields().items():
+        fields[name], layouts[name] = field, layout if selection.rows is None else subset_rows(layout, selection.rows)
+    if not fields:
+        found = f"{len(content.variables)} variables without it"
+        raise FormatError("the file has no samples", file=path, expected=f"a variable along {dimension!r}", found=found)
+    static = {
+        variable.name: selection.values(values(variable)[0], variable.dimensions)
+        for variable in content.variables
+        if options.static
+        and along.isdisjoint(variable.dimensions)
+        and not observations.has(variable)
+        and _fits_static(variable, path)
+    }
+    indexed = [variable for variable in selected if variable.name in fields]
+    facts = _facts(content, indexed, fields, {dimension, *observations.counts}, options.packing, selection, values)
+    rows = content.dimensions[dimension] if selection.rows is None else len(selection.rows)
+    files = [FileIndex(path, rows, group_interleaved(layouts))]
+    return Index(fields, files, static, facts)
+
+
+def _is_coordinate(variable: Variable, dimension: str) -> bool:
+    return variable.name.strip("/") == dimension and variable.dimensions == (dimension,)
+
+
+def _with_coordinate(variables: Sequence[Variable], content: FileContent, dimension: str) -> list[Variable]:
+    """Return the variables, and behind them the coordinate of the samples if it exists and is not one of them."""
+    known = any(_is_coordinate(variable, dimension) for variable in variables)
+    return [*variables, *(v for v in content.variables if not known and _is_coordinate(v, dimension))]
+
+
+def _marked(field: Field) -> Field:
+    return replace(field, attributes={**field.attributes, SAMPLE_COORDINATE: True})
+
+
+def _facts(
+    content: FileContent,
+    indexed: Sequence[Variable],
+    fields: Mapping[str, Field],
+    dimensions: set[str],
+    packing: bool,
+    selection: Selection,
+    decoded: Coordinate,
+) -> dict[str, str]:
+    """Return facts that all files of a data set have in common: units, calendars, and the other coordinates."""
+    keys = COMMON_ATTRIBUTES if packing else COMMON_ATTRIBUTES + PACKING_ATTRIBUTES
+    facts = {}
+    for variable in indexed:
+        attributes = fields[variable.name].attributes
+        facts.update({f"{key!r} of {variable.name!r}": str(attributes[key]) for key in keys if key in attributes})
+    others = {name for variable in indexed for name in variable.dimensions} - dimensions
+    for variable in content.variables:
+        if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= MAX_STATIC_BYTES:
+            numbers = np.atleast_1d(selection.values(decoded(variable)[0], variable.dimensions))
+            numbers = np.ascontiguousarray(numbers, _native(numbers.dtype))
+            digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
+            facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
+    if selection.listed is not None:
+        facts[LISTED] = str(selection.listed)
+    return facts
+
+
+def _select(content: FileContent, names: Sequence[str]) -> list[Variable]:
+    """Return the variables of these names, with or without leading slashes."""
+    known = {variable.name: variable for variable in content.variables}
+    check_known(content.path, (name.strip("/") for name in names), known, "variable")
+    return [replace(known[name.strip("/")], name=name) for name in names]
+
+
+def _no_samples(path: str, variable: Variable, dimension: str) -> FormatError:
+    return FormatError(
+        "the field has no samples",
+        file=path,
+        field=variable.name,
+        expected=f"a variable along {dimension!r}, which counts the samples",
+        found=f"dimensions {variable.dimensions}" if variable.dimensions else "a single value",
+        remedy="take it from Dataset.static, or give it to every sample with static_as_inputs=True, or name one of its "
+        "dimensions with sample_dim=",
+    )
+
+
+def _fits_static(variable: Variable, path: str) -> bool:
+    """Return whether the variable is small enough for ``Dataset.static``; warn if it is not.
+
+    Raises
+    ------
+    PartitionError : the variable does not fit into the free memory.
+    """
+    if variable.nbytes > MAX_STATIC_BYTES:
+        text = f"{path}: the variable {variable.name!r} has no samples, and with {variable.nbytes} bytes is too large"
+        warnings.warn(f"{text} for Dataset.static; it is left out", stacklevel=2)
+    elif variable.nbytes >= CHECKED_BYTES:
+        nbytes, remedy = DECODED_RATIO * variable.nbytes, "leave out the variables without samples with static=False"
+        check_fits(nbytes, "the static variable", file=path, field=variable.name, remedy=remedy)
+    return variable.nbytes <= MAX_STATIC_BYTES
+
+
+def _attributes_of_bounds(variables: Sequence[Variable]) -> dict[str, dict[str, Any]]:
+    """Return units and calendar for the variables that hold bounds of times: CF lets them have none of their own."""
+    found = {}
+    for variable in variables:
+        attributes = {key: variable.attributes[key] for key in ("units", "calendar") if key in variable.attributes}
+        if "bounds" in variable.attributes and " since " in str(attributes.get("units")):
+            group = variable.name.rpartition("/")[0]
+            found[f"{group}/{variable.attributes['bounds']}".strip("/")] = attributes
+    return found
+
+
+def _decoding(
+    variable: Variable,
+    axis: int | None,
+    path: str,
+    time_attributes: Mapping[str, dict[str, Any]],
+    options: Options,
+) -> CfDecoding:
+    """Return the decoding of a variable with sample axis ``axis``; None: a static variable."""
+    dtype = variable.dtype
+    numbers = dtype.kind in "iuf" and (options.times or options.packing)
+    if not numbers and not (dtype.kind == "S" and options.decode):
+        return CfDecoding(_native(dtype), None, variable.attributes)
+    if dtype.kind == "S":
+        last = len(variable.shape) - 1
+        texts = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != last
+        return CfDecoding(np.dtype(f"S{variable.shape[-1]}") if texts else dtype, None, variable.attributes)
+    attributes = {**time_attributes.get(variable.name, {}), **variable.attributes}
+    found = cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
+    return found.narrowed() if options.dtype == "float32" else found
+
+
+def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Return the dtype in native byte order; dtypes of other kinds than numbers and bytes unchanged."""
+    return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "iufbcS" else dtype

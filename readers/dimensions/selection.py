@@ -1,0 +1,163 @@
+"""Selection of a part of each variable: by values of coordinates (``sel=``) or by positions (``isel=``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from numbers import Integral
+from typing import Any
+
+from matex_data._types import Array
+from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.fields import Field
+from matex_data.index.model import Layout
+from matex_data.index.subset import Axis, Numbers, subset, subset_rows, take, taken_shape
+from matex_data.readers.dimensions.labels import Labels, is_list, no_entry
+from matex_data.readers.dimensions.variables import FileContent, Variable
+
+Coordinate = Callable[[Variable], tuple[Array, Mapping[str, Any]]]
+"""Callable that returns the decoded values of a coordinate, and its attributes."""
+
+
+@dataclass(frozen=True)
+class Selection:
+    """Entries that are taken along the dimensions of a file.
+
+    Parameters
+    ----------
+    axes : entries of each selected dimension, by name.
+    rows : entries of the sample dimension; None: all.
+    listed : number of values that a list names along the sample dimension, of which a file has some; None: no list.
+    """
+
+    axes: Mapping[str, Axis]
+    rows: Numbers | None = None
+    listed: int | None = None
+
+    def of_dimensions(self, names: Sequence[str]) -> tuple[Axis, ...]:
+        """Return the entries along each of these dimensions."""
+        return tuple(self.axes.get(name) for name in names)
+
+    def field(self, field: Field, layout: Layout, names: Sequence[str]) -> tuple[Field, Layout]:
+        """Return a field with the selected entries of a sample, and the selected samples.
+
+        Parameters
+        ----------
+        field, layout : of whole rows.
+        names : of the dimensions of a row.
+        """
+        axes = self.of_dimensions(names)[: len(field.shape)]
+        axes += (None,) * (len(field.shape) - len(axes))
+        selected = replace(field, shape=taken_shape(field.shape, axes))
+        layout = subset(layout, field.shape, axes)
+        return selected, layout if self.rows is None else subset_rows(layout, self.rows)
+
+    def values(self, values: Array, names: Sequence[str]) -> Array:
+        """Return the selected entries of an array over these dimensions."""
+        axes = self.of_dimensions(names)[: values.ndim]
+        return take(values, axes + (None,) * (values.ndim - len(axes)))
+
+
+def select(
+    content: FileContent,
+    dimension: str,
+    sel: Mapping[str, Any] | None,
+    isel: Mapping[str, Any] | None,
+    coordinate: Coordinate,
+    nearest: bool = False,
+) -> Selection:
+    """Return the selection of a file.
+
+    Parameters
+    ----------
+    content : of the file.
+    dimension : that counts the samples.
+    sel : values of coordinates: one, a list, or a slice with both ends, by dimension.
+    isel : positions, likewise, by dimension.
+    coordinate : reads a coordinate.
+    nearest : values of ``sel`` may lie between those of a coordinate of a sample.
+
+    Raises
+    ------
+    FieldNotFound : there is no such dimension, or it has no coordinate.
+    FormatError : a coordinate has no such value, or a position is out of range.
+    """
+    if not sel and not isel:
+        return Selection({})
+    axes: dict[str, Axis] = {}
+    rows: Numbers | None = None
+    listed: int | None = None
+    for option, wanted in (("sel", sel), ("isel", isel)):
+        if not isinstance(wanted or {}, Mapping):
+            raise FormatError(f"{option}= needs a dict", expected='such as {"level": [500, 850]}', found=repr(wanted))
+        for key, value in (wanted or {}).items():
+            name = _dimension(content, key, option, dimension)
+            if name in axes or (name == dimension and rows is not None):
+                raise FormatError(
+                    f"sel= and isel= both select along {name!r}", file=content.path, expected="one of them"
+                )
+            if option == "isel":
+                if name == dimension:
+                    raise _counts_samples(content, name)
+                axes[name] = _positions(content, name, value)
+                continue
+            values, attributes = coordinate(_variable_of(content, name))
+            labels = Labels(content.path, name, values, attributes, nearest and name != dimension)
+            if name == dimension:
+                rows = labels.samples(value)
+                listed = len(value) if is_list(value) else None
+            else:
+                axes[name] = labels.entries(value)
+    return Selection(axes, rows, listed)
+
+
+def _counts_samples(content: FileContent, name: str) -> FormatError:
+    return FormatError(
+        f"isel= selects along {name!r}, which counts the samples",
+        file=content.path,
+        expected="dimensions of a sample",
+        remedy=f'select samples by values, such as sel={{"{name}": slice("2015", "2016")}}, or split the data set',
+    )
+
+
+def _dimension(content: FileContent, key: str, option: str, samples: str) -> str:
+    """Return the dimension that a key names, with or without its group; of several, the one that counts the samples."""
+    plain = key.strip("/")
+    exact = [name for name in content.dimensions if name == plain]
+    found = exact or [name for name in content.dimensions if name.rpartition("/")[2] == plain]
+    if samples in found:
+        return samples
+    if len(found) == 1:
+        return found[0]
+    problem = "names several dimensions of the file" if found else "names a dimension that the file does not have"
+    near = near_matches(plain, found or content.dimensions, 12)
+    raise FieldNotFound(f"{option}= {problem}", file=content.path, field=key, expected=f"one of {near}")
+
+
+def _variable_of(content: FileContent, name: str) -> Variable:
+    for variable in content.variables:
+        if variable.name.strip("/") == name and variable.dimensions == (name,):
+            return variable
+    raise FieldNotFound(
+        f"sel= selects along {name!r}, which has no coordinate",
+        file=content.path,
+        field=name,
+        expected="a variable of this name along the dimension",
+        remedy=f'select by position, such as isel={{"{name}": 0}}',
+    )
+
+
+def _positions(content: FileContent, name: str, value: Any) -> Axis:
+    """Return the entries along a dimension at given positions."""
+    length = content.dimensions[name]
+    if isinstance(value, slice):
+        numbers = range(*value.indices(length))
+        if not len(numbers):
+            raise no_entry(content.path, name, value, f"positions below {length}")
+        return numbers
+    given = [value] if not is_list(value) else list(value)
+    for one in given:
+        if not isinstance(one, Integral) or isinstance(one, bool) or not -length <= int(one) < length:
+            raise no_entry(content.path, name, one, f"positions from {-length} to {length - 1}")
+    found = tuple(int(one) % length for one in given)
+    return found if is_list(value) else found[0]

@@ -1,0 +1,1 @@
+"""HepMC event files."""

@@ -1,0 +1,1 @@
+"""Les Houches event files."""

@@ -1,0 +1,1 @@
+"""MATLAB files of the versions 4 to 7."""

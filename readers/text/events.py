@@ -1,0 +1,151 @@
+"""Index of event texts: each small or compressed file by one rank, a large one by all ranks."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import IO, Any, Protocol
+
+import numpy as np
+
+from matex_data._types import Bytes
+from matex_data.errors import DataError, FormatError
+from matex_data.fields import Field
+from matex_data.index.model import Index
+from matex_data.index.united import adapted, counted, unite
+from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.collective import IndexingRanks, agreed
+from matex_data.readers.text.event_rows import EventBlocks, EventParser
+from matex_data.readers.text.scan import Events, EventSyntax, scan_file, scan_text
+from matex_data.readers.text.unpacked import content, of_content
+from matex_data.sampling.schedule import rank_range
+from matex_data.storage.files import open_binary, size_of_open
+
+SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
+HEADER_BYTES = 64 << 20  # largest header
+READ_BYTES = 64 << 10  # of a header, per read
+
+
+class Header(Protocol):
+    """Facts that stand before the first event of a file; immutable, and small enough to broadcast."""
+
+    @property
+    def begin(self) -> int:
+        """Byte of the text before which there are no events."""
+
+    def schema(self, path: str, events: Events) -> tuple[Mapping[str, Field], Mapping[str, str]]:
+        """Return the fields of an event, and the facts that all files must share.
+
+        Raises
+        ------
+        FormatError : the file is truncated.
+        """
+
+    def parser(self, names: Sequence[str]) -> EventParser:
+        """Return the parser of these fields."""
+
+
+@dataclass(frozen=True)
+class EventFormat:
+    """A text format of events.
+
+    Parameters
+    ----------
+    syntax : by which its texts are cut into events.
+    read_header : function ``(path, text) -> Header`` that reads the begin of a binary file or stream.
+    """
+
+    syntax: EventSyntax
+    read_header: Callable[[str, IO[bytes]], Header]
+
+
+@dataclass
+class _File:
+    path: str
+    size: int
+    stored: str
+    header: Header
+    events: Events | None
+
+
+def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks) -> Index:
+    """Index the events of text files with the same fields. *Collective*.
+
+    Rank 0 gets the index of all files, the others that of their block of them.
+
+    Parameters
+    ----------
+    names : fields; None: all.
+
+    Raises
+    ------
+    FieldNotFound : there is no field of that name.
+    FormatError : a file is truncated or of another format, or the files have different fields.
+    DataError : a file cannot be read.
+    """
+    own = range(*rank_range(len(paths), ranks.rank, ranks.size))
+    files: list[_File] = agreed(ranks, lambda: [_inspect(format, paths[number]) for number in own])
+    large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.events is None])
+    for number in (number for of_rank in large for number in of_rank):
+        mine = files[number - own.start] if number in own else None
+        file = next(filter(None, ranks.allgather(mine)))
+        events = scan_file(file.path, file.header.begin, file.size, format.syntax, ranks)
+        if not events.count:
+            raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
+        if mine is not None:
+            mine.events = events
+    indexes: list[Index] = agreed(ranks, lambda: [_index(file, names) for file in files])
+    if len(paths) == 1:
+        return ranks.allgather(indexes[0] if ranks.rank == 0 else None)[0]  # type: ignore[no-any-return]
+    union = unite(ranks, counted((index.files.paths[0], index.fields, index.facts) for index in indexes))
+    entries = agreed(ranks, lambda: [adapted(index.files[0], index.fields, union) for index in indexes])
+    return Index(union.fields, ranks.gather_files(entries), facts=union.texts)
+
+
+def _inspect(format: EventFormat, path: str) -> _File:
+    """Read the header of a file; find the events of a small or compressed one."""
+    try:
+        with open_binary(path) as file:
+            size = size_of_open(file)
+            plain, stored = content(path, file)
+            if not stored and size > SMALL_BYTES:
+                return _File(path, size, stored, format.read_header(path, plain), None)
+            text = np.frombuffer(plain.read(), np.uint8)
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
+    header = format.read_header(path, io.BytesIO(text.tobytes()))
+    events = scan_text(text, header.begin, format.syntax)
+    if not events.count:
+        _check_without_events(path, text[header.begin : events.offset[-1]], header)
+    return _File(path, size, stored, header, events)
+
+
+def _check_without_events(path: str, text: Bytes, header: Header) -> None:
+    """Raise ``FormatError`` if the text of a file without events, of which no rank reads a block, is damaged."""
+    try:
+        header.parser([]).parse(text.tobytes(), [])
+    except DataError as error:
+        byte = header.begin + (error.byte or 0)
+        raise header_error(path, error.problem, byte=byte, expected=error.expected, found=error.found) from error
+
+
+def _index(file: _File, names: Sequence[str] | None) -> Index:
+    """Return the index of a file whose events are known."""
+    events = file.events
+    assert events is not None
+    fields, facts = file.header.schema(file.path, events)
+
+    def make(selected: Sequence[str]) -> Index:
+        chosen, offset = {name: fields[name] for name in selected}, events.offset
+        rows = EventBlocks(file.path, events.first, offset[:-1], np.diff(offset), chosen, file.header.parser(selected))
+        made = file_of_table(file.path, chosen, of_content(file.path, file.stored, rows))
+        return Index(chosen, made.files, facts={name: fact for name, fact in facts.items() if name in selected})
+
+    return Catalogue(file.path, fields, make).index(names)
+
+
+def header_error(path: str, problem: str, **facts: Any) -> FormatError:
+    """Return the error for a file whose header is damaged."""
+    remedy = "the file is damaged or truncated: restore it from its source"
+    return FormatError(problem, file=path, **{"remedy": remedy, **facts})

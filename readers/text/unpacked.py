@@ -1,0 +1,249 @@
+"""Layouts of files that are compressed as a whole: byte ranges of the content, which is kept in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import IO
+
+import numpy as np
+
+from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
+from matex_data.errors import DataError
+from matex_data.index.cache import ChunkCache
+from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.table import Column, Outputs, Table
+from matex_data.readers.kept import kept
+from matex_data.readers.text.compression import stored_as, unpacked
+from matex_data.storage.files import open_sequential
+
+ITEM, CONTENT = "the unpacked file", "the decompressed content"
+BLOCK_BYTES = 1 << 20  # of neighbouring rows that are shuffled as one block
+REMEDY = "unpack the file: each rank then reads its own rows alone"
+
+
+def content(path: str, file: IO[bytes]) -> tuple[IO[bytes], str]:
+    """Return a file without its compression, at its begin, and the kind of this; "" for a plain file as it is.
+
+    Parameters
+    ----------
+    path : of the file, for errors.
+    file : open, at its begin.
+
+    Raises
+    ------
+    DecodeError : the file is damaged.
+    PartitionError : the content does not fit into memory.
+    """
+    stored = stored_as(file.read(16), "")
+    file.seek(0)
+    if not stored:
+        return file, ""
+    try:
+        return unpacked(file, stored, ITEM, REMEDY), stored
+    except DataError as error:
+        raise error.at(path, None) from error
+
+
+def notice_of(path: str, stored: str) -> str:
+    """Return what a user should know about reads of a compressed file."""
+    return (
+        f"files such as {path!r} are stored as {stored}, of which no part can be read alone: "
+        "every rank that needs rows of one unpacks all of it"
+    )
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class UnpackedFile:
+    """Compressed file, each rank decompresses those of its rows.
+
+    Parameters
+    ----------
+    path : of the file.
+    stored : its compression.
+    """
+
+    path: str
+    stored: str
+
+    def sources(self) -> tuple[str, ...]:
+        """Return the path of the file."""
+        return (self.path,)
+
+    def content(self) -> Bytes:
+        """Return the decompressed content, which is kept for further rows.
+
+        Raises
+        ------
+        DecodeError : the file is damaged.
+        PartitionError : it does not fit into memory.
+        """
+        return kept.get(self, self._unpack)
+
+    def _unpack(self) -> Bytes:
+        try:
+            with open_sequential(self.path) as file:
+                buffer = unpacked(file, self.stored, ITEM, REMEDY).getbuffer()
+                return np.frombuffer(buffer, np.uint8)
+        except OSError as error:
+            raise DataError("the file cannot be read", file=self.path, found=error) from error
+
+    def request(self, request: ReadRequest) -> ReadRequest:
+        """Return the request that takes its byte ranges from the content."""
+        fetch = partial(self._fetch, request.fetch)
+        complete = partial(self._complete, request)
+        return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch, after=request.after)
+
+    def _fetch(self, fetch: Callable[[], None] | None) -> None:
+        self.content()
+        if fetch is not None:
+            fetch()
+
+    def _complete(self, request: ReadRequest, _: Bytes) -> None:
+        found = _taken(self.content(), request.offset, request.nbytes)
+        if request.target is not None:
+            at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
+            begin = 0
+            for to, count in zip(at.tolist(), request.nbytes.tolist(), strict=True):
+                request.target[to : to + count] = found[begin : begin + count]
+                begin += count
+            found = found[:0]
+        if request.on_complete is not None:
+            try:
+                request.on_complete(found)
+            except DataError as error:
+                raise error.within(CONTENT) from error
+
+
+def _taken(content: Bytes, offset: Integers, nbytes: Integers) -> Bytes:
+    """Return byte ranges of the content, one after the other."""
+    if len(offset) == 1:
+        return content[int(offset[0]) : int(offset[0] + nbytes[0])]
+    parts = [content[begin : begin + count] for begin, count in zip(offset.tolist(), nbytes.tolist(), strict=True)]
+    return np.concatenate([np.empty(0, np.uint8), *parts])
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class UnpackedRows(Layout):
+    """Rows of which the byte ranges are those of the content of a compressed file.
+
+    Parameters
+    ----------
+    file : the file.
+    layout : of the rows in its content.
+    """
+
+    file: UnpackedFile
+    layout: Layout
+
+    @property
+    def notice(self) -> str:  # type: ignore[override]
+        return notice_of(self.file.path, self.file.stored)
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.layout.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return _block_rows(self.layout)
+
+    def borders(self) -> Integers | None:
+        return self.layout.borders()
+
+    def stored_bytes(self) -> int:
+        return self.layout.stored_bytes()
+
+    def inner_bytes(self) -> int:
+        return self.layout.inner_bytes()
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        return map(self.file.request, self.layout.requests(rows, out, cache))
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class UnpackedTable(Table):
+    """Table in the content of a compressed file.
+
+    Parameters
+    ----------
+    file : the file.
+    table : in its content.
+    """
+
+    file: UnpackedFile
+    table: Table
+
+    @property
+    def notice(self) -> str:  # type: ignore[override]
+        return notice_of(self.file.path, self.file.stored)
+
+    @property
+    def rows(self) -> int:  # type: ignore[override]
+        return self.table.rows
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return _block_rows(self.table)
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return self.table.width
+
+    def borders(self) -> Integers | None:
+        return self.table.borders()
+
+    def stored_bytes(self) -> int:
+        return self.table.stored_bytes()
+
+    def inner_bytes(self, name: str) -> int:
+        return self.table.inner_bytes(name)
+
+    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
+        return map(self.file.request, self.table.requests(rows, outs, cache))
+
+
+def _block_rows(rows: Layout | Table) -> int:
+    """Return the rows of a block; more than the layout has, since no row is read alone."""
+    if rows.borders() is not None:
+        return rows.block_rows
+    return max(rows.block_rows, min(rows.rows, BLOCK_BYTES * rows.rows // max(1, rows.stored_bytes())), 1)
+
+
+def of_content(path: str, stored: str, table: Table) -> Table:
+    """Return a table whose byte ranges are those of the content of a file; of a plain one, the table itself.
+
+    Parameters
+    ----------
+    path : of the file.
+    stored : its compression; "": none.
+    table : the table.
+    """
+    return UnpackedTable(UnpackedFile(path, stored), table) if stored else table
+
+
+def unpacked_index(index: Index, stored: str) -> Index:
+    """Return the index of a compressed file, given that of its content.
+
+    Parameters
+    ----------
+    index : whose layouts have byte ranges of the content.
+    stored : compression of the file.
+    """
+    files = []
+    for entry in index.files:
+        file, tables = UnpackedFile(entry.path, stored), dict[Table, UnpackedTable]()
+        layouts: dict[str, Layout] = {}
+        for name, layout in entry.layouts.items():
+            if isinstance(layout, Column):
+                table = tables.setdefault(layout.table, UnpackedTable(file, layout.table))
+                layouts[name] = Column(table, layout.name)
+            else:
+                layouts[name] = UnpackedRows(file, layout)
+        files.append(replace(entry, layouts=layouts))
+    return Index(index.fields, files, index.static, index.facts)
