@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.readers.formats import all_formats, format_named, known_formats, load_function
 from matex_data.readers.text import compression
 from matex_data.readers.unsupported import PROBLEM, unsupported_formats
-from matex_data.storage.files import is_folder, open_binary
+from matex_data.storage.files import is_folder, open_binary, reading
 
 HEAD_BYTES = 64 << 10
 """Bytes at the start of a file that `detect` examines."""
@@ -147,11 +147,8 @@ def _refuse_content(path: str, head: bytes, text: bytes, by_name: Sequence[str])
 
 def read_head(path: str) -> bytes:
     """Return the first `HEAD_BYTES` of a file; raise ``DataError`` if it cannot be read."""
-    try:
-        with open_binary(path) as file:
-            return file.read(HEAD_BYTES)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        return file.read(HEAD_BYTES)
 
 
 def _unknown_format(path: str, head: bytes) -> FormatError:

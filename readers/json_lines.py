@@ -18,15 +18,16 @@ from pyarrow import json as arrow_json
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.index.decoded import Selection
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of
 from matex_data.readers.parquet.values import Values
+from matex_data.readers.text.borders import Borders
 from matex_data.readers.text.unpacked import content, of_content
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import open_binary, reading
 
 BLOCK_BYTES = 256 << 10  # of whole lines
 READ_BYTES = 8 << 20
@@ -48,13 +49,10 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     ------
     FormatError : the file is damaged, or a member cannot be read.
     """
-    try:
-        with open_binary(path) as file:
-            types = _Types(path)
-            text, stored = content(path, file)
-            offset, nbytes, edges = _blocks(path, text, types)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        types = _Types(path)
+        text, stored = content(path, file)
+        offset, nbytes, edges = _blocks(path, text, types)
     schema, missing = types.result(dtype or {})
 
     def make(chosen: Chosen) -> Index:
@@ -74,8 +72,8 @@ def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Intege
     ----------
     types : learns from the last block, and from the first one in each of ``INFERRED`` equal sections of the file.
     """
-    size, begin, row, at = file.seek(0, io.SEEK_END), 0, 0, 0
-    starts, edges, left, section = [], [0], b"", -1
+    size, begin, at = file.seek(0, io.SEEK_END), 0, 0
+    borders, left, section = Borders(BLOCK_BYTES), b"", -1
     while begin + len(left) < size:
         file.seek(begin + len(left))
         data = left + file.read(READ_BYTES)
@@ -89,18 +87,17 @@ def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Intege
         while at < end:  # a block ends with the line in which it becomes long enough
             stop = end if at + BLOCK_BYTES >= end else data.find(b"\n", at + BLOCK_BYTES, end) + 1 or end
             rows = sum(not line.isspace() for line in data[at:stop].splitlines() if line)
+            borders.add(begin + stop, rows)
+            borders.close(begin + stop)
             if rows:
-                starts.append((begin + at, stop - at))
-                edges.append(row := row + rows)
                 before, section = section, (begin + at) * INFERRED // size
                 if before < section or begin + stop == size:
                     types.add(begin + at, data[at:stop])
             at = stop
         begin, left = begin + end, data[end:]
-    if not starts:
+    if not borders.rows:
         raise FormatError("the file has no lines", file=path, expected="an object on each line")
-    offset, nbytes = np.array(starts, np.int64).T.copy()
-    return offset, nbytes, np.array(edges, np.int64)
+    return borders.blocks()
 
 
 class _Types:

@@ -28,8 +28,9 @@ from matex_data.index.ragged import RaggedArray, copy_rows, nested
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.text.borders import Borders
 from matex_data.readers.text.unpacked import content, of_content
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import open_binary, reading
 
 HEADER, FOOTER = 12, 4  # bytes around the data of a record
 BLOCK_BYTES = 256 << 10  # of whole records
@@ -61,13 +62,10 @@ def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None
     ------
     FormatError : the file is damaged, or its records are no ``tf.train.Example``.
     """
-    try:
-        with open_binary(path) as file:
-            inferred = _Features(path)
-            records, stored = content(path, file)
-            offset, nbytes, edges = _blocks(path, records, inferred)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        inferred = _Features(path)
+        records, stored = content(path, file)
+        offset, nbytes, edges = _blocks(path, records, inferred)
     features = inferred.result()
 
     def make(names: Sequence[str]) -> Index:
@@ -102,8 +100,8 @@ def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, 
     features : learns from the first ``INFERRED`` records, as far as they are read at once, and from the first one that
         begins in each of as many equal sections of the file.
     """
-    size, at, row, section = file.seek(0, io.SEEK_END), 0, 0, -1
-    starts, edges, block = [], [0], 0
+    size, at, section = file.seek(0, io.SEEK_END), 0, -1
+    borders = Borders(BLOCK_BYTES)
     buffer, begin = b"", 0
 
     def read(nbytes: int) -> bytes:
@@ -128,17 +126,14 @@ def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, 
             )
         nbytes = HEADER + length + FOOTER
         before, section = section, at * INFERRED // size
-        if before < section or (row < INFERRED and at + nbytes <= READ_BYTES):
-            features.add(next(_examples(path, row, at, read(nbytes))), row)
-        at, row = at + nbytes, row + 1
-        if at - block >= BLOCK_BYTES or at == size:
-            starts.append((block, at - block))
-            edges.append(row)
-            block = at
-    if not starts:
+        if before < section or (borders.rows < INFERRED and at + nbytes <= READ_BYTES):
+            features.add(next(_examples(path, borders.rows, at, read(nbytes))), borders.rows)
+        at += nbytes
+        borders.add(at)
+    if not borders.rows:
         raise FormatError("the file has no records", file=path, expected="one at least")
-    offset, nbytes = np.array(starts, np.int64).T.copy()
-    return offset, nbytes, np.array(edges, np.int64)
+    borders.close(at)
+    return borders.blocks()
 
 
 @dataclass

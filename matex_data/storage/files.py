@@ -6,10 +6,13 @@ import errno
 import io
 import os
 import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, BinaryIO, cast
 
 from matex_data._types import Bytes
+from matex_data.errors import DataError
 from matex_data.storage import objects
 
 AHEAD_BYTES = 8 << 20  # of an object that is read from its begin to its end
@@ -100,6 +103,22 @@ def is_of_system(error: Exception) -> bool:
     (True, False)
     """
     return isinstance(error, OSError) and error.errno not in (None, errno.EINVAL)
+
+
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """Context manager: raise ``DataError``, which names the file, for what the system says while it is read.
+
+    >>> with reading("nowhere.csv"):
+    ...     open("nowhere.csv")
+    Traceback (most recent call last):
+    matex_data.errors.DataError: the file cannot be read (file 'nowhere.csv')
+      found: [Errno 2] No such file or directory: 'nowhere.csv'
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DataError("the file cannot be read", file=path, found=error) from error
 
 
 def read_bytes(path: str) -> bytes:

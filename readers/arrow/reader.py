@@ -10,14 +10,14 @@ import numpy as np
 import pyarrow as pa
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.index.model import Index
 from matex_data.readers.arrow.messages import Message, is_batch, is_dictionary, read_messages
 from matex_data.readers.arrow.nodes import column_borders, nodes
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of, leaf_numbers
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import open_binary, reading
 
 
 def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
@@ -31,14 +31,11 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     ------
     FormatError : the file is damaged or no file of Arrow, or a column cannot be read.
     """
-    try:
-        with open_binary(path) as file:
-            messages = list(read_messages(path, file))
-            head = messages[0] if messages else None
-            file.seek(head.offset if head else 0)
-            stored = file.read(head.head_bytes if head else 0)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        messages = list(read_messages(path, file))
+        head = messages[0] if messages else None
+        file.seek(head.offset if head else 0)
+        stored = file.read(head.head_bytes if head else 0)
     if head is None:
         raise FormatError("the file has no schema of Arrow", file=path, remedy="write the file again")
     try:

@@ -14,13 +14,13 @@ import pyarrow as pa
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError
+from matex_data.errors import DecodeError
 from matex_data.index.decoded import Selection
 from matex_data.index.model import ReadRequest
 from matex_data.locks import Lock
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.values import Values
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import open_binary, reading
 
 KEPT = 64  # beginnings of streams in memory
 
@@ -126,13 +126,10 @@ class RecordBatches(ArrowBlocks):
 
     def _read(self, ranges: Integers) -> bytes:
         found = []
-        try:
-            with open_binary(self.path) as file:
-                for offset, nbytes in ranges.tolist():
-                    file.seek(offset)
-                    found.append(file.read(nbytes))
-        except OSError as error:
-            raise DataError("the file cannot be read", file=self.path, found=error) from error
+        with reading(self.path), open_binary(self.path) as file:
+            for offset, nbytes in ranges.tolist():
+                file.seek(offset)
+                found.append(file.read(nbytes))
         if sum(map(len, found)) != int(ranges[:, 1].sum()):
             raise DecodeError("the file has become shorter", file=self.path, remedy="open the data set again")
         return b"".join(found)

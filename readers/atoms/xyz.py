@@ -14,7 +14,6 @@ from itertools import islice
 from typing import IO, Any
 
 import ase.io
-import numpy as np
 from ase import Atoms
 
 from matex_data._types import Array, Bytes, Integers
@@ -25,6 +24,7 @@ from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.readers.atoms.frames import assign, columns_of, frames_of, unreadable
 from matex_data.readers.catalogue import Catalogue
+from matex_data.readers.text.borders import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_sequential
 
@@ -78,9 +78,9 @@ def _blocks(
     ----------
     examples : gets offset and length of the first frame of each list of properties, up to `EXAMPLES`.
     """
-    starts, edges, begin, at, row = list[tuple[int, int]](), [0], 0, 0, 0
+    borders, at = Borders(BLOCK_BYTES), 0
     while line := file.readline():
-        if line.isspace() and row:  # behind the last frame
+        if line.isspace() and borders.rows:  # behind the last frame
             at += len(line)
             continue
         try:
@@ -97,18 +97,11 @@ def _blocks(
         if len(examples) < EXAMPLES:
             examples.setdefault(_properties(comment), (at, size))
         at += size
-        row += 1
-        if at - begin >= BLOCK_BYTES:
-            starts.append((begin, at - begin))
-            edges.append(row)
-            begin = at
-    if row > edges[-1]:
-        starts.append((begin, at - begin))
-        edges.append(row)
-    if not starts:
+        borders.add(at)
+    if not borders.rows:
         raise _no_frame(path, 0, "a frame of atoms", "none")
-    offset, nbytes = np.array(starts, np.int64).T.copy()
-    return offset, nbytes, np.array(edges, np.int64)
+    borders.close(at)
+    return borders.blocks()
 
 
 def _properties(comment: bytes) -> Hashable:

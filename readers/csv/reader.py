@@ -37,7 +37,7 @@ from matex_data.readers.csv.rows import CsvRows
 from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
 from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.sampling.schedule import rank_range
-from matex_data.storage.files import open_binary, read_into, size_of_open
+from matex_data.storage.files import open_binary, read_into, reading, size_of_open
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEAD_BYTES = 1 << 20  # that must contain the first records
@@ -160,15 +160,12 @@ def _inspect(path: str, names: Sequence[str] | None, options: Options, before: F
     ----------
     before : first record of the first file; None: it is this one, or tells nothing.
     """
-    try:
-        with open_binary(path) as file:
-            size = size_of_open(file)
-            begin = file.read(HEAD_BYTES)
-            stored = stored_as(begin[:16], options.encoding)
-            is_large = not stored and size > SMALL_BYTES
-            head = np.frombuffer(begin if is_large else begin + file.read(), np.uint8)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        size = size_of_open(file)
+        begin = file.read(HEAD_BYTES)
+        stored = stored_as(begin[:16], options.encoding)
+        is_large = not stored and size > SMALL_BYTES
+        head = np.frombuffer(begin if is_large else begin + file.read(), np.uint8)
     if not is_large and len(head) != size:
         raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(head))
     if not stored:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import BinaryIO
 
-from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.errors import FormatError, near_matches
 from matex_data.index.model import Index
 from matex_data.index.whole import FILE, files_as_samples
 from matex_data.readers.catalogue import Catalogue
@@ -15,6 +15,7 @@ from matex_data.readers.fits.headers import Unit, units
 from matex_data.readers.fits.opening import opened
 from matex_data.readers.fits.tables import table_of
 from matex_data.readers.text.unpacked import unpacked_index
+from matex_data.storage.files import reading
 
 FIELD = "data"  # name of the field of arrays without a name
 
@@ -86,12 +87,10 @@ def _is_compressed(unit: Unit) -> bool:
 
 def _chosen(path: str, file: BinaryIO, hdu: int | str | list[int] | list[str] | None) -> list[Unit]:
     """Return the units that the user asks for."""
-    try:
+    with reading(path):
         if not file.read(9) == b"SIMPLE  =":
             raise FormatError("the file is no FITS file", file=path, expected="SIMPLE  = at its start")
         found = list(units(path, file, file.seek(0, 2)))
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
     if hdu is None:
         chosen = [unit for unit in found if unit.nbytes][:1]
     else:

@@ -22,7 +22,7 @@ from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.decoded_files import DecodedFile, DecodedFileRows, rows_of
 from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
 from matex_data.readers.matlab.elements import inflated
-from matex_data.storage.files import is_of_system, open_whole
+from matex_data.storage.files import is_of_system, open_whole, reading
 
 RESTORE = "the file is damaged: restore it from its source"
 
@@ -43,10 +43,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     FieldNotFound : there is no array of that name.
     FormatError : the file is damaged, or the arrays differ in their numbers of samples.
     """
-    try:
+    with reading(path):
         stamp = Stamp.of(path)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
     some = names is not None and not any(map(is_pattern, names))
     file = MatlabFile(
         path, stamp, sample_axis, tuple(sorted({n.partition("/")[0] for n in names or ()} if some else ()))

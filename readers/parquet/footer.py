@@ -18,9 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError
 from matex_data.locks import Lock
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import open_binary, reading
 
 MAGIC = b"PAR1"
 ENCRYPTED = b"PARE"
@@ -68,12 +68,9 @@ class Footer:
             return kept.metadata
 
     def _read(self) -> Any:
-        try:
-            with open_binary(self.path) as file:
-                file.seek(self.begin)
-                data = file.read(self.nbytes)
-        except OSError as error:
-            raise DataError("the file cannot be read", file=self.path, found=error) from error
+        with reading(self.path), open_binary(self.path) as file:
+            file.seek(self.begin)
+            data = file.read(self.nbytes)
         if zlib.crc32(data) != self.checksum:
             raise DecodeError(
                 "the footer has changed since the file was indexed",
@@ -104,15 +101,12 @@ def read_footer(path: str) -> tuple[Footer, Any]:
     FormatError : the file is no Parquet file, or its footer is damaged.
     DataError : it cannot be read.
     """
-    try:
-        with open_binary(path) as file:
-            size = file.seek(0, os.SEEK_END)
-            data = _last(file, size, GUESS)
-            length = int.from_bytes(data[-TAIL:-4], "little") + TAIL
-            if data[-4:] == MAGIC and len(data) < length <= size - len(MAGIC):
-                data = _last(file, size, length)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        data = _last(file, size, GUESS)
+        length = int.from_bytes(data[-TAIL:-4], "little") + TAIL
+        if data[-4:] == MAGIC and len(data) < length <= size - len(MAGIC):
+            data = _last(file, size, length)
     if data[-4:] == ENCRYPTED:
         raise FormatError("the footer is encrypted", file=path, remedy="write a copy without encryption")
     if data[-4:] != MAGIC or not TAIL < length <= size - len(MAGIC):

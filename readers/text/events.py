@@ -20,7 +20,7 @@ from matex_data.readers.text.event_rows import EventBlocks, EventParser
 from matex_data.readers.text.scan import Events, EventSyntax, scan_file, scan_text
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.sampling.schedule import rank_range
-from matex_data.storage.files import open_binary, size_of_open
+from matex_data.storage.files import open_binary, reading, size_of_open
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEADER_BYTES = 64 << 20  # largest header
@@ -105,15 +105,12 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
 
 def _inspect(format: EventFormat, path: str) -> _File:
     """Read the header of a file; find the events of a small or compressed one."""
-    try:
-        with open_binary(path) as file:
-            size = size_of_open(file)
-            plain, stored = content(path, file)
-            if not stored and size > SMALL_BYTES:
-                return _File(path, size, stored, format.read_header(path, plain), None)
-            text = np.frombuffer(plain.read(), np.uint8)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        size = size_of_open(file)
+        plain, stored = content(path, file)
+        if not stored and size > SMALL_BYTES:
+            return _File(path, size, stored, format.read_header(path, plain), None)
+        text = np.frombuffer(plain.read(), np.uint8)
     header = format.read_header(path, io.BytesIO(text.tobytes()))
     events = scan_text(text, header.begin, format.syntax)
     if not events.count:

@@ -17,7 +17,7 @@ from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelecti
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.readers.kept import kept
 from matex_data.readers.text.compression import stored_as, unpacked
-from matex_data.storage.files import open_sequential
+from matex_data.storage.files import open_sequential, reading
 
 ITEM, CONTENT = "the unpacked file", "the decompressed content"
 BLOCK_BYTES = 1 << 20  # of neighbouring rows that are shuffled as one block
@@ -84,12 +84,9 @@ class UnpackedFile:
         return kept.get(self, self._unpack)
 
     def _unpack(self) -> Bytes:
-        try:
-            with open_sequential(self.path) as file:
-                buffer = unpacked(file, self.stored, ITEM, REMEDY).getbuffer()
-                return np.frombuffer(buffer, np.uint8)
-        except OSError as error:
-            raise DataError("the file cannot be read", file=self.path, found=error) from error
+        with reading(self.path), open_sequential(self.path) as file:
+            buffer = unpacked(file, self.stored, ITEM, REMEDY).getbuffer()
+            return np.frombuffer(buffer, np.uint8)
 
     def request(self, request: ReadRequest) -> ReadRequest:
         """Return the request that takes its byte ranges from the content."""

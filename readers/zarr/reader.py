@@ -27,7 +27,7 @@ from matex_data.readers.zarr.multiscales import of_level
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
-from matex_data.storage.files import is_folder, open_binary
+from matex_data.storage.files import is_folder, open_binary, reading
 from matex_data.storage.trust import NONE, Trust
 
 MOST_OF_ROW = 1 << 22  # chunks of the same samples
@@ -108,11 +108,8 @@ def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> St
         )
     if is_folder(path):
         return parquet_references(path, trust) or Directory(path.rstrip("/") or "/", trust)
-    try:
-        with open_binary(path) as file:
-            is_zip = file.read(2) == b"PK"
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    with reading(path), open_binary(path) as file:
+        is_zip = file.read(2) == b"PK"
     return ZipFile(path) if is_zip else JsonReferences(path, trust)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.stamps import Stamp
@@ -17,6 +17,7 @@ from matex_data.readers.images.folders.files import FileValues, Pages
 from matex_data.readers.images.folders.listing import Listing
 from matex_data.readers.images.stacks.hyperstacks import Hyperstack
 from matex_data.readers.images.texts import Texts
+from matex_data.storage.files import reading
 
 MOST_FILES = 4096  # each has an index of its own
 SUFFIXES = (".tif", ".tiff")
@@ -105,13 +106,11 @@ def _stack(listing: Listing, number: int, options: ImageOptions, hyperstack: Hyp
     except ModuleNotFoundError:  # without tifffile, pages are decoded one by one
         return None
     path = _path(listing, number)
-    try:
+    with reading(path):
         stamp = Stamp.of(path)  # before the file is read: a change meanwhile has to show
         found = stack_layout(path, options)
         if found is not None and hyperstack is not None:
             found = hyperstack.applied(path, *found)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
     return None if found is None else (*found, stamp)
 
 
