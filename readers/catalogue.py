@@ -97,8 +97,7 @@ class Catalogue:
         --------
         >>> Catalogue.of("a.points", {}).index()
         Traceback (most recent call last):
-        matex_data.errors.FormatError: the file has no field that can be read
-          file: a.points
+        matex_data.errors.FormatError: the file has no field that can be read (file 'a.points')
           found: none
         """
         return self.make(self.chosen(names))
@@ -181,12 +180,7 @@ def check_known(
 
 
 def file_of_rows(path: str, fields: Mapping[str, Field], layouts: Mapping[str, Layout]) -> Index:
-    """Return the index of a file of which each row is a sample.
-
-    >>> from matex_data.abc import MemoryRows
-    >>> len(file_of_rows("a.csv", {}, {"x": MemoryRows(np.zeros(3))}))
-    3
-    """
+    """Return the index of a file of which each row is a sample."""
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
 
 

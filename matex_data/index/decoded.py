@@ -98,6 +98,24 @@ class ByteRangeBlocks(DecodedBlocks):
     ----------
     offset, nbytes : int64[blocks], byte ranges.
     fields : by name.
+
+    Examples
+    --------
+    Lines of one number, three in each block:
+
+    >>> class Lines(ByteRangeBlocks):
+    ...     def decode(self, block, names, stored):
+    ...         return {"x": np.array(stored.tobytes().split(), float)}
+    ...
+    ...     def decoded_bytes(self, block, outs):
+    ...         return int(self.nbytes[block])
+    ...
+    ...     def copy_rows(self, name, block, rows, out, destination):
+    ...         out[destination] = block[name][rows]
+    >>> fields = {"x": Field("x", (), np.dtype(float))}
+    >>> lines = Lines("a.txt", np.array([0, 3, 6]), np.array([0, 6]), np.array([6, 6]), fields)
+    >>> lines.rows, lines.end()
+    (6, 12)
     """
 
     offset: Integers
@@ -113,7 +131,18 @@ class ByteRangeBlocks(DecodedBlocks):
 
     @abstractmethod
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
-        """Return the fields of a block."""
+        """Return the fields of a block.
+
+        Parameters
+        ----------
+        block : number of the block.
+        names : of the fields to decode.
+        stored : its bytes, which are reused after the call.
+
+        Examples
+        --------
+        See the class.
+        """
 
     def stored_bytes(self) -> int:
         return int(self.nbytes.sum())

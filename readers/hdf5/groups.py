@@ -59,7 +59,7 @@ def index_groups(file: TrustedFile, path: str, names: Sequence[str] | None, grou
         made = None if column.problem else column.field(name)
         layout = None if made is None else partial(column.layout, path, made, parent, *groups)
         entries[name] = column.problem if made is None or layout is None else (made, layout)
-    return Catalogue.of(path, entries, "dataset of all groups").index(names)
+    return Catalogue.of(path, entries).index(names)
 
 
 def _most_groups(file: TrustedFile, path: str) -> str:

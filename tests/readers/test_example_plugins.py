@@ -131,6 +131,7 @@ class PluginSuite(FormatSuite):
 
     LENGTHS = (41, 37, 33)  # samples of the files
     FILE = ""
+    CUT = 50  # bytes at the end of a damaged file
 
     @abstractmethod
     def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
@@ -144,7 +145,7 @@ class PluginSuite(FormatSuite):
     def damage(self, folder: Path) -> Case:
         case = self.write(folder)
         path = folder / self.FILE.format(1)
-        path.write_bytes(path.read_bytes()[:-50])
+        path.write_bytes(path.read_bytes()[: -self.CUT])
         return case
 
     @pytest.mark.rank_counts(1)
@@ -163,6 +164,7 @@ class TestNifti(PluginSuite):
 
 class TestDicom(PluginSuite):
     FILE = "series{}.dcm"
+    CUT = 1000  # since padding follows the pixels
 
     def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
         frames = np.random.default_rng(seed).integers(0, 4000, (rows, 5, 6), np.uint16)

@@ -246,7 +246,7 @@ def test_arrays_that_cannot_be_read(tmp_path: Path) -> None:
     group = zarr.open_group(path, mode="w", zarr_format=2)
     group.create_array("x", data=np.arange(10))
     group.create_array("pair", data=np.zeros(10, [("a", "i4"), ("b", "f8")]))
-    with pytest.warns(UserWarning, match="1 arrays cannot be read.*\n.*'pair'"):
+    with pytest.warns(UserWarning, match="1 array cannot be read.*\n.*'pair'"):
         assert set(load(path)) == {"x"}
     with pytest.raises(FormatError, match="the array cannot be read"):
         load(path, inputs="pair")
