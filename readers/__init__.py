@@ -124,7 +124,7 @@ def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
     return detect(path, HDF5_MAGIC[0][1])
 
 
-def reader(name: str) -> Reader:
+def reader(name: str) -> Callable[..., Index]:
     """Return the function that indexes one file of a format, ``index(path, names=None, trust=None, **options)``.
 
     ``trust`` is where bytes may come from beside the folder of the file; a reader that takes none opens no other file.
@@ -172,7 +172,7 @@ def _chosen(function: Reader, path: str, names: Sequence[str] | None, given: Map
     return (found if isinstance(found, Catalogue) else Catalogue.of(path, found)).index(names)
 
 
-def collective_reader(name: str) -> Reader | None:
+def collective_reader(name: str) -> Callable[..., Index] | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
     The function has the signature ``index_collectively(paths, names, ranks, trust=None, **options) -> Index`` and is

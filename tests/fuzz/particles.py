@@ -37,9 +37,9 @@ from tests.fuzz.readings import (
     theirs,
 )
 from tests.readers.hepmc import test_reader as test_hepmc
-from tests.readers.images import test_tar
 from tests.readers.lhe import test_reader as test_lhe
 from tests.readers.openpmd import test_reader as openpmd
+from tests.readers.tar import test_reader as test_tar
 from tests.support.serial import same
 
 Stage = Callable[[str], None]

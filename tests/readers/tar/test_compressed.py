@@ -23,7 +23,7 @@ from matex_data.readers import detect
 from matex_data.readers.tar import compressed
 from matex_data.readers.tar import rows as tar_rows
 from matex_data.readers.tar.reader import index
-from tests.readers.images import test_tar
+from tests.readers.tar import test_reader as test_tar
 from tests.readers.tar.test_reader import LENGTHS, pixels, sample, shards, write_tar
 from tests.readers.text.test_compression import COMPRESSORS
 from tests.support.format_suite import Case, FormatSuite, same
