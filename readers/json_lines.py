@@ -171,12 +171,7 @@ class LineBlocks(ArrowBlocks):
             yield ReadRequest(offset, nbytes, on_complete=partial(self._decode, selection, i))
 
     def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
-        try:
-            decoded = self._values(int(selection.blocks.number[i]), [name for name, _ in selection.outs], stored)
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
+        self.decode_block(selection, i, lambda block, names: self._values(block, names, stored))
 
     def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, Values]:
         columns = {self.members[name].column for name in names}

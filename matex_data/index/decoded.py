@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -74,6 +74,20 @@ class DecodedBlocks(Table):
     @abstractmethod
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         """Assign ``out[destination]`` the rows of a decoded block, for the field of this name."""
+
+    def decode_block(self, selection: Selection, i: int, decode: Callable[[int, list[str]], Any]) -> None:
+        """Decode a block by a function of its number and of names of fields, for all who need it; or fail for all.
+
+        Parameters
+        ----------
+        i : position of the block in the selection.
+        """
+        try:
+            decoded = decode(int(selection.blocks.number[i]), [name for name, _ in selection.outs])
+        except Exception as error:
+            selection.reserved.fail([i], error)
+            raise
+        self.complete(selection, i, decoded)
 
     def complete(self, selection: Selection, i: int, block: Any) -> None:
         """Copy the selected rows of a decoded block, and pass the block on to other windows."""
@@ -159,13 +173,7 @@ class ByteRangeBlocks(DecodedBlocks):
             yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, i))
 
     def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
-        try:
-            names = [name for name, _ in selection.outs]
-            decoded = self.decode(int(selection.blocks.number[i]), names, stored)
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
+        self.decode_block(selection, i, lambda block, names: self.decode(block, names, stored))
 
 
 @dataclass(frozen=True)

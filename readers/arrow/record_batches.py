@@ -70,15 +70,12 @@ class RecordBatches(ArrowBlocks):
             yield ReadRequest(offset, nbytes, fetch=partial(self._fetch, block), on_complete=on_complete)
 
     def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
-        try:
-            block = int(selection.blocks.number[i])
-            is_kept = i in selection.reserved  # Arrow's arrays are views of the bytes, whose memory is reused
-            names = [name for name, _ in selection.outs]
-            decoded = self._values(block, names, offset, nbytes, stored.copy() if is_kept else stored)
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
+        is_kept = i in selection.reserved  # Arrow's arrays are views of the bytes, whose memory is reused
+
+        def values(block: int, names: Sequence[str]) -> dict[str, Values]:
+            return self._values(block, names, offset, nbytes, stored.copy() if is_kept else stored)
+
+        self.decode_block(selection, i, values)
 
     def _values(
         self, block: int, names: Sequence[str], offset: Integers, nbytes: Integers, stored: Bytes

@@ -96,13 +96,8 @@ class TrajectoryBlocks(DecodedBlocks):
         assign(block[name], rows, out, destination)
 
     def _decode(self, selection: Selection, i: int, read: _Read, _: Bytes) -> None:
-        try:
-            fields = {name: self.fields[name] for name, _ in selection.outs}
-            decoded = columns_of(self.path, read.rows.start, read.frames, fields)
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
+        fields = {name: self.fields[name] for name, _ in selection.outs}
+        self.decode_block(selection, i, lambda *_: columns_of(self.path, read.rows.start, read.frames, fields))
 
 
 class _Read:

@@ -8,25 +8,23 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import h5py
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import FormatError
 from matex_data.fields import ALL_ROWS, Field
 from matex_data.index.jagged import compact
-from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index, Layout
 from matex_data.index.scattered import Scattered
 from matex_data.index.united import ragged_field
 from matex_data.paths import natural_sorted
 from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.hdf5.files import TrustedFile
+from matex_data.readers.hdf5.items import ItemRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
-from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import array_element, element_type, has_bytes_of
 
 DEEPEST = 4  # groups above the samples
@@ -154,7 +152,8 @@ class _Column:
             stored = array_element(element_type(self.dataset))[0]
             return Scattered(compact_array(np.frombuffer(self.offset, np.int64)), compact_array(self.shapes), stored)
         nbytes = int(self.shapes.prod(axis=1).sum()) * made.dtype.itemsize
-        return GroupRows(path, parent, made.name, groups, ends, made.dtype, made.ragged, nbytes)
+        rows, kind = len(self.offset), (made.dtype, made.ragged, nbytes)
+        return GroupRows(path, made.name, rows, max(1, min(BLOCK_ROWS, rows)), *kind, parent, groups, ends)
 
 
 def compact_array(numbers: Array) -> Array:
@@ -211,59 +210,23 @@ def _asked(file: TrustedFile, name: str) -> h5py.Dataset:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class GroupRows(LibraryRows):
-    """Arrays of groups that h5py reads: compressed ones, and texts.
+class GroupRows(ItemRows):
+    """Datasets of one name in groups.
 
     Parameters
     ----------
-    path : of the file.
     parent : group that has the groups.
-    name : of the dataset in each of them.
     groups : uint8[n], the names of the groups, one after the other.
     ends : integers[rows + 1], where they begin, and end.
-    dtype : of the field.
-    ragged : the arrays differ in shape.
-    nbytes : size of all of them in memory.
     """
 
-    path: str
     parent: str
-    name: str
     groups: Array
     ends: Array
-    dtype: np.dtype[Any]
-    ragged: bool
-    nbytes: int
 
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return len(self.ends) - 1
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return max(1, min(BLOCK_ROWS, self.rows))
-
-    def inner_bytes(self) -> int:
-        return self.nbytes
-
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
-    def read(self, start: int, stop: int) -> Array:
-        names = [self._dataset(number) for number in range(start, stop)]
-        try:
-            file = opened_dataset(self, self.path, self._dataset(0)).file
-            arrays = [np.asarray(file[name][()], self.dtype) for name in names]
-        except HDF5_ERRORS as error:
-            raise DecodeError(
-                "HDF5 cannot read the groups", file=self.path, field=self.name, row=start, found=error
-            ) from error
-        if not self.ragged:
-            return np.stack(arrays)
-        out = np.empty(len(arrays), object)
-        for to, one in enumerate(arrays):
-            out[to] = one
-        return out
+    def items(self, start: int, stop: int) -> list[Array]:
+        file = self.opened(self._dataset(0)).file
+        return [np.asarray(file[self._dataset(number)][()], self.dtype) for number in range(start, stop)]
 
     def _dataset(self, number: int) -> str:
         group = os.fsdecode(self.groups[int(self.ends[number]) : int(self.ends[number + 1])].tobytes())

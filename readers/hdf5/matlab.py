@@ -26,10 +26,11 @@ from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.strided import Strided
 from matex_data.readers.decoding import DecodedLibraryRows
 from matex_data.readers.hdf5.axes import along
+from matex_data.readers.hdf5.items import ItemRows
 from matex_data.readers.hdf5.members import MATLAB_CLASS
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute
 from matex_data.readers.hdf5.rows import Hdf5Rows, opened_dataset
-from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
+from matex_data.readers.matlab.cells import cell_field, cell_shapes
 
 HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
 CELL_ROWS = 256  # of a block of a cell array, whose elements lie in no order
@@ -181,7 +182,7 @@ def _cells(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layou
         raise FormatError(problem, file=path, field=field.name, found=error, remedy=REMEDY) from error
     found = cell_field(field.name, shapes, dtype)
     nbytes = sum(prod(shape) for shape in shapes) * dtype.itemsize
-    kind = min(CELL_ROWS, len(items)), dtype, len(shapes[0]), found.ragged, nbytes
+    kind = min(CELL_ROWS, len(items)), dtype, found.ragged, nbytes, len(shapes[0])
     return replace(found, attributes=field.attributes), CellArrays(path, dataset.name, len(items), *kind)
 
 
@@ -214,46 +215,25 @@ def _cell_dtype(item: h5py.Dataset) -> np.dtype[Any]:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class CellArrays(LibraryRows):
-    """Arrays of numbers in a vector of cells, each of which is a dataset of its own.
+class CellArrays(ItemRows):
+    """Arrays of numbers in a vector of cells, whose name is that of the references to them.
 
     Parameters
     ----------
-    path, name : of the file, and of the dataset of references in it.
-    rows, block_rows : number of cells, and of those of a block.
-    dtype : of the numbers.
     axes : of a sample.
-    ragged : the arrays differ in shape.
-    nbytes : size of all numbers in memory.
     """
 
-    path: str
-    name: str
-    rows: int
-    block_rows: int
-    dtype: np.dtype[Any]
     axes: int
-    ragged: bool
-    nbytes: int
 
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
+    def items(self, start: int, stop: int) -> list[Array]:
+        dataset = self.opened(self.name)
+        flat = (0, slice(start, stop)) if dataset.shape[0] == 1 else (slice(start, stop), 0)
+        return [self._array(_checked_cell(dataset.file[reference])) for reference in dataset[flat]]
 
-    def inner_bytes(self) -> int:
-        return self.nbytes
-
-    def read(self, start: int, stop: int) -> Array:
-        try:
-            dataset = opened_dataset(self, self.path, self.name)
-            flat = (0, slice(start, stop)) if dataset.shape[0] == 1 else (slice(start, stop), 0)
-            items = [_checked_cell(dataset.file[reference]) for reference in dataset[flat]]
-            shapes = [_cell_shape(item) for item in items]
-            arrays = [item[...].T if np.prod(shape) else np.empty(0) for item, shape in zip(items, shapes, strict=True)]
-            shapes = [(prod(shape),) for shape in shapes] if self.axes == 1 else shapes
-            return cell_rows(arrays, shapes, self.dtype, not self.ragged)
-        except HDF5_ERRORS as error:
-            problem = "the cell array cannot be read"
-            raise DecodeError(problem, file=self.path, field=self.name, row=start, found=error) from error
+    def _array(self, item: h5py.Dataset) -> Array:
+        shape = _cell_shape(item)
+        array = item[...].T if prod(shape) else np.empty(shape)
+        return array.reshape(-1) if self.axes == 1 else array.reshape(shape)
 
 
 def _texts_of_cell(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layout]:

@@ -75,13 +75,11 @@ class RowGroups(ArrowBlocks):
         self.footer.metadata()
 
     def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
-        try:
+        def values(block: int, names: Sequence[str]) -> dict[str, Values]:
             source = _Ranges(offset, np.cumsum(nbytes) - nbytes, nbytes, stored, self.end())
-            decoded = self._values(int(selection.blocks.number[i]), source, [name for name, _ in selection.outs])
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
+            return self._values(block, source, names)
+
+        self.decode_block(selection, i, values)
 
     def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, Values]:
         """Decode the rows of the fields in a row group."""

@@ -47,11 +47,7 @@ class Clusters(BranchBlocks):
             yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
 
     def _decode(self, selection: Selection, i: int, _: Bytes) -> None:
-        try:
-            self.complete(selection, i, self._read(int(selection.blocks.number[i])))
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
+        self.decode_block(selection, i, lambda block, _: self._read(block))
 
     def _read(self, block: int) -> ak.Array:
         start, stop = self.edges[block : block + 2].tolist()
