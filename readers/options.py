@@ -5,13 +5,16 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import fields
 from numbers import Integral, Real
-from typing import Any, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import numpy as np
 
 from matex_data.errors import FormatError, near_matches
 
+Taking = TypeVar("Taking", bound=Callable[..., Any])
+_TAKEN = "options_taken"
 TRUST = "trust"  # parameter of readers that is no option: the core gives it
 _SPLIT = "split the data set: train, valid = data.split(0.8, 0.2, seed=1)"
 _BATCHES = "give it to the batches: data.tf_dataset(batch_size, shuffle=True, seed=1), or data.batches(...)"
@@ -68,12 +71,24 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
         return
     kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     named = [p for p in parameters if p.kind in kinds and p.name != TRUST]
-    if not any(p.kind == p.VAR_KEYWORD for p in parameters):
-        check_names(format, given, [p.name for p in named])
+    taken = getattr(function, _TAKEN, None)
+    others = [] if taken is None else [field.name for field in fields(taken) if field.kw_only is False]
+    if taken is not None or not any(p.kind == p.VAR_KEYWORD for p in parameters):
+        check_names(format, given, [*others, *(p.name for p in named)])
     for parameter in named:
         if parameter.default is parameter.empty and parameter.name not in given:
             raise FormatError(f"the reader of {format!r} files needs the option {parameter.name}=")
-    check_types(given, _hints(function))
+    check_types(given, {**_hints(taken), **_hints(function)})
+
+
+def takes(options: type) -> Callable[[Taking], Taking]:
+    """Return a decorator of readers whose ``**options`` are the fields of a dataclass, but for keyword-only ones."""
+
+    def declare(function: Taking) -> Taking:
+        setattr(function, _TAKEN, options)
+        return function
+
+    return declare
 
 
 def takes_names(function: Callable[..., Any]) -> bool:
@@ -121,9 +136,9 @@ def check_types(given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
             )
 
 
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
+def _hints(function: Any) -> dict[str, Any]:
     try:
-        return get_type_hints(function)
+        return {} if function is None else get_type_hints(function)
     except (AttributeError, NameError, TypeError):  # names that only type checkers see
         return {}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import warnings
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -31,14 +31,40 @@ DECODED_RATIO = 5  # memory of a static variable per stored byte, at most: two b
 
 @dataclass(frozen=True)
 class Options:
-    """Options of a reader of variables; `matex_data.readers.netcdf.reader.index` describes them.
+    """Options of a reader of variables.
+
+    Parameters
+    ----------
+    sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units ("hours since
+        2000-01-01"), else the unlimited one, else the first one of all variables. Dimensions of groups that have its
+        name and its values are the same one.
+    decode : decode times, packed and missing numbers, and letters along the last axis to texts. False: values as they
+        are stored.
+    decode_times : convert times to seconds since 1970. None: as ``decode``.
+    mask_and_scale : undo packing (``scale_factor``, ``add_offset``, ``_Unsigned``), and replace missing numbers by NaN.
+        None: as ``decode``.
+    valid_range : whether decoded numbers outside of ``valid_min``, ``valid_max`` or ``valid_range`` are missing. None:
+        only of variables that become floats and have neither ``_FillValue`` nor ``missing_value``.
+    static : read the variables without the sample dimension too, up to ``MAX_STATIC_BYTES`` each. A data set uses
+        those of its first file.
+    static_as_inputs : take the variables without the sample dimension that are named for fields of every sample.
+    sel : values of coordinates by dimension: one (the axis is dropped), a list, or a slice, both ends included:
+        ``{"level": [500, 850], "lat": slice(20, 70)}``. Values are exact; along a descending coordinate a slice may
+        begin at either end. Of the sample dimension dates as text, such as ``slice("2015", "2016-06")``. Only the
+        bytes of the selection are read, where they lie as such.
+    isel : positions, likewise, by dimension of a sample: an int, a list, or a slice as of Python.
+    dtype : of packed variables and of other floats of 64 bits but times: "float32". They are decoded in double
+        precision, and then rounded. None: as xarray decodes them.
+    coordinate : add the coordinate of the samples, if there is one, to the variables that are named: windows need it.
+    method : "nearest": a value of ``sel`` stands for the nearest of the coordinate, as in xarray; ends of slices, and
+        values of the sample dimension, do not. None: values are exact.
+    names : of the variables that are asked for; None: all.
 
     Raises
     ------
     FormatError : ``dtype`` is no float of 32 or 64 bits.
     """
 
-    names: Sequence[str] | None = None
     sample_dim: str | None = None
     decode: bool = True
     decode_times: bool | None = None
@@ -51,6 +77,7 @@ class Options:
     dtype: str | None = None
     coordinate: bool = False
     method: str | None = None
+    names: Sequence[str] | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         if self.method not in (None, "nearest"):

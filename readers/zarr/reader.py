@@ -17,6 +17,7 @@ from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.samples import Options, index_content
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.netcdf4 import join_letters
+from matex_data.readers.options import takes
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs
@@ -34,25 +35,15 @@ MOST_OF_ROW = 1 << 22  # chunks of the same samples
 MOST_OF_VALUES = 1 << 20  # chunks of an array that is read as a whole, such as a coordinate
 
 
+@takes(Options)
 def index(
     path: str,
     names: Sequence[str] | None = None,
     *,
-    sample_dim: str | None = None,
-    decode: bool = True,
-    decode_times: bool | None = None,
-    mask_and_scale: bool | None = None,
-    valid_range: bool | None = None,
-    static: bool = True,
-    static_as_inputs: bool = False,
-    sel: Mapping[str, Any] | None = None,
-    isel: Mapping[str, Any] | None = None,
-    dtype: str | None = None,
-    coordinate: bool = False,
-    method: str | None = None,
     version: str | None = None,
     level: int | None = None,
     trust: Trust | None = None,
+    **options: Any,
 ) -> Index:
     """Index the arrays of a Zarr store along one of their dimensions.
 
@@ -62,15 +53,14 @@ def index(
         repository.
     names : arrays; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension. An array
         that is the root of its store is named ``"data"``.
-    sample_dim : dimension that counts the samples. None: the one whose coordinate is a time by its units, else the
-        first one of all arrays. Axes without names are called ``dim_0``, ``dim_1``: axes of equal length are equal.
-    decode, decode_times, mask_and_scale, valid_range, static, static_as_inputs, sel, isel, dtype, coordinate, method :
-        see `matex_data.readers.netcdf.reader.index`.
     version : of an Icechunk repository: name of a branch or a tag, or identifier of a snapshot. None: the branch
         ``main``. All ranks read the snapshot that it is now, whatever is committed later.
     level : of images of OME-Zarr, whose axes have the names of its metadata: 0 is the full resolution. None: the same;
         arrays of other levels are read if ``names`` has them.
     trust : where bytes may come from beside the store, or the folder of references or of a repository.
+    options : those of `matex_data.readers.dimensions.samples.Options`. Without ``sample_dim`` and a time, the first
+        dimension of all arrays counts the samples. Axes without names are called ``dim_0``, ``dim_1``: axes of equal
+        length are equal.
 
     Raises
     ------
@@ -78,22 +68,7 @@ def index(
     FieldNotFound : there is no array of that name.
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
-    options = Options(
-        names=names,
-        sample_dim=sample_dim,
-        decode=decode,
-        decode_times=decode_times,
-        mask_and_scale=mask_and_scale,
-        valid_range=valid_range,
-        static=static,
-        static_as_inputs=static_as_inputs,
-        sel=sel,
-        isel=isel,
-        dtype=dtype,
-        coordinate=coordinate,
-        method=method,
-    )
-    return index_store(open_store(path, version, trust or NONE), options, level)
+    return index_store(open_store(path, version, trust or NONE), Options(**options, names=names), level)
 
 
 def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
