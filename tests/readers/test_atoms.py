@@ -15,6 +15,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers.atoms import xyz
+from tests.readers.text.test_compression import COMPRESSORS
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pool
 
@@ -167,3 +168,19 @@ def test_unknown_fields_are_named(tmp_path: Path) -> None:
     (tmp_path / "b.traj").write_bytes(b"- of UlmASE-Trajectory" + bytes(100))
     with pytest.raises(DataError, match=r"b\.traj"):
         _load(tmp_path / "b.traj")
+
+
+@pytest.mark.parametrize(("end", "stored"), [(".gz", "gzip"), (".bz2", "bz2"), (".xz", "xz"), (".zst", "zstd")])
+def test_compressed_frames_are_read_like_plain_ones(tmp_path: Path, end: str, stored: str) -> None:
+    ase.io.write(tmp_path / "plain.xyz", frames(40), format="extxyz")
+    packed = tmp_path / f"packed.xyz{end}"
+    packed.write_bytes(COMPRESSORS[stored]((tmp_path / "plain.xyz").read_bytes()))
+    plain = open_dataset(tmp_path / "plain.xyz", comm=MPI.COMM_SELF).load()
+    with pytest.warns(UserWarning, match="no part can be read alone"):
+        found = open_dataset(packed, comm=MPI.COMM_SELF).load()
+    assert list(found) == list(plain)
+    for name, values in plain.items():
+        same(found[name], values)
+    packed.write_bytes(packed.read_bytes()[:-20])
+    with pytest.raises(DataError, match=r"packed\.xyz"):
+        open_dataset(packed, comm=MPI.COMM_SELF)
