@@ -107,7 +107,7 @@ def test_groups_that_differ(tmp_path: Path) -> None:
         assert list(md.open_dataset(path, sample="group").schema) == ["x"]
     with pytest.raises(md.FormatError, match="'a' lacks it"):
         md.open_dataset(path, sample="group", inputs="y")
-    with pytest.raises(md.FieldNotFound, match="no group has such a dataset"):
+    with pytest.raises(md.FieldNotFound, match="the file has no such field"):
         md.open_dataset(path, sample="group", inputs="q")
     with h5py.File(tmp_path / "rows.h5", "w") as file:
         file["x"] = [1.0]
