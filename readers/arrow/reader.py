@@ -1,4 +1,8 @@
-"""Index of Arrow IPC files and streams, Feather among them: record batches are the blocks, and columns the fields."""
+"""Index of Arrow IPC files and streams, Feather among them: record batches are the blocks, and columns the fields.
+
+Format: Arrow 1.5, https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc.
+pyarrow decodes the batches.
+"""
 
 from __future__ import annotations
 

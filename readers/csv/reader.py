@@ -1,4 +1,7 @@
-"""Text tables: CSV, TSV and their relatives, indexed by all ranks exactly as a serial parser reads them."""
+"""Text tables: CSV, TSV and their relatives, indexed by all ranks exactly as a serial parser reads them.
+
+Format: RFC 4180, https://www.rfc-editor.org/rfc/rfc4180, and the dialects that pandas reads; see `dialect`.
+"""
 
 from __future__ import annotations
 

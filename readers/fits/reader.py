@@ -1,4 +1,7 @@
-"""Index of FITS files: rows of a table, planes of a cube, or image extensions are the samples."""
+"""Index of FITS files: rows of a table, planes of a cube, or image extensions are the samples.
+
+Format: FITS 4.0, https://fits.gsfc.nasa.gov/fits_standard.html. astropy reads what is compressed by the tile.
+"""
 
 from __future__ import annotations
 

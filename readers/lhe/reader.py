@@ -25,9 +25,10 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
-from matex_data.readers.lhe.lines import check_numbers
 from matex_data.readers.text.event_rows import Columns, EventParser, split_rows
 from matex_data.readers.text.events import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
+from matex_data.readers.text.lines import REAL as REAL_FORM
+from matex_data.readers.text.lines import SHOWN_BYTES
 from matex_data.readers.text.scan import Events, EventSyntax, event_starts
 
 INTEGER, REAL = np.dtype(np.int64), np.dtype(np.float64)
@@ -47,6 +48,14 @@ SYNTAX = EventSyntax(
     rb"<(?:(?P<event>event(?=[\s>/]))|(?P<end>/LesHouchesEvents\s{0,20}>)|(?P<begin>!--|!\[CDATA\[)"
     rb"|(?P<extra>(?:rwgt|weights)(?=[\s>])))"
 )
+_INTEGER = rb"[-+]?\d{1,15}(?:\.0*)?(?=\s)"  # some programs write 2.0
+_REAL = REAL_FORM + rb"(?=\s)"
+_BLANK, _END = rb"[ \t]+", rb"[ \t\r]*+\n"
+_HEAD = _BLANK.join([_INTEGER] * 2 + [_REAL] * 4)
+_PARTICLE = _BLANK.join([_INTEGER] * 6 + [_REAL] * 7)
+_LINE = rb"[ \t]*+(?:" + _PARTICLE + rb"|#[^\n]*+)?+" + _END
+_EVENT = re.compile(rb"<event[^>]*+>\s*+" + _HEAD + _END + rb"(?:" + _LINE + rb")*+\s*+<")
+_ONE_LINE = re.compile(_LINE)
 _INIT = b"<init>\n0 0 0 0 0 0 0 0 0 0\n</init>"  # no value of an event depends on it
 _GROUP = re.compile(rb"</?eventgroup(?:\s[^<>]*)?>")
 _PYLHE_ERRORS = (ValueError, IndexError, KeyError, AttributeError, TypeError, OverflowError)
@@ -236,7 +245,7 @@ class LheParser:
         starts = event_starts(SYNTAX, text)
         document = self.prologue + text + CLOSE
         _check_xml(document, len(self.prologue), starts)
-        check_numbers(text, starts)
+        _check_numbers(text, starts)
         found: list[pylhe.LHEEvent] = []
         try:
             for event in pylhe.LHEFile.frombuffer(io.BytesIO(document), with_attributes=bool(self.ids)).events:
@@ -294,3 +303,24 @@ def _check_xml(document: bytes, begin: int, starts: Sequence[int]) -> None:
 def _event_error(starts: Sequence[int], row: int, problem: str, expected: object, found: object) -> DecodeError:
     byte = starts[min(row, len(starts) - 1)] if starts else 0
     return DecodeError(problem, row=row, byte=byte, expected=expected, found=found)
+
+
+def _check_numbers(text: bytes, starts: Sequence[int]) -> None:
+    """Check the lines of events, which begin at the bytes ``starts``: pylhe takes 1.9 for 1, and skips entries.
+
+    Raises
+    ------
+    DecodeError : a line has another number of entries, or an entry is no number, or no integer where it has to be.
+    """
+    for row, start in enumerate(starts):
+        if _EVENT.match(text, start) is None:
+            begin = text.find(b">", start) + 1
+            lines = text[begin : text.find(b"<", begin)].strip().splitlines() or [b""]
+            wrong = [line for line in lines[1:] if not _ONE_LINE.fullmatch(line.rstrip() + b"\n")]
+            raise DecodeError(
+                "text that is not of LHE",
+                row=row,
+                byte=start,
+                expected="6 numbers of the event, 2 of them integers, and 13 of each particle, 6 of them integers",
+                found=repr((wrong or lines)[0].strip()[:SHOWN_BYTES].decode("latin-1")),
+            )

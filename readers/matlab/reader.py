@@ -1,4 +1,7 @@
-"""Index of MATLAB files of the versions 4 to 7, which SciPy decodes as a whole; version 7.3 is HDF5."""
+"""Index of MATLAB files of the versions 4 to 7, which SciPy decodes as a whole; version 7.3 is HDF5.
+
+Format: MAT-file level 4 and 5, https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf.
+"""
 
 from __future__ import annotations
 

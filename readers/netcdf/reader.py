@@ -1,4 +1,9 @@
-"""Index of netCDF files, classic and netCDF-4: variables along the sample dimension, decoded by the CF conventions."""
+"""Index of netCDF files, classic and netCDF-4: variables along the sample dimension, decoded by the CF conventions.
+
+Format: CDF-1, CDF-2 and CDF-5, and netCDF-4 in HDF5,
+https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html. Conventions: CF 1.11,
+https://cfconventions.org.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Index of openPMD series in HDF5: a sample is a particle, or a whole iteration."""
+"""Index of openPMD series in HDF5: a sample is a particle, or a whole iteration.
+
+Format: openPMD 1.1 and 2.0, https://github.com/openPMD/openPMD-standard; see `series`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Index of Parquet files: row groups are the blocks, and columns the fields."""
+"""Index of Parquet files: row groups are the blocks, and columns the fields.
+
+Format: Apache Parquet 2, https://parquet.apache.org/docs/file-format/. pyarrow reads the footer and decodes the pages.
+"""
 
 from __future__ import annotations
 

@@ -29,8 +29,7 @@ from matex_data.index.decoded import Selection
 from matex_data.index.model import ReadRequest
 from matex_data.index.table import Outputs
 from matex_data.machine import tasks_of_window
-from matex_data.readers.root.blocks import BranchBlocks
-from matex_data.readers.root.entries import Entries, Lists
+from matex_data.readers.root.entries import BranchBlocks, Entries, Lists
 
 DECODE_BYTES = (256 << 10, 8 << 20)  # least and most decoded bytes of the baskets of one read request
 KEY = Struct(">ihiIhh")  # TKey: bytes, version, uncompressed bytes, date, bytes of the key, cycle

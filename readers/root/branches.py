@@ -20,8 +20,8 @@ from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.root.baskets import Baskets, Encoding
-from matex_data.readers.root.blocks import BranchBlocks
 from matex_data.readers.root.clusters import Clusters
+from matex_data.readers.root.entries import BranchBlocks
 from matex_data.readers.root.members import Member, UnreadableType
 from matex_data.readers.root.probe import first_line, unreadable
 

@@ -15,7 +15,7 @@ from matex_data.index.decoded import Selection
 from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.index.table import Outputs
 from matex_data.locks import Lock
-from matex_data.readers.root.blocks import BranchBlocks
+from matex_data.readers.root.entries import BranchBlocks
 from matex_data.readers.root.files import open_tree
 from matex_data.readers.root.probe import first_line
 

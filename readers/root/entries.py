@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -10,7 +10,8 @@ from typing import Any, TypeAlias
 import awkward as ak
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Array, Integers
+from matex_data.index.decoded import DecodedBlocks
 from matex_data.index.model import ranges
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
@@ -149,3 +150,29 @@ def _items(layout: ak.contents.Content) -> list[Any]:
 
 def _object_array(items: Sequence[Any]) -> Array:
     return np.fromiter(items, object, len(items))
+
+
+@dataclass(frozen=True, eq=False)
+class BranchBlocks(DecodedBlocks):
+    """Branch whose fields are decoded from the same blocks: the baskets of a ``TTree``, the clusters of an ``RNTuple``.
+
+    Parameters
+    ----------
+    branch : name of the branch.
+    members : the fields, by name.
+    clusters : int64[n], the first entry of each cluster of the fields that are read, the unit of shuffling.
+    """
+
+    branch: str
+    members: Mapping[str, Member]
+    clusters: Integers
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.members)
+
+    def borders(self) -> Integers:
+        return self.clusters
+
+    def copy_rows(self, name: str, block: Entries, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        scatter_entries(block, rows, self.members[name], out, destination)

@@ -1,4 +1,8 @@
-"""Index of ROOT files: the entries of a ``TTree`` or an ``RNTuple`` are the samples, its branches are the fields."""
+"""Index of ROOT files: the entries of a ``TTree`` or an ``RNTuple`` are the samples, its branches are the fields.
+
+Format: ``TTree`` as uproot reads it, https://root.cern/doc/master/classTTree.html, and RNTuple 1.0,
+https://github.com/root-project/root/blob/master/tree/ntuple/doc/BinaryFormatSpecification.md.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,8 @@
-"""Tar shards in the layout of WebDataset: the members of one key are one sample, a field for each extension."""
+"""Tar shards in the layout of WebDataset: the members of one key are one sample, a field for each extension.
+
+Format: ustar and pax, POSIX.1-2001, https://pubs.opengroup.org/onlinepubs/9699919799/utilities/pax.html, named as
+WebDataset does, https://github.com/webdataset/webdataset.
+"""
 
 from __future__ import annotations
 

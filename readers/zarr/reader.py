@@ -1,4 +1,8 @@
-"""Index of Zarr stores: arrays along the sample dimension, decoded by the CF conventions as xarray does."""
+"""Index of Zarr stores: arrays along the sample dimension, decoded by the CF conventions as xarray does.
+
+Format: Zarr 2 and 3, https://zarr-specs.readthedocs.io; references of kerchunk, https://fsspec.github.io/kerchunk/spec.html;
+Icechunk 1, https://icechunk.io/en/latest/spec/; OME-Zarr 0.4 and 0.5, https://ngff.openmicroscopy.org.
+"""
 
 from __future__ import annotations
 

@@ -21,11 +21,23 @@ from matex_data._types import Array
 from matex_data.codecs.scratch import filter_output
 from matex_data.index.scatter import as_bytes
 from matex_data.locks import Lock
-from matex_data.readers.images.decoding.compiled import compiled
 
 BITS = 22
 """Of the weights after the binary point: 32, less 8 of the pixels, less 2 for sums beyond 1."""
 Filter = Callable[[Array], Array]
+
+
+def compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
+    """Compile a loop over arrays for one signature, or load it from the cache that Numba keeps on disk.
+
+    The loop runs without the lock of the interpreter.
+    """
+    from numba import njit  # importing Numba takes most of a second
+
+    try:
+        return njit(signature, nogil=True, cache=True)(loop)  # type: ignore[no-any-return]
+    except (RuntimeError, OSError):  # no writable folder for the cache, or a full one
+        return njit(signature, nogil=True)(loop)  # type: ignore[no-any-return]
 
 
 def _triangle(x: Array) -> Array:
