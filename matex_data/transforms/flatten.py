@@ -68,9 +68,7 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> F
     flattened = list(ragged_fields(index.fields, flatten, "flatten"))
     counted = min(flattened, key=lambda name: index.fields[name].dtype.itemsize)
     first_object = first_objects(source, events, counted)
-    fields = {
-        name: replace(one, ragged=False) if name in flattened else one for name, one in index.fields.items()
-    }
+    fields = {name: replace(one, ragged=False) if name in flattened else one for name, one in index.fields.items()}
     flat = Objects(index, frozenset(flattened), counted, first_object)
     bits, digest = np.zeros(-(-int(first_object[-1]) // 8), np.uint8), hashlib.blake2b(digest_size=16)
     for low in range(0, len(index), EVENTS):
