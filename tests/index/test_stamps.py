@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from matex_data import DataError
-from matex_data.index.model import FileIndex, Index
+from matex_data.index.model import FileIndex
 from matex_data.index.stamps import Stamp, check_stamp
 from matex_data.index.united import concatenate
 from matex_data.readers import collective_reader, reader
@@ -77,8 +77,8 @@ def test_change_during_indexing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     np.save(path, np.arange(24.0).reshape(8, 3))
     inner = reader("npy").__wrapped__  # type: ignore[attr-defined]
 
-    def index(path: str, names: Any = None) -> Index:
-        found: Index = inner(path, names)
+    def index(path: str, **options: Any) -> Any:
+        found = inner(path, **options)
         _rewritten(Path(path))
         return found
 
