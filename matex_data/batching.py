@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 import warnings
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -17,7 +16,6 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec
 from matex_data.index.chosen import Samples
 from matex_data.locks import cached_property
-from matex_data.mpi.communicator import pickle_error
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import MixedSchedule, Mixture
 from matex_data.sampling.permutation import VERSION, check_seed
@@ -32,7 +30,7 @@ from matex_data.sampling.sizing import (
     most_window_bytes,
 )
 from matex_data.sampling.split import Ties
-from matex_data.sampling.state import OPTIONS, Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
+from matex_data.sampling.state import Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
 
 Shuffle = bool | Literal["global"]
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
@@ -228,26 +226,20 @@ class Batching:
         ------
         PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
         """
-        options = {} if fingerprint is None else {"step": step, **fingerprint.options}
-        seed = options.pop("seed", None)
-        own = (pickle_error(own_error), {**options, "seed": "drawn" if drawn else seed}, seed)
         comm = self.source.comm
-        # A forked process raises an error if its seed is drawn, because rank 0 cannot send it one.
-        by_rank = comm.allgather(own) if drawn or not comm.alone else [own]
-        first_error = next((error for error, *_ in by_rank if error is not None), None)
-        if first_error is not None:
-            raise pickle.loads(first_error) from own_error
+        comm.agree(own_error)
         assert fingerprint is not None
-        _, expected, seed = by_rank[0]
-        for rank, (_, found, _) in enumerate(by_rank):
-            differ = [name for name in ("step", *OPTIONS) if found[name] != expected[name]]
-            if differ:
-                raise PartitionError(
-                    "the options of the batches differ between the ranks",
-                    expected="on every rank " + ", ".join(f"{name}={expected[name]!r}" for name in differ),
-                    found=f"on rank {rank} " + ", ".join(f"{name}={found[name]!r}" for name in differ),
-                    remedy="give the same options, and the same start=, on every rank",
-                )
+        options = {"step": step, **fingerprint.options}
+        seed = options["seed"]
+        if not comm.alone:
+            options["seed"] = "drawn" if drawn else seed
+            comm.check_equal(
+                ", ".join(f"{name}={value!r}" for name, value in options.items()),
+                "the options of the batches differ between the ranks",
+                "give the same options, and the same start=, on every rank",
+            )
+        # A forked process raises an error if its seed is drawn, because rank 0 cannot send it one.
+        seed = comm.broadcast(seed) if drawn else seed
         return replace(fingerprint, schedule=replace(fingerprint.schedule, seed=seed))
 
     def _remember(self, fingerprint: Fingerprint, drawn: bool) -> None:

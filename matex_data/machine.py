@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from matex_data.errors import OutOfMemory, PartitionError
+from matex_data.words import memory_text
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -332,8 +333,8 @@ def memory_shortage(
         f"{item} does not fit into the memory",
         file=file,
         field=field,
-        expected=f"at most {_size(free)} for this rank{ranks}",
-        found=f"{_size(nbytes)} ({nbytes} bytes)",
+        expected=f"at most {memory_text(free)} for this rank{ranks}",
+        found=f"{memory_text(nbytes)} ({nbytes} bytes)",
         remedy=remedy,
     )
 
@@ -366,13 +367,9 @@ def out_of_memory(error: BaseException, rank: int | None, item: str) -> OutOfMem
     return OutOfMemory(
         f"memory ran out {where}, on the machine {platform.node()!r}",
         expected=f"memory for {item}",
-        found=f"{error or 'none left'}; {_size(free_memory())} are left for it",
+        found=f"{error or 'none left'}; {memory_text(free_memory())} are left for it",
         remedy=remedy,
     )
-
-
-def _size(nbytes: int) -> str:
-    return f"{nbytes / 2**30:.1f} GiB" if nbytes >= 2**30 else f"{nbytes / 2**20:.1f} MiB"
 
 
 def _available() -> int:

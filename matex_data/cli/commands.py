@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
@@ -16,11 +18,14 @@ from rich.table import Table
 
 from matex_data import __version__
 from matex_data.cli.hash_seed import restart_with_hash_seed
-from matex_data.cli.report import Report, print_error, report
+from matex_data.cli.report import TEXT_ALONE, Report, print_error, report
 from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
 from matex_data.progress import shown
 from matex_data.words import counted
+
+if TYPE_CHECKING:
+    from matex_data.doctor.section import Section
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, invoke_without_command=True)
 
@@ -135,7 +140,7 @@ def plan(
     from matex_data.cli import planning
     from matex_data.display import save_picture
 
-    with report(html, f"matex plan {' '.join(paths)}") as output:
+    with report(html, f"matex plan {' '.join(paths)}", TEXT_ALONE) as output:
         if shuffle not in planning.SHUFFLES:
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
@@ -143,12 +148,8 @@ def plan(
         data = _open(output, paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
         costs = data.read_plan(batch_size, ranks=ranks, shuffle=order, ranks_per_node=ranks_per_node)
         output.print(json.dumps(costs.as_dict(), indent=1) if as_json else str(costs))
-        if output.console.quiet or (plot is None and html is None):
-            return
-        figure = planning.draw(planning.costs_by_ranks(data, batch_size, ranks, order))
-        output.add_picture(figure, "Bytes read, size of a read and memory of a rank, over the number of ranks")
-        if plot is not None:
-            save_picture(figure, plot)
+        if plot is not None and not output.console.quiet:
+            save_picture(planning.draw(planning.costs_by_ranks(data, batch_size, ranks, order)), plot)
 
 
 @app.command(epilog='Example: matex index "day*.nc" --to days.json')
@@ -249,11 +250,19 @@ def doctor(
 
     Alone, it tries each launcher on two ranks. Under a launcher, it tells about all nodes of the job.
     """
-    from matex_data.cli.doctoring import show
+    from matex_data.doctor import report as found
     from matex_data.doctor.examine import examine
 
+    def show(sections: Sequence[Section]) -> None:
+        if as_json:
+            sys.stdout.write(f"{found.as_json(sections)}\n")
+        output = Report(Console(file=io.StringIO() if as_json else sys.stdout, record=html is not None))
+        found.show(sections, output.console)
+        if html is not None:
+            output.write_page(html, "matex doctor", TEXT_ALONE)
+
     try:
-        sound = examine(path, lambda sections: show(sections, as_json, html), with_tensorflow=tensorflow)
+        sound = examine(path, show, with_tensorflow=tensorflow)
     except DataError as error:
         print_error(error)
         raise typer.Exit(1) from None

@@ -53,17 +53,6 @@ class Section:
         self.findings.append(Finding(problem, remedy))
 
 
-def size(nbytes: float) -> str:
-    """Return a number of bytes as text.
-
-    >>> size(3 * 2**30), size(200 * 2**20), size(512)
-    ('3.0 GiB', '200 MiB', '512 B')
-    """
-    if nbytes >= 2**30:
-        return f"{nbytes / 2**30:.1f} GiB"
-    return f"{nbytes / 2**20:.0f} MiB" if nbytes >= 2**20 else f"{nbytes:.0f} B"
-
-
 def span(values: list[int]) -> str:
     """Return the range of numbers as text.
 

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matex_data.doctor import filesystem
-from matex_data.doctor.section import Section, size
+from matex_data.doctor.section import Section
 from matex_data.io.modes import choose
 from matex_data.io.mounts import mount_of
+from matex_data.words import memory_text
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
@@ -118,7 +119,9 @@ def _mark_is_seen(path: str, comm: MPI.Intracomm) -> bool | None:
 def _describe_shm(section: Section, by_node: dict[str, dict[str, Any]], ranks: int) -> None:
     worst = min(by_node.values(), key=lambda rank: rank["shm"]["free"])
     shm = worst["shm"]
-    section.add(SHM, shm, f"{size(shm['free'])} free" if shm["writable"] else f"cannot be written to: {shm['error']}")
+    section.add(
+        SHM, shm, f"{memory_text(shm['free'])} free" if shm["writable"] else f"cannot be written to: {shm['error']}"
+    )
     if not shm["writable"]:
         section.fail(
             f"{SHM} of {worst['node']} cannot be written to ({shm['error']}): MPICH ends the process when it starts",
@@ -126,7 +129,7 @@ def _describe_shm(section: Section, by_node: dict[str, dict[str, Any]], ranks: i
         )
     elif shm["free"] < _LEAST_SHM * -(-ranks // len(by_node)):
         section.advise(
-            f"{SHM} of {worst['node']} has {size(shm['free'])} left, which MPI and the shared index may exceed",
+            f"{SHM} of {worst['node']} has {memory_text(shm['free'])} left, which MPI and the shared index may exceed",
             "make it larger (docker run --shm-size=1g), or remove what jobs have left there",
         )
 
@@ -196,7 +199,7 @@ def _describe_speed(section: Section, speeds: list[dict[str, Any]], is_shared: b
         (
             "speed",
             f"open {_time(opening)}, 4 KiB in {_time(latency)}"
-            + (f", {size(bandwidth)}/s by 4 MiB" if bandwidth else ", no file of 4 MiB to measure the bandwidth")
+            + (f", {memory_text(bandwidth)}/s by 4 MiB" if bandwidth else ", no file of 4 MiB to measure the bandwidth")
             + ("" if len(speeds) == 1 else f" (the slowest of {len(speeds)} nodes at once)")
             + "; what the system has in its cache is faster",
         )

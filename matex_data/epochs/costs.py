@@ -24,6 +24,7 @@ from matex_data.reading.plan import ReadPlan, plan_reads
 from matex_data.reading.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import Schedule
 from matex_data.sampling.sizing import estimate_quality
+from matex_data.words import nbytes_text
 
 GOOD_AMPLIFICATION = 1.2
 GOOD_READ_BYTES = 1_000_000
@@ -91,19 +92,19 @@ class EpochCosts:
         return figures | {"amplification": None if np.isnan(self.amplification) else self.amplification}
 
     def __str__(self) -> str:
-        node = "" if self.bytes_per_node is None else f", {_size(self.bytes_per_node)} a node"
+        node = "" if self.bytes_per_node is None else f", {nbytes_text(self.bytes_per_node)} a node"
         lines = [
             f"{self.ranks:,} ranks, batches of {self.batch_size:,}, {self.steps:,} steps an epoch"
             + ("" if self.exact else " (estimated from a sample of the windows)"),
-            f"read by all ranks: {_size(self.bytes_read)}, {self.amplification:.2f} times the bytes needed"
+            f"read by all ranks: {nbytes_text(self.bytes_read)}, {self.amplification:.2f} times the bytes needed"
             if self.bytes_read
             else "read by all ranks: unknown",
-            f"a rank: {self.reads_per_rank:,.0f} reads of {_size(self.mean_read_bytes)}; "
+            f"a rank: {self.reads_per_rank:,.0f} reads of {nbytes_text(self.mean_read_bytes)}; "
             f"files opened: {self.opens_per_rank:,.0f}",
             *([f"files are read by {self.reads}"] if self.reads else []),
             *(["each chunk is read by one rank, which sends its rows to the others"] if self.shared else []),
             f"samples shuffled at a time: {self.samples_mixed:,}; lanes: {self.lanes:,}",
-            f"memory for samples: {_size(self.bytes_per_rank)} a rank{node}",
+            f"memory for samples: {nbytes_text(self.bytes_per_rank)} a rank{node}",
             f"messages of a rank: {self.messages_per_step:,.2f} a step on average, at most "
             f"{self.most_messages_per_step:,.2f}, without those of the training",
         ]
@@ -319,12 +320,6 @@ def _sections(schedule: Schedule, step: int, effort: int) -> Iterator[tuple[int,
         yield int(borders[low]), int(borders[high])
 
 
-def _size(nbytes: float) -> str:
-    """Return a number of bytes as text, with decimal units."""
-    power = 0 if nbytes < 1 else min(4, int(np.log10(nbytes)) // 3)
-    return f"{nbytes / 1000**power:.3g} {('B', 'KB', 'MB', 'GB', 'TB')[power]}"
-
-
 def _uncounted(index: Index) -> tuple[str, ...]:
     """Return the names of fields without byte ranges, by the layouts of the first file."""
     layouts = {name: file.layouts[name] for file in index.files[:1] for name in index.fields}
@@ -345,9 +340,9 @@ def _remedies(costs: EpochCosts, strategy: Strategy) -> list[str]:
     problem = (
         f"all ranks together read each byte {costs.amplification:.1f} times"
         if again
-        else f"reads of {_size(costs.mean_read_bytes)} are small"
+        else f"reads of {nbytes_text(costs.mean_read_bytes)} are small"
     )
-    share = f'cache="memory" reads each sample once, and keeps {_size(strategy.share_bytes)} on each rank'
+    share = f'cache="memory" reads each sample once, and keeps {nbytes_text(strategy.share_bytes)} on each rank'
     if shuffled and source.cache is None:
         block = max(estimate_quality(schedule, source.row_bytes).block_bytes, 1 if again else GOOD_READ_BYTES)
         total = schedule.segments.total * source.row_bytes
@@ -362,7 +357,7 @@ def _remedies(costs: EpochCosts, strategy: Strategy) -> list[str]:
             remedies.append("smaller chunks (64 KiB to 1 MiB) let more ranks read chunks of their own")
         remedies.append(f'{share}; so does shuffle="global"')
     elif schedule.uniform and source.global_reads == "rows":
-        remedies.append(f'{problem}: global_reads="memory" keeps {_size(strategy.share_bytes)} on each rank')
+        remedies.append(f'{problem}: global_reads="memory" keeps {nbytes_text(strategy.share_bytes)} on each rank')
     elif source.cache is None and not schedule.uniform:
         remedies.append(f"{problem}, since each rank reads its rows of every batch: {share}")
     return remedies

@@ -13,6 +13,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
+from matex_data.index.columns import compact
 from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.runs import Runs, merge
@@ -172,11 +173,6 @@ class Jagged(Table):
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         for flat, out in outputs:
             scatter_lists(out, rows.destination, offsets, flat)
-
-
-def compact(offsets: Integers) -> Array:
-    """Return offsets in the smallest unsigned integer type that holds them, since each rank keeps all of them."""
-    return offsets.astype(np.min_scalar_type(int(offsets[-1])))
 
 
 def jagged_columns(offsets: Integers, contents: Mapping[str, Content]) -> dict[str, Layout]:

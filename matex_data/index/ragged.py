@@ -20,6 +20,7 @@ from matex_data.index.model import ranges
 from matex_data.index.scatter import RowIndices, are_consecutive, scatter
 from matex_data.locks import cached_property
 
+RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 LONG_LIST = 256  # elements on average from which one copy for each list is faster than an index for each element
 PIECE = 1 << 13  # lists that are copied in one go: the indices of short ones stay in the processor's cache
 MARGIN = 1.03  # of the memory for elements over their mean number

@@ -12,10 +12,10 @@ from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, Schema
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
+from matex_data.index.ragged import RAGGED_BYTES
 from matex_data.transforms.evaluation import Values, delivered_dtype, evaluate
 from matex_data.transforms.expressions import Expression, in_order
 
-RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 Expressions = Mapping[str, Expression]
 
 

@@ -21,6 +21,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.locks import cached_property
 from matex_data.transforms.expressions import Expression, Numbers, Operand, Reduction
+from matex_data.transforms.names import check_lengths
 
 TILE = 1 << 18  # numbers that are widened and evaluated at once, 2 MB for each operand
 EXACT = 1 << 53  # integers up to this magnitude are exact in float64
@@ -120,17 +121,12 @@ def _common_lengths(expression: Expression, values: Mapping[str, Values]) -> Int
         if first is None:
             first = name, one.lengths
             continue
-        differ = np.flatnonzero(first[1] != one.lengths)
-        if len(differ):
-            row = int(differ[0])
-            raise FormatError(
-                f"{expression.option} combines lists of different lengths: {expression.text!r}",
-                field=name,
-                row=row,
-                expected=f"{first[1][row]} elements, as in {first[0]!r}",
-                found=f"{one.lengths[row]} elements",
-                remedy="combine fields of the same objects, or reduce the lists first: sum(Jet_pt) + sum(Muon_pt)",
-            )
+        check_lengths(
+            f"{expression.option} combines lists of different lengths: {expression.text!r}",
+            (name, one.lengths),
+            first,
+            "combine fields of the same objects, or reduce the lists first: sum(Jet_pt) + sum(Muon_pt)",
+        )
     return None if first is None else first[1]
 
 

@@ -17,7 +17,7 @@ from matex_data.index.computed import Made, join_lists
 from matex_data.index.files import DerivedFiles
 from matex_data.index.joined import all_of
 from matex_data.index.model import Derivation, FileIndex, Finish, Index, Read, Wanted
-from matex_data.index.ragged import empty_output
+from matex_data.index.ragged import RAGGED_BYTES, empty_output
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
@@ -29,7 +29,7 @@ from matex_data.transforms.names import ragged_fields
 from matex_data.transforms.select import set_bits
 
 EVENTS = 1 << 20  # looked at together
-RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
+
 
 
 @dataclass(frozen=True)

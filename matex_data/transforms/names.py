@@ -5,6 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+import numpy as np
+
+from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import MASK, Schema
 
@@ -22,6 +25,28 @@ def matches(pattern: str, name: str) -> bool:
     """
     expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
     return pattern == name or re.fullmatch(expression, name, re.DOTALL) is not None
+
+
+def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, Integers], remedy: str) -> None:
+    """Raise ``FormatError`` unless the lists of two fields have equally many elements in each sample.
+
+    Parameters
+    ----------
+    problem, remedy : of the error.
+    given, other : names of the fields, and int64[samples], their numbers of elements.
+    """
+    (name, lengths), (of_other, expected) = given, other
+    differ = np.flatnonzero(lengths != expected)
+    if len(differ):
+        row = int(differ[0])
+        raise FormatError(
+            problem,
+            field=name,
+            row=row,
+            expected=f"{expected[row]} elements, as in {of_other!r}",
+            found=f"{lengths[row]} elements in {name!r}",
+            remedy=remedy,
+        )
 
 
 def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: str) -> list[str] | None:

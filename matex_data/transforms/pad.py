@@ -13,7 +13,7 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import MASK, Field, Schema
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index, ranges
-from matex_data.transforms.names import ragged_fields
+from matex_data.transforms.names import check_lengths, ragged_fields
 
 FIRST = "first"
 ORDER = "order of {}"  # name of the order in which the elements of a field descend
@@ -92,26 +92,17 @@ def _pad(name: str, key: str | None, length: int, call: Call) -> None:
     content, counts = lists.values, lists.lengths
     if key is not None:
         order = call.lists(ORDER.format(key))
-        _check_counts(name, counts, key, order.lengths)
+        check_lengths(
+            f"keep={key!r} sorts fields of equal lengths only",
+            (name, counts),
+            (key, order.lengths),
+            'name a field of the same objects for each group of fields: keep={"Muon_*": "Muon_pt", ...}',
+        )
         content = content[order.values]
     kept = np.minimum(counts, length)
     filled = np.arange(length) < kept[:, None]
     call.fill(MASK.format(name), filled)
     call.fill(name, _dense(content, counts, kept, filled))
-
-
-def _check_counts(name: str, counts: Integers, key: str, key_counts: Integers) -> None:
-    differ = np.flatnonzero(counts != key_counts)
-    if len(differ):
-        i = int(differ[0])
-        raise FormatError(
-            f"keep={key!r} sorts fields of equal lengths only",
-            field=name,
-            row=i,
-            expected=f"{key_counts[i]} elements, as in {key!r}",
-            found=f"{counts[i]} elements in {name!r}",
-            remedy='name a field of the same objects for each group of fields: keep={"Muon_*": "Muon_pt", ...}',
-        )
 
 
 def _padded(field: Field, length: int) -> Field:

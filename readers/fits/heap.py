@@ -13,7 +13,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.index.cache import ChunkCache
-from matex_data.index.jagged import compact
+from matex_data.index.columns import compact
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.scatter import Convert
