@@ -26,7 +26,7 @@ BELOW: dict[str, set[str]] = {
     "declared": set(),
     "errors": set(),
     "fields": {"_types", "declared", "errors"},
-    "machine": {"errors"},
+    "machine": {"errors", "words"},
     "interrupts": set(),
     "locks": set(),
     "lru": {"locks"},

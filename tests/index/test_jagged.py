@@ -79,7 +79,7 @@ def test_neighbouring_samples_are_one_range(tmp_path: Path) -> None:
 
 
 def test_offsets_take_the_smallest_type() -> None:
-    for last, dtype in ((255, "u1"), (256, "u2"), (1 << 16, "u4"), (1 << 32, "u8")):
+    for last, dtype in ((255, "u1"), (256, "u2"), (1 << 16, "u4"), (1 << 32, "i8")):
         assert compact(np.array([0, last])).dtype == np.dtype(dtype)
 
 
