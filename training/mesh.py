@@ -8,6 +8,7 @@ import keras
 import numpy as np
 
 from matex_data.errors import PartitionError
+from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import comm_or_world
@@ -80,9 +81,7 @@ class Mesh:
         self.shape = (ranks // (stages * model), stages, model)
         replica, stage, shard = (int(i) for i in np.unravel_index(self.world.rank, self.shape))
         self.coordinates = Coordinates(replica, stage, shard)
-        self.data = _split(self.world, stage * model + shard, replica)
-        self.stages = _split(self.world, replica * model + shard, stage)
-        self.model = _split(self.world, replica * stages + stage, shard)
+        self.data, self.stages, self.model = attached(self.world, _Axes).of(self.shape, self.coordinates)
         self.layouts: RankLayoutMap | None = None
 
     def layout_map(self, auto: bool = False) -> RankLayoutMap:
@@ -163,6 +162,30 @@ def _check_same(comm: MPI.Intracomm, stages: int, model: int) -> None:
         )
 
 
-def _split(comm: MPI.Intracomm, color: int, key: int) -> MPI.Intracomm:
-    """Return the communicator of the ranks with this color, in the order of their keys. *Collective*."""
-    return MPI.Intracomm(comm.Split(color, key)) if comm.size > 1 else comm
+class _Axes:
+    """Communicators along the axes of the meshes of some ranks, the same for all meshes of one shape.
+
+    An MPI library has some thousand communicators, and a program may make a mesh for each model that it tries.
+    """
+
+    def __init__(self, comm: MPI.Intracomm) -> None:
+        self._comm = comm
+        self._by_shape: dict[tuple[int, ...], list[MPI.Intracomm]] = {}
+
+    def of(self, shape: tuple[int, int, int], coordinates: Coordinates) -> list[MPI.Intracomm]:
+        """Return the communicators of this rank along the three axes. *Collective* at the first call for each shape."""
+        if self._comm.size == 1:
+            return [self._comm] * 3
+        if shape not in self._by_shape:
+            positions = np.arange(self._comm.size).reshape(shape)
+            self._by_shape[shape] = []
+            for axis, key in enumerate(coordinates):
+                first = [0 if i == axis else own for i, own in enumerate(coordinates)]
+                color = int(positions[tuple(first)])
+                self._by_shape[shape].append(MPI.Intracomm(self._comm.Split(color, key)))
+        return self._by_shape[shape]
+
+    def close(self) -> None:
+        """Free the communicators. *Collective*."""
+        for comm in (comm for comms in self._by_shape.values() for comm in comms):
+            comm.Free()

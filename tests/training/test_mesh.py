@@ -7,6 +7,8 @@ import numpy as np
 import pytest
 
 from matex_data.errors import PartitionError
+from matex_data.training.comm.channel import open_channel
+from matex_data.training.launcher.checking.pairs import Pairs
 from matex_data.training.mesh import Mesh
 from tests.support.ranks import Pool, Pools
 
@@ -30,6 +32,22 @@ def test_axes_are_those_of_a_reshaped_array(ranks: Pools, stages: int, model: in
             "model": array[replica, stage, :].tolist(),
         }
         assert own == {"data": replica, "stages": stage, "model": shard}
+
+
+def _many(comm, number):
+    meshes = [Mesh(model=comm.size, comm=comm) for _ in range(number)]
+    channel = open_channel(comm)
+    checks = [Pairs(channel) for _ in range(number)]
+    for check in checks:
+        for i in range(check.rounds):
+            check.connect(i)
+    return len({mesh.model.handle for mesh in meshes}), meshes[-1].model.allgather(comm.rank)
+
+
+def test_meshes_and_checks_of_one_shape_share_their_communicators(pool: Pool) -> None:
+    """MPICH ends the process at some 2,000 communicators."""
+    number = 700 if pool.size > 1 else 1
+    assert pool.run(_many, number) == [(1, list(range(pool.size)))] * pool.size
 
 
 def _mesh_of(comm, by_rank):

@@ -58,12 +58,24 @@ class Channel:
         self.counters: dict[Any, Any] = {}
         self.buffers = BufferPool(kept=KEPT_BUFFERS)
         self._pools: dict[int, CommunicationPool] = {}
+        self._subsets: dict[tuple[int, ...], Subset] = {}
 
     def pool(self, threads: int) -> CommunicationPool:
         """Return the pool of that many communication threads. *Collective* at the first call for each number."""
         if threads not in self._pools:
             self._pools[threads] = CommunicationPool(self.graph, threads)
         return self._pools[threads]
+
+    def subset(self, ranks: Sequence[int]) -> Subset:
+        """Return some of the ranks of this channel. *Collective* among them at the first call for each order of them.
+
+        Parameters
+        ----------
+        ranks : in the order that they have in the subset.
+        """
+        if tuple(ranks) not in self._subsets:
+            self._subsets[tuple(ranks)] = Subset(self, ranks)
+        return self._subsets[tuple(ranks)]
 
     def counting_variables(self) -> list[Any]:
         """Return the variables that number the collective operations of this channel."""
@@ -113,12 +125,15 @@ class Channel:
         """Free the communicators. *Collective*."""
         for pool in self._pools.values():
             pool.close()
+        for subset in self._subsets.values():
+            subset.graph.close()
+            subset.host.close()
         self.graph.close()
         self.host.close()
 
 
 class Subset:
-    """Some ranks of a channel, with communicators of their own. *Collective* among them.
+    """Some ranks of a channel, with communicators of their own; see ``Channel.subset``. *Collective* among them.
 
     Parameters
     ----------

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.comm.channel import Channel, Subset
+from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.state import StepState
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.stages.sums import GradientSums
@@ -47,7 +47,7 @@ class StageUpdate:
         trained: Sequence[int],
     ) -> None:
         self._stages = stages
-        self._trained = Subset(stages, trained) if stages.rank in trained and len(trained) < stages.size else None
+        self._trained = stages.subset(trained) if stages.rank in trained and len(trained) < stages.size else None
         self._optimizer, self._sums, self._reducer, self._state = optimizer, sums, reducer, state
         self._shared = _shared_groups(stages, sums, holders)
         self._apply = tf.function(self._apply_sums, autograph=False)
@@ -86,4 +86,4 @@ def _shared_groups(stages: Channel, sums: GradientSums, holders: Mapping[int, Se
         if len(holders.get(id(variable), ())) > 1:
             groups.setdefault(tuple(holders[id(variable)]), []).append(i)
     # In one order on all stages, so that none waits for another group.
-    return [(Subset(stages, ranks), [sums.total(i) for i in groups[ranks]]) for ranks in sorted(groups)]
+    return [(stages.subset(ranks), [sums.total(i) for i in groups[ranks]]) for ranks in sorted(groups)]

@@ -53,7 +53,7 @@ class Pairs:
         if partner is not None and partner not in self._subsets and self._channel.size > 2:
             # Even ranks are the first in all pairs, so that one traced step serves all.
             ranks = sorted((self._channel.rank, partner), key=lambda rank: rank % 2)
-            self._subsets[partner] = Subset(self._channel, ranks)
+            self._subsets[partner] = self._channel.subset(ranks)
 
     def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager: the channel consists of this rank and its partner, which are connected."""
