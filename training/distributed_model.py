@@ -34,6 +34,7 @@ from matex_data.training.exact.watch import Watch
 from matex_data.training.partition.optimizer import Totals
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.replacements import Replacements
 
 log = logging.getLogger("matex_data.training")
 
@@ -88,7 +89,8 @@ class DistributedModel:
         self._warned: set[str] = set()
         self._losses: list[DistributedLoss] = []
         self._losses_replaced = False
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._replacements = Replacements()
+        self._replace = self._replacements.set
 
     def __enter__(self) -> DistributedModel:
         self._replace(self.model, CONTEXT, self)
@@ -109,12 +111,7 @@ class DistributedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, value in reversed(self._originals):
-            if value is _ABSENT:
-                object.__delattr__(owner, name)
-            else:
-                object.__setattr__(owner, name, value)
-        self._originals.clear()
+        self._replacements.restore()
         for optimizer in self._attached:
             detach_average(optimizer)
 
@@ -229,17 +226,12 @@ class DistributedModel:
         """Return whether a trainable ``BatchNormalization`` uses the statistics of this rank's rows alone."""
         return any(layer.trainable for layer in self._normalizations(synchronized=False))
 
-    @contextlib.contextmanager
-    def global_normalization(self) -> Iterator[None]:
-        """Context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""
-        layers = self._normalizations(synchronized=False)
-        for layer in layers:
-            object.__setattr__(layer, "_moments", global_moments(layer, self._reducer))
-        try:
-            yield
-        finally:
-            for layer in layers:
-                object.__delattr__(layer, "_moments")
+    def global_normalization(self) -> Replacements:
+        """Return a context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""
+        replacements = Replacements()
+        for layer in self._normalizations(synchronized=False):
+            replacements.set(layer, "_moments", global_moments(layer, self._reducer))
+        return replacements
 
     def _prepare_test(self, data: Any) -> None:
         """Replace the losses and metrics of a model that is evaluated before it is trained."""
@@ -320,18 +312,11 @@ class DistributedModel:
                 rows.assign(before)
             split_states(self.channel, self.model)
 
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
-        object.__setattr__(owner, name, value)
-
 
 def open_context(model: Any) -> DistributedModel | None:
     """Return the context in which ``fit`` trains a model at present, or which ``matex run`` has opened."""
     found = vars(model).get(CONTEXT)
     return found if isinstance(found, DistributedModel) else None
-
-
-_ABSENT = object()
 
 
 def _equal_batches(channel: Channel, element_spec: Any, per_sample: list[bool | None] | None) -> bool:

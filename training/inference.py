@@ -26,6 +26,7 @@ from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.gathering import gathered
+from matex_data.training.replacements import Replacements
 from matex_data.training.trainer import evaluation_data, sharded, without_keras_warnings
 
 BATCH = 32
@@ -292,17 +293,13 @@ def _joined(*outputs: Any) -> Any:
     return np.concatenate(outputs) if isinstance(outputs[0], np.ndarray) else tf.concat(outputs, 0)
 
 
-@contextlib.contextmanager
-def _stand_ins(model: Any) -> Iterator[None]:
-    """Context manager: batches without rows can be predicted."""
-    before = {name: vars(model).get(name) for name in ("predict_step", "predict_function")}
+def _stand_ins(model: Any) -> Replacements:
+    """Return a context manager: batches without rows can be predicted."""
+    replacements = Replacements()
+    for name in ("predict_step", "predict_function"):
+        replacements.set(model, name, getattr(model, name))
     predict_stand_ins(model)
-    try:
-        yield
-    finally:
-        if before["predict_step"] is None:
-            object.__delattr__(model, "predict_step")
-        object.__setattr__(model, "predict_function", before["predict_function"])
+    return replacements
 
 
 def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:

@@ -22,6 +22,7 @@ from matex_data.training.partition.deferred import AbsentVariable, is_absent
 from matex_data.training.partition.optimizer import inner_optimizer
 from matex_data.training.partition.parts import PartVariable, as_whole, empty_whole, part_of, whole_at_root
 from matex_data.training.partition.whole_optimizer import whole_optimizer
+from matex_data.training.replacements import Replacements, replaced
 
 _END = -1
 
@@ -173,18 +174,16 @@ class ValuesElsewhere:
         pairs = [(self._optimizer, self._whole)]
         if inner_optimizer(self._whole) is not self._whole:
             pairs.append((inner_optimizer(self._optimizer), inner_optimizer(self._whole)))
+        replacements = Replacements()
         for optimizer, whole in pairs:
 
             def write(store: Any, whole: Any = whole) -> None:
                 for i, variable in enumerate(whole.variables):
                     store[str(i)] = np.asarray(self._value(numbers[variable.path]))
 
-            object.__setattr__(optimizer, "save_own_variables", write)
-        try:
+            replacements.set(optimizer, "save_own_variables", write)
+        with replacements:
             yield
-        finally:
-            for optimizer, _ in pairs:
-                object.__delattr__(optimizer, "save_own_variables")
 
     def _value(self, number: int) -> Any:
         return self._fetch(number) if self._is_elsewhere(number) else self._variables[number].held.numpy()
@@ -221,21 +220,10 @@ class ValuesElsewhere:
         return bool(self._channel.user.group.Translate_ranks([holder], group)[0] != MPI.UNDEFINED)
 
 
-@contextlib.contextmanager
-def saving_together(model: Any, comm: MPI.Intracomm) -> Iterator[None]:
-    """Context manager: ``save`` and ``save_weights`` of a model are *collective*, as all ranks call them."""
+def saving_together(model: Any, comm: MPI.Intracomm) -> Replacements:
+    """Return a context manager: ``save`` and ``save_weights`` of a model are *collective*, as all ranks call them."""
 
     def together(path: Any, **options: Any) -> None:
         save(model, path, comm=comm, **options)
 
-    before = {name: vars(model).get(name) for name in ("save", "save_weights")}
-    for name in before:
-        object.__setattr__(model, name, together)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                object.__delattr__(model, name)
-            else:
-                object.__setattr__(model, name, value)
+    return replaced(model, save=together, save_weights=together)

@@ -25,6 +25,7 @@ from matex_data.training.partition.parts import (
 )
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.owners import Flat, gathered_wholes, summed_sections
+from matex_data.training.replacements import replaced
 
 
 class OwnedOptimizer:
@@ -64,18 +65,14 @@ class OwnedOptimizer:
         self._positions = {id(weight): i for i, weight in enumerate(self._weights)}
         self._take_state()
         self._clipping.__enter__()
-        self._before = vars(self._optimizer).get("apply")
         self._apply = type(self._optimizer).apply.__get__(self._optimizer)
-        object.__setattr__(self._optimizer, "apply", self._apply_sections)
         self._finalize = self._optimizer.finalize_variable_values
-        object.__setattr__(self._optimizer, "finalize_variable_values", self._finalize_sections)
+        methods = {"apply": self._apply_sections, "finalize_variable_values": self._finalize_sections}
+        self._replacements = replaced(self._optimizer, **methods)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        for name in ("apply", "finalize_variable_values"):
-            object.__delattr__(self._optimizer, name)
-        if self._before is not None:
-            object.__setattr__(self._optimizer, "apply", self._before)
+        self._replacements.restore()
         self._clipping.__exit__()
         for slot in self._optimizer.variables if all_leave(self._average.channel, kind) else ():
             if self._average.channel in channels_of(slot):

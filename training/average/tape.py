@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.keras_api import is_recording
+from matex_data.training.replacements import Replacements
 
 
 class GradientPatches:
@@ -31,7 +32,7 @@ class GradientPatches:
     def __init__(self, average: GradientAverage, enabled: Callable[[], bool] = lambda: True) -> None:
         self._average = average
         self._enabled = enabled
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._replacements = Replacements()
 
     def __enter__(self) -> GradientPatches:
         self._patch(tf.GradientTape, "gradient")
@@ -40,13 +41,10 @@ class GradientPatches:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, original in reversed(self._originals):
-            setattr(owner, name, original)
-        self._originals.clear()
+        self._replacements.restore()
 
     def _patch(self, owner: Any, name: str) -> None:
         original = getattr(owner, name)
-        self._originals.append((owner, name, original))
         keyword, position = ("xs", 1) if name == "gradients" else ("sources", 2)
 
         @functools.wraps(original)
@@ -56,7 +54,7 @@ class GradientPatches:
                 return gradients
             return self._average_variables(kwargs[keyword] if keyword in kwargs else args[position], gradients)
 
-        setattr(owner, name, patched)
+        self._replacements.set(owner, name, patched)
 
     def _average_variables(self, sources: Any, gradients: Any) -> Any:
         """Average the gradients whose sources are variables."""

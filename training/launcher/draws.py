@@ -11,6 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.keras_api import keras_random
+from matex_data.training.replacements import Replacements
 
 _stateless_uniform = tf.random.stateless_uniform
 _stateless_normal = tf.random.stateless_normal
@@ -30,14 +31,12 @@ def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[None]:
     """
     source = _Source(*rows, total)
     state = np.random.get_state()
-    originals = [(owner, name, getattr(owner, name)) for owner, name, _ in _patches(source)]
     try:
-        for (owner, name, draw), (_, _, original) in zip(_patches(source), originals, strict=True):
-            setattr(owner, name, _unless_initializing(draw, original))
-        yield
+        with Replacements() as replacements:
+            for owner, name, draw in _patches(source):
+                replacements.set(owner, name, _unless_initializing(draw, getattr(owner, name)))
+            yield
     finally:
-        for owner, name, original in originals:
-            setattr(owner, name, original)
         np.random.set_state(state)
 
 

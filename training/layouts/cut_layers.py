@@ -17,6 +17,7 @@ from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.parts import Section, cut, hiding_parts, hold_alike, join, part_of, slots
 from matex_data.training.partition.values import broadcast_in
+from matex_data.training.replacements import Replacements
 
 log = logging.getLogger("matex_data.training")
 
@@ -34,6 +35,7 @@ class CutLayers:
         self._plan, self._shards = plan, shards
         self._whole = [variable for variable, _ in plan.cuts if part_of(variable) is None]
         self._shapes: dict[int, tuple[int, ...]] = {}
+        self._replacements = Replacements()
 
     def install(self) -> None:
         """Give each shard its part of the variables, and let the layers compute with it."""
@@ -42,7 +44,7 @@ class CutLayers:
         for rule in self._plan.rules:
             rule.install()
         for container in self._plan.containers:
-            object.__setattr__(container.owner, "call", ContainerCall(container))
+            self._replacements.set(container.owner, "call", ContainerCall(container))
 
     def uninstall(self, optimizer: Any, joined: bool) -> None:
         """Undo ``install`` and ``take_optimizer``.
@@ -51,8 +53,7 @@ class CutLayers:
         ----------
         joined : variables that were whole, and the state of the optimizer, are whole again; otherwise they stay cut.
         """
-        for container in self._plan.containers:
-            vars(container.owner).pop("call", None)
+        self._replacements.restore()
         for variable, _ in self._plan.cuts:
             if isinstance(variable.regularizer, PartRegularizer):
                 variable.regularizer = variable.regularizer.original

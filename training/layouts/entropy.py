@@ -11,6 +11,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.layouts.shards import Shards
+from matex_data.training.replacements import replaced
 
 cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)
 """True in steps whose loss takes cut logits, and which use the output of the model for nothing else."""
@@ -44,15 +45,13 @@ class CutEntropy:
 
     def __enter__(self) -> CutEntropy:
         self._whole = self._loss.call
-        self._loss.call = self._entropy
+        self._replacements = replaced(self._loss, call=self._entropy)
         for name in ("train_step", "test_step"):
-            object.__setattr__(self._model, name, self._leaving_cut(getattr(self._model, name)))
+            self._replacements.set(self._model, name, self._leaving_cut(getattr(self._model, name)))
         return self
 
     def __exit__(self, *_: object) -> None:
-        del self._loss.call
-        for name in ("train_step", "test_step"):
-            object.__delattr__(self._model, name)
+        self._replacements.restore()
 
     def _leaving_cut(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def leaving_cut(data: Any) -> Any:

@@ -17,6 +17,7 @@ from matex_data.training.keras_api import get_keras_mask, set_keras_mask
 from matex_data.training.layouts.entropy import cut_logits
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.parts import as_whole, hiding_parts
+from matex_data.training.replacements import replaced
 
 running: ContextVar[object] = ContextVar("running", default=None)
 """Functional model whose layers are called at present; None outside of such models."""
@@ -56,15 +57,14 @@ class Rule:
 
     def install(self) -> None:
         """Replace ``call`` of the layer."""
-        object.__setattr__(self.layer, "call", self)
+        self._replacements = replaced(self.layer, call=self)
         if self.takes_cut:  # the spec has the size of the whole
             rank = None if self._input_spec is None else self._input_spec.min_ndim
-            object.__setattr__(self.layer, "input_spec", keras.layers.InputSpec(min_ndim=rank))
+            self._replacements.set(self.layer, "input_spec", keras.layers.InputSpec(min_ndim=rank))
 
     def uninstall(self) -> None:
         """Undo ``install``."""
-        object.__delattr__(self.layer, "call")
-        object.__setattr__(self.layer, "input_spec", self._input_spec)
+        self._replacements.restore()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer."""

@@ -20,6 +20,7 @@ from matex_data.training.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.deferred import is_deferred
 from matex_data.training.partition.optimizer import PartOptimizer, Totals, check_elementwise, inner_optimizer
 from matex_data.training.partition.parts import all_leave, hiding_parts
+from matex_data.training.replacements import replaced
 
 log = logging.getLogger("matex_data.training")
 
@@ -99,9 +100,8 @@ class ShardedModel:
             self._layers.warn_of_gathered()
         self._layers.install()
         self._take_optimizer()
-        object.__setattr__(self.model, "call", CheckedCall(self.model, self.shards))
-        object.__setattr__(self.model, "compute_loss", HidingLoss(self.model))
-        object.__setattr__(self.model, "_matex_sharded", self)
+        call, loss = CheckedCall(self.model, self.shards), HidingLoss(self.model)
+        self._replacements = replaced(self.model, call=call, compute_loss=loss, _matex_sharded=self)
         if self.model.jit_compile:
             self._disable_xla()
         self._leave_logits_cut()
@@ -111,11 +111,9 @@ class ShardedModel:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._kept or not all_leave(self.shards.channel, kind):
             return
-        object.__delattr__(self.model, "_matex_sharded")
         if self._entropy is not None:
             self._entropy.__exit__()
-        object.__delattr__(self.model, "compute_loss")
-        object.__delattr__(self.model, "call")
+        self._replacements.restore()
         self._optimizer.__exit__()
         self._layers.uninstall(self.model.optimizer, joined=True)
         note_variables(self.model.optimizer, self.model.trainable_variables)

@@ -46,6 +46,7 @@ from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.replacements import Replacements, replaced
 from matex_data.training.stages.agreement import Agreement
 from matex_data.training.stages.checks import (
     check_model,
@@ -118,7 +119,7 @@ class StagedModel:
         self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after
         self._sync_batch_norm = sync_batch_norm
         self._reducer = Reducer(self.replicas, wire_dtype=wire_dtype)
-        self._originals: list[tuple[Any, str, Any]] = []
+        self._replacements = Replacements()
         self._optimizing = contextlib.ExitStack()
         self.deferred = any(map(is_deferred, model.weights))
         self.channel = self.replicas if self.deferred or self.shards.size > 1 else self.world
@@ -136,10 +137,10 @@ class StagedModel:
         if before is not None:
             before.release()
         self._agreement.check(self._check_options)
-        self._replace(self.model, "train_function", self._train_function)
-        self._replace(self.model, "test_function", self._test_function)
-        self._replace(self.model, "predict_function", self._predict_function)
-        self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
+        self._replacements.set(self.model, "train_function", self._train_function)
+        self._replacements.set(self.model, "test_function", self._test_function)
+        self._replacements.set(self.model, "predict_function", self._predict_function)
+        self._replacements.set(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
@@ -157,12 +158,7 @@ class StagedModel:
         ----------
         joined : parts of weights are whole again. *Collective* then.
         """
-        for owner, name, value in reversed(self._originals):
-            if value is _ABSENT:
-                object.__delattr__(owner, name)
-            else:
-                object.__setattr__(owner, name, value)
-        self._originals.clear()
+        self._replacements.restore()
         hide_wholes(self.model.weights)
         self.shards.uninstall(self.model.optimizer, joined and not self.deferred)
 
@@ -194,7 +190,7 @@ class StagedModel:
         self._update = StageUpdate(self.model.optimizer, sums, reducer, state, self.line, held, trained)
         self._agreement.check(self._replace_metrics)
         for replacement in replaced_losses(self.model, self._reducer, self._micro_batches != 1):
-            self._replace(*replacement)
+            self._replacements.set(*replacement)
         positions = [self._graph.inputs.index(number) for number in own.inputs]
         last = own.number == len(self.plans) - 1
         self._pipeline = Pipeline(self._messages, lambda receives: self._stage(receives, sums, last), positions)
@@ -215,7 +211,7 @@ class StagedModel:
             self._optimizing.enter_context(OwnedOptimizer(optimizer, self.variables, average, totals, **clipping))
             return
         self._optimizing.enter_context(PartOptimizer(optimizer, totals, **clipping))
-        self._optimizing.enter_context(_replaced(optimizer, "finalize_variable_values", self._finalize))
+        self._optimizing.enter_context(replaced(optimizer, finalize_variable_values=self._finalize))
 
     @property
     def samples_seen(self) -> Any:
@@ -295,15 +291,11 @@ class StagedModel:
 
     def _cut(self, element_spec: Any) -> None:
         """Build the model without a state of the optimizer, and cut it."""
-        optimizer = self.model.optimizer
-        object.__setattr__(self.model, "optimizer", None)  # Keras would build its state for all weights
         parts = [v for v in self.model.variables if part_of(v) is not None]
         wholes = [(v, functools.partial(tf.zeros, whole_shape(v), v.dtype)) for v in parts]
-        try:
-            with kept_by_calls(self.model), as_whole(wholes):
-                self.model._symbolic_build(data_batch=element_spec)
-        finally:
-            object.__setattr__(self.model, "optimizer", optimizer)
+        without_state = replaced(self.model, optimizer=None)  # Keras would build it for all weights
+        with without_state, kept_by_calls(self.model), as_whole(wholes):
+            self.model._symbolic_build(data_batch=element_spec)
         self._graph: ModelGraph = model_graph(self.model)
         self.deferred = any(map(is_deferred, self.model.weights))
         stages = self.line.size
@@ -346,7 +338,7 @@ class StagedModel:
         """
         if self._micro_batches != 1 or self.replicas.size > 1:
             for replacement in replaced_metrics(self.model):
-                self._replace(*replacement)
+                self._replacements.set(*replacement)
 
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""
@@ -444,23 +436,6 @@ class StagedModel:
                 normalizations[0].name,
                 f" and {len(normalizations) - 1} more" if len(normalizations) > 1 else "",
             )
-
-    def _replace(self, owner: Any, name: str, value: Any) -> None:
-        self._originals.append((owner, name, vars(owner).get(name, _ABSENT)))
-        object.__setattr__(owner, name, value)
-
-
-_ABSENT = object()
-
-
-@contextlib.contextmanager
-def _replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Context manager: an object has another method."""
-    object.__setattr__(owner, name, value)
-    try:
-        yield
-    finally:
-        object.__delattr__(owner, name)
 
 
 def _joined(outputs: Sequence[Any]) -> Any:

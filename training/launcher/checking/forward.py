@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -16,6 +15,7 @@ from matex_data.training.launcher.checking.report import Report
 from matex_data.training.proof.axes import Reason
 from matex_data.training.proof.evaluation import prove_evaluation
 from matex_data.training.proof.model import Proof, prove
+from matex_data.training.replacements import replaced
 
 
 def agreed_proof(channel: Channel, model: Any, proof: Proof) -> Proof:
@@ -60,24 +60,13 @@ class ForwardProofs:
             if specs is not None and step is not None:
                 proof = prove_evaluation(model, step, *specs)
             elif specs is not None:
-                with contextlib.nullcontext() if y is not None else _without_losses(model):
+                with contextlib.nullcontext() if y is not None else replaced(model, _compile_loss=None):
                     proof = prove(model, *specs)
             proof = agreed_proof(self._channel, model, proof)
             known[key] = proof.proven
             if not proof.proven:
                 self._report.computes_whole(model, proof)
         return known[key]
-
-
-@contextlib.contextmanager
-def _without_losses(model: Any) -> Iterator[None]:
-    """Context manager: a model has no losses, which need targets."""
-    losses = vars(model).get("_compile_loss")
-    object.__setattr__(model, "_compile_loss", None)
-    try:
-        yield
-    finally:
-        object.__setattr__(model, "_compile_loss", losses)
 
 
 def _specs(model: Any, x: Any, y: Any, sample_weight: Any) -> tuple[Any, Any, Any] | None:

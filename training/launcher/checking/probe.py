@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.training.average.optimizer import attach_average, detach_average
+from matex_data.training.average.optimizer import attach_average
 from matex_data.training.exact.logs import flat
 from matex_data.training.exact.rows import batch_size, rank_bounds
 from matex_data.training.exact.variables import optimizers
@@ -20,6 +20,7 @@ from matex_data.training.keras_api import ControlFlowGraph
 from matex_data.training.launcher.checking.ownership import Ownership
 from matex_data.training.launcher.checking.state import kept_variables
 from matex_data.training.launcher.draws import draws_for_rows
+from matex_data.training.replacements import Replacements
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
@@ -135,11 +136,9 @@ class Probe:
     @contextlib.contextmanager
     def _captured(self) -> Iterator[None]:
         """Context manager: record the gradients that optimizers get, averaged or local, instead of applying them."""
-        originals = [(optimizer, vars(optimizer).get("apply")) for optimizer in optimizers(self._distributed.model)]
-        try:
-            for optimizer, _ in originals:
-                detach_average(optimizer)
-                object.__setattr__(optimizer, "apply", self._record)
+        with Replacements() as replacements:
+            for optimizer in optimizers(self._distributed.model):
+                replacements.set(optimizer, "apply", self._record)
                 if not self._whole:
                     attach_average(optimizer, self._distributed.average)
                     averaging = optimizer.apply
@@ -148,13 +147,8 @@ class Probe:
                         self._note(grads)
                         return averaging(grads, variables)
 
-                    object.__setattr__(optimizer, "apply", noting)
+                    replacements.set(optimizer, "apply", noting)
             yield
-        finally:
-            for optimizer, apply in originals:
-                object.__delattr__(optimizer, "apply")
-                if apply is not None:
-                    object.__setattr__(optimizer, "apply", apply)
 
     def _note(self, gradients: Sequence[Any]) -> None:
         self._applied += [tf.convert_to_tensor(g) for g in gradients if g is not None]

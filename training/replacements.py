@@ -1,0 +1,55 @@
+"""Attributes that are replaced for some time."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Any
+
+_ABSENT = object()
+
+
+class Replacements:
+    """Attributes of objects, classes and modules, replaced until the context ends.
+
+    What was the object's own is restored, in reverse order; an attribute that it had from its class is deleted.
+    Keras does not notice: its objects track what is assigned to them.
+    """
+
+    def __init__(self) -> None:
+        self._before: list[tuple[Any, str, Any]] = []
+
+    def set(self, owner: Any, name: str, value: Any) -> None:
+        """Replace an attribute."""
+        lazy = isinstance(owner, ModuleType)  # some modules of TensorFlow have no names until these are used
+        before = getattr(owner, name) if lazy else vars(owner).get(name, _ABSENT)
+        self._before.append((owner, name, before))
+        _set(owner, name, value)
+
+    def restore(self) -> None:
+        """Restore all attributes."""
+        while self._before:
+            _set(*self._before.pop())
+
+    def __enter__(self) -> Replacements:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.restore()
+
+
+def replaced(owner: Any, **values: Any) -> Replacements:
+    """Return a context manager in which attributes of an object have other values, from now on."""
+    replacements = Replacements()
+    for name, value in values.items():
+        replacements.set(owner, name, value)
+    return replacements
+
+
+def _set(owner: Any, name: str, value: Any) -> None:
+    plain = isinstance(owner, type | ModuleType)
+    if value is _ABSENT:
+        delattr(owner, name) if plain else object.__delattr__(owner, name)
+    elif plain:
+        setattr(owner, name, value)
+    else:
+        object.__setattr__(owner, name, value)
