@@ -55,7 +55,7 @@ for layer in (
     ["torch"],
     ["opening"],
     ["combining", "compat"],
-    ["training.keras_api"],
+    ["training.replacements", "training.keras_api"],
     ["training.comm"],
     ["training.mesh"],
     ["training.reduction"],
