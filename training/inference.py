@@ -322,7 +322,7 @@ def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
             "  remedy: md.training.shard(tf.data.Dataset.from_tensor_slices(arrays).batch(n))"
         )
     channel = open_channel(comm)
-    keras_api.check(channel.rank)
+    keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     return channel
 
 

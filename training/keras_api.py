@@ -1,7 +1,7 @@
 """All private names of Keras and TensorFlow that this package uses.
 
 Other modules import private objects from here, and use the private attributes that ``ATTRIBUTES`` lists. ``check``
-raises an error before training, if the installed version lacks one of them.
+raises an error before a feature is used on several ranks, if the installed version lacks one of its names.
 """
 
 from __future__ import annotations
@@ -21,30 +21,50 @@ from matex_data.errors import UnsupportedVersion
 
 log = logging.getLogger("matex_data.training")
 
+TRAINING, PARTS, CHECKPOINTS, RUN = "training", "models in parts", "checkpoints", "matex run"
+"""Features, whose names are checked when they are used: on several ranks, with a mesh, with checkpoints, unchanged."""
 TESTED = {"keras": ("3.7", "3.15"), "tensorflow": ("2.18", "2.21")}
 """Oldest and newest versions that the tests run with."""
 
 
-def _imported(path: str) -> Any:
-    """Return a module, or an object in it; None, with an entry in ``_not_found``, if there is neither."""
+class _Absent(type):
+    """Class in place of an object that the installed version lacks; whatever uses it raises an error."""
+
+    path = ""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Raise an error.
+
+        Raises
+        ------
+        UnsupportedVersion : always.
+        """
+        raise _unsupported([cls.path])
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _unsupported([cls.path])
+
+
+def _imported(path: str, feature: str = TRAINING) -> Any:
+    """Return a module, or an object in it; a stand-in, with an entry in ``_not_found``, if there is neither."""
     module, _, name = path.rpartition(".")
     try:
         owner = importlib.import_module(module)
         return getattr(owner, name) if hasattr(owner, name) else importlib.import_module(path)
     except ImportError:
-        _not_found.append(path)
-        return None
+        _not_found.append((feature, path))
+        return _Absent(name, (), {"path": path})
 
 
-def _raise_if_missing(names: Sequence[str]) -> None:
-    """Raise an error if names are missing."""
-    if names:
-        raise UnsupportedVersion(
-            f"training on several ranks needs {', '.join(names)}, which this Keras or TensorFlow does not have",
-            expected=_ranges(),
-            found=", ".join(f"{name} {version}" for name, version in _installed().items()),
-            remedy="pip install " + " ".join(f"'{name}=={newest}.*'" for name, (_, newest) in TESTED.items()),
-        )
+def _unsupported(names: Sequence[str]) -> UnsupportedVersion:
+    return UnsupportedVersion(
+        f"this needs {', '.join(names)}, which this Keras or TensorFlow does not have",
+        expected=_ranges(),
+        found=", ".join(f"{name} {version}" for name, version in _installed().items()),
+        remedy="pip install " + " ".join(f"'{name}=={newest}.*'" for name, (_, newest) in TESTED.items()),
+    )
 
 
 def _installed() -> dict[str, str]:
@@ -55,17 +75,17 @@ def _ranges() -> str:
     return ", ".join(f"{name} {oldest} to {newest}" for name, (oldest, newest) in TESTED.items())
 
 
-_not_found: list[str] = []
+_not_found: list[tuple[str, str]] = []
 
-keras_random: Any = _imported("keras.src.backend.random")
+keras_random: Any = _imported("keras.src.backend.random", RUN)
 """Module with the random functions of the backend, which layers and ``keras.random`` call."""
-keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer")
+keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer", RUN)
 """Module in which ``fit``, ``evaluate`` and ``predict`` look up ``TFEpochIterator``."""
-EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator")
-Functional: Any = _imported("keras.src.models.functional.Functional")
-keras_distribution: Any = _imported("keras.src.distribution.distribution_lib")
+EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator", RUN)
+Functional: Any = _imported("keras.src.models.functional.Functional", PARTS)
+keras_distribution: Any = _imported("keras.src.distribution.distribution_lib", RUN)
 """Module in which ``keras.distribution`` looks up devices and the current distribution."""
-operation_fn: Any = _imported("keras.src.models.functional.operation_fn")
+operation_fn: Any = _imported("keras.src.models.functional.operation_fn", PARTS)
 """Function that adds arguments of a model's call, such as ``training``, to the call of an operation."""
 CompileLoss: Any = _imported("keras.src.trainers.compile_utils.CompileLoss")
 CompileMetrics: Any = _imported("keras.src.trainers.compile_utils.CompileMetrics")
@@ -77,13 +97,13 @@ in_stateless_scope: Any = _imported("keras.src.backend.common.stateless_scope.in
 keras_state: Any = _imported("keras.src.backend.common.global_state")
 """Module with objects that all of Keras shares, by name."""
 pythonify_logs: Any = _imported("keras.src.utils.python_utils.pythonify_logs")
-tf_keras_models: Any = _imported("keras._tf_keras.keras.models")
+tf_keras_models: Any = _imported("keras._tf_keras.keras.models", RUN)
 """Module ``tf.keras.models``; it and ``tf.keras.saving`` have functions of their own."""
-tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving")
-BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession")
+tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving", RUN)
+BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession", RUN)
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
-ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph")
-gradient_registry: Any = _imported("tensorflow.python.framework.ops.gradient_registry")
+ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
+gradient_registry: Any = _imported("tensorflow.python.framework.ops.gradient_registry", RUN)
 """Functions that compute gradients, by type of operation or by the name that replaces it."""
 BATCHING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.batch_op._BatchDataset"),
@@ -100,8 +120,6 @@ REGROUPING: tuple[Any, ...] = (
 )
 """Datasets whose elements are others than those that they are made from: samples of batches, rows of files."""
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
-
-_raise_if_missing(_not_found)  # other modules derive classes from them at import
 
 CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
 """Attributes of ``tf.train.CheckpointManager`` that list its checkpoints."""
@@ -134,62 +152,71 @@ SET_BY_KERAS = ("_build_shapes_dict", "_self_", "_tracked_")
 CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
 """Attributes of layers that Keras itself changes when a layer is called."""
 
-ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (
-        keras.Model,
+Names = tuple[tuple[Any, tuple[str, ...]], ...]
+ATTRIBUTES: dict[str, Names] = {
+    TRAINING: (
         (
-            METRICS_OF_EPOCH,
-            "_assert_compile_called",
-            "_flatten_layers",
-            "_flatten_metrics_in_order",
-            "_symbolic_build",
-            "make_train_function",
-            "test_on_batch",
-            "test_step",
-            "train_step",
+            keras.Model,
+            (
+                METRICS_OF_EPOCH,
+                "_assert_compile_called",
+                "_flatten_layers",
+                "_symbolic_build",
+                "make_train_function",
+                "test_on_batch",
+                "test_step",
+                "train_step",
+            ),
         ),
+        (keras.layers.Layer, ("_flatten_layers", "_get_own_losses")),
+        (keras_state, ("get_global_attribute", "set_global_attribute")),
+        (keras.layers.BatchNormalization, ("_moments",)),
+        (
+            keras.optimizers.Optimizer,
+            ("_backend_apply_gradients", "_clip_gradients", "_var_key", "apply", "finalize_variable_values"),
+        ),
+        (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
+        (keras.metrics.MeanMetricWrapper, ("update_state",)),
+        (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
+        (tf.data.Dataset, ("_inputs",)),
+        (DatasetIterator, ("_type_spec", "get_next")),
     ),
-    (keras.layers.Layer, ("_flatten_layers", "_get_own_losses")),
-    (keras.Variable, ("_maybe_autocast",)),
-    (keras_state, ("get_global_attribute", "set_global_attribute")),
-    (keras.layers.BatchNormalization, ("_moments",)),
-    (
-        keras.optimizers.Optimizer,
-        ("_backend_apply_gradients", "_clip_gradients", "_var_key", "apply", "finalize_variable_values"),
+    PARTS: ((keras.Variable, ("_maybe_autocast",)),),
+    RUN: (
+        (keras.Model, ("_flatten_metrics_in_order",)),
+        (EpochIterator, ("_enumerate_iterator",)),
+        (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
+        (tf.Graph, ("_get_function",)),
     ),
-    (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
-    (keras.metrics.MeanMetricWrapper, ("update_state",)),
-    (EpochIterator, ("_enumerate_iterator",)),
-    (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
-    (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
-    (tf.Graph, ("_get_function",)),
-    (tf.data.Dataset, ("_inputs",)),
-    (DatasetIterator, ("_type_spec", "get_next")),
-)
+}
 """Attributes of classes and modules: private ones, and public ones that this package replaces."""
 
-OBJECT_ATTRIBUTES: tuple[tuple[Any, tuple[str, ...]], ...] = (
-    (
-        keras.Model,
+OBJECT_ATTRIBUTES: dict[str, Names] = {
+    TRAINING: (
         (
-            *("_call_has_training_arg", "_compile_loss", "_compile_metrics", "_jit_compile", "_loss_tracker"),
-            *("test_function", "train_function"),
+            keras.Model,
+            ("_compile_loss", "_compile_metrics", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
         ),
+        (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
+        (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
+        (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables", "_trainable_variables_indices")),
+        (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
+        (CompileLoss, ("_flat_losses",)),
     ),
-    (keras.Sequential, ("_functional",)),
-    (keras.distribution.ModelParallel, ("_layout_map",)),
-    (Functional, ("_nodes_by_depth", "_standardize_inputs")),
-    (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
-    (keras.layers.MultiHeadAttention, ("_dropout_layer",)),
-    (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
-    (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
-    (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables", "_trainable_variables_indices")),
-    (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
-    (CompileLoss, ("_flat_losses",)),
-    (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
-    *CALLBACK_STATE,
-    (tf.train.CheckpointManager, CHECKPOINT_MANAGER),
-)
+    PARTS: (
+        (keras.Model, ("_call_has_training_arg",)),
+        (keras.Sequential, ("_functional",)),
+        (keras.distribution.ModelParallel, ("_layout_map",)),
+        (Functional, ("_nodes_by_depth", "_standardize_inputs")),
+        (keras.layers.MultiHeadAttention, ("_dropout_layer",)),
+        (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
+    ),
+    CHECKPOINTS: CALLBACK_STATE,
+    RUN: (
+        (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
+        (tf.train.CheckpointManager, CHECKPOINT_MANAGER),
+    ),
+}
 """Attributes that methods of a class give its objects."""
 
 GATE_OF_ATTENTION = ("_use_gate", "_gate_dense")
@@ -199,10 +226,10 @@ INITIALIZER = "_initializer"
 UNINITIALIZED = "uninitialized_variables"
 """Name in ``keras_state`` of the variables that were created in a stateless scope."""
 
-ARGUMENTS = ((keras.Model, "_use_cached_eval_dataset"),)
+ARGUMENTS = {RUN: ((keras.Model, "_use_cached_eval_dataset"),)}
 """Arguments that methods take by ``**kwargs``; ``fit`` passes this one when it evaluates its validation data."""
 
-_checked: list[bool] = []
+_checked: set[str] = set()
 
 
 def take_uninitialized() -> list[Any]:
@@ -242,36 +269,45 @@ def drop_value(variable: Any) -> None:
     object.__setattr__(variable, "_value", None)
 
 
-def check(rank: int) -> None:
-    """Check once that Keras and TensorFlow have all names; warn about untested versions.
+def check(rank: int, size: int, *features: str) -> None:
+    """Check once that Keras and TensorFlow have the names of features; warn about untested versions.
 
     Parameters
     ----------
     rank : rank of this process; only rank 0 warns.
+    size : number of ranks; on one, training needs few of the names, and a missing one is a warning.
+    features : that are about to be used.
 
     Raises
     ------
     UnsupportedVersion : a name is missing.
     """
-    if _checked:
-        return
-    _raise_if_missing(missing())
-    _checked.append(True)
+    first = not _checked
+    new = [feature for feature in features if feature not in _checked]
+    _checked.update(new)
+    found = [name for feature in new for name in missing(feature)]
+    if found and size > 1:
+        _checked.difference_update(new)
+        raise _unsupported(found)
+    if found:
+        log.warning("%s", _unsupported(found))
     untested = [f"{name} {version}" for name, version in _installed().items() if not _is_tested(name, version)]
-    if untested and rank == 0:
+    if first and untested and rank == 0:
         log.warning("%s: matex_data was tested with %s", " and ".join(untested), _ranges())
 
 
-def missing() -> list[str]:
-    """Return the attributes and arguments that the installed versions lack.
+def missing(feature: str) -> list[str]:
+    """Return the objects, attributes and arguments of a feature that the installed versions lack.
 
     An attribute of objects counts if the methods of the class use its name. Creating an object instead might initialize
     devices before the script configures them.
     """
-    of_classes = [(owner, name) for owner, names in ATTRIBUTES for name in names if not hasattr(owner, name)]
-    of_objects = [(owner, name) for owner, names in OBJECT_ATTRIBUTES for name in names if not _uses(owner, name)]
-    arguments = [f"{_name(owner)}(... {name}=)" for owner, name in ARGUMENTS if not _takes(owner, name)]
-    return [*(f"{_name(owner)}.{name}" for owner, name in of_classes + of_objects), *arguments]
+    found = [path for needed, path in _not_found if needed == feature]
+    for listed, has in ((ATTRIBUTES, hasattr), (OBJECT_ATTRIBUTES, _uses)):
+        known = [(owner, names) for owner, names in listed.get(feature, ()) if not isinstance(owner, _Absent)]
+        found += [f"{_name(owner)}.{name}" for owner, names in known for name in names if not has(owner, name)]
+    found += [f"{_name(owner)}(... {name}=)" for owner, name in ARGUMENTS.get(feature, ()) if not _takes(owner, name)]
+    return found
 
 
 def _uses(owner: Any, attribute: str) -> bool:

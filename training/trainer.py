@@ -121,9 +121,10 @@ def fit(
     if comm is not None and mesh is not None:
         raise ValueError("give comm or mesh, not both: a mesh has the communicator of its replicas")
     channel = open_channel(comm if mesh is None else mesh.data)
-    keras_api.check(channel.rank)
-    warn_of_shared_gpu(channel.rank)
+    features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}
     world = channel if mesh is None else open_channel(mesh.world)
+    keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
+    warn_of_shared_gpu(channel.rank)
     folder = None if checkpoint is None else Path(checkpoint)
     training_run = TrainingRun(world, folder, channel, keras_fit_options.get("verbose", "auto"))
     data = training_run.resumed_dataset(dataset, keras_fit_options)

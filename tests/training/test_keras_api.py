@@ -13,13 +13,14 @@ import pytest
 from tests.support.launch import ROOT, run_script
 from tests.support.ranks import Pools
 
+FEATURES = ("training", "models in parts", "checkpoints", "matex run")
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 
 def _missing(comm: Any) -> list[str]:
     from matex_data.training import keras_api
 
-    return keras_api.missing()
+    return [name for feature in FEATURES for name in keras_api.missing(feature)]
 
 
 def _missing_on_objects(comm: Any) -> list[str]:
@@ -51,7 +52,8 @@ def _missing_on_objects(comm: Any) -> list[str]:
     attention.build((2, 3, 4), (2, 3, 4))
     objects += [model._functional, attention, *model.weights]
     found = {}
-    for owner, names in (*keras_api.ATTRIBUTES, *keras_api.OBJECT_ATTRIBUTES):
+    listed = [*keras_api.ATTRIBUTES.values(), *keras_api.OBJECT_ATTRIBUTES.values()]
+    for owner, names in (entry for entries in listed for entry in entries):
         if owner is keras.distribution.ModelParallel and not can_cut:
             continue
         selected = [one for one in objects if isinstance(owner, type) and isinstance(one, owner)] or [owner]
@@ -75,10 +77,10 @@ def _script(folder: Path, code: str) -> str:
 
 def _assert_refused(done: Any, name: str) -> None:
     assert done.returncode != 0
-    assert f"training on several ranks needs {name}, which this Keras or TensorFlow does not have" in done.stderr
+    assert f"this needs {name}, which this Keras or TensorFlow does not have" in done.stderr
     assert f"found: keras {importlib.metadata.version('keras')}, tensorflow " in done.stderr
     assert re.search(r"expected: keras [\d.]+ to [\d.]+, tensorflow [\d.]+ to [\d.]+\n", done.stderr)
-    assert done.stderr.count("training on several ranks needs") == 1
+    assert done.stderr.count("this needs") == 1
     assert "reached" not in done.stdout
 
 
@@ -102,27 +104,42 @@ def _missing_of_objects(comm: Any) -> list[str]:
 
     from matex_data.training import keras_api
 
-    renamed = ((keras.optimizers.Optimizer, ("_rate_of_old", "_learning_rate")),)
+    renamed = {"training": ((keras.optimizers.Optimizer, ("_rate_of_old", "_learning_rate")),)}
     with mock.patch.object(keras_api, "OBJECT_ATTRIBUTES", renamed):
-        return keras_api.missing()
+        return keras_api.missing("training")
 
 
 def test_a_missing_attribute_of_objects_is_named(ranks: Pools) -> None:
     assert ranks(1).run(_missing_of_objects) == [["Optimizer._rate_of_old"]]
 
 
-def test_a_missing_name_ends_fit_with_one_error() -> None:
-    code = """
+MISSING = """
 import keras, tensorflow as tf
+from tensorflow.python.client import session
+del session.BaseSession  # of matex run
 from matex_data import training
 from matex_data.training import keras_api
-keras_api.ATTRIBUTES += ((tf.data.Dataset, ("_gone", "_inputs")),)
+
+keras_api.ATTRIBUTES[{feature!r}] += ((tf.data.Dataset, ("_gone", "_inputs")),)
 model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-training.fit(model, tf.data.Dataset.from_tensors((tf.zeros((2, 1)), tf.zeros((2, 1)))))
+data = tf.data.Dataset.from_tensors((tf.zeros((2, 1)), tf.zeros((2, 1))))
+training.fit(model, data, verbose=0, steps_per_epoch=1)
 print("reached")
 """
-    _assert_refused(run_script(1, code, timeout=120), "DatasetV2._gone")
+
+
+@pytest.mark.parametrize(
+    ("size", "feature"), [(1, "training"), (2, "models in parts"), pytest.param(2, "training", marks=pytest.mark.slow)]
+)
+def test_a_missing_name_ends_what_needs_it_on_several_ranks(size: int, feature: str) -> None:
+    done = run_script(size, MISSING.format(feature=feature), timeout=120)
+    if (size, feature) == (2, "training"):
+        _assert_refused(done, "DatasetV2._gone")
+        return
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("reached") == size
+    assert done.stderr.count("this needs DatasetV2._gone, which") == (feature == "training")
 
 
 @pytest.mark.parametrize(

@@ -173,7 +173,8 @@ def _patch(
     _check_backend()
     channel = open_channel(None)
     take_own_gpu(local_rank(channel.user), channel.rank)
-    keras_api.check(channel.rank)
+    parts = (keras_api.PARTS,) if model > 1 or staged else ()
+    keras_api.check(channel.rank, channel.size, keras_api.TRAINING, keras_api.RUN, *parts)
     seed_all_ranks(channel, None if saved is None else script_seed(saved[0], channel))
     checkpoints = None if saved is None else ScriptCheckpoints(*saved)
     if channel.size == 1:
