@@ -21,8 +21,8 @@ class Replacements:
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute."""
         lazy = isinstance(owner, ModuleType)  # some modules of TensorFlow have no names until these are used
-        before = getattr(owner, name) if lazy else vars(owner).get(name, _ABSENT)
-        self._before.append((owner, name, before))
+        shown = lazy or hasattr(getattr(type(owner), name, None), "__set__")  # a property
+        self._before.append((owner, name, getattr(owner, name) if shown else vars(owner).get(name, _ABSENT)))
         _set(owner, name, value)
 
     def restore(self) -> None:
