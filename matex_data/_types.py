@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[Any]
 Integers = NDArray[np.int64]
+Bools = NDArray[np.bool_]
 Bytes = NDArray[np.uint8]
 
 Remainder = Literal["drop", "pad", "keep"]

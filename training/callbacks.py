@@ -21,6 +21,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.exact.watch import Watch
 from matex_data.training.progress import ThroughputBar
+from matex_data.training.restart.resume import EPOCH_ENDS
 from matex_data.training.saving import saving_together
 
 WRITERS = (
@@ -306,10 +307,12 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
         settable = isinstance(rate, keras.Variable)
         local = float(rate.numpy()) if settable else 0.0
         own_rate = local if self._channel.rank == 0 else 0.0
-        shared = np.array([self.model.stop_training, own_rate, self._watch.changed(small=of_batch)])
+        stops = bool(self.model.stop_training) and self.model.stop_training != EPOCH_ENDS
+        shared = np.array([stops, own_rate, self._watch.changed(small=of_batch)])
         self._channel.host.reduce(shared)
         self._watch.due |= bool(shared[2])
-        self.model.stop_training = bool(shared[0])
+        if shared[0]:
+            self.model.stop_training = True
         if local != shared[1]:
             rate.assign(shared[1])
 

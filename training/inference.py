@@ -27,10 +27,7 @@ from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.gathering import gathered
 from matex_data.training.replacements import Replacements
-from matex_data.training.trainer import evaluation_data, sharded, without_keras_warnings
-
-BATCH = 32
-"""Samples of a batch, as in Keras; of a global batch, at least one for each rank."""
+from matex_data.training.trainer import BATCH, evaluation_data, sharded, without_keras_warnings
 
 
 def evaluate(

@@ -173,7 +173,10 @@ ATTRIBUTES: dict[str, Names] = {
         (keras.layers.BatchNormalization, ("_moments",)),
         (
             keras.optimizers.Optimizer,
-            ("_backend_apply_gradients", "_clip_gradients", "_var_key", "apply", "finalize_variable_values"),
+            (
+                *("_backend_apply_gradients", "_clip_gradients", "_use_weight_decay", "_var_key", "apply"),
+                "finalize_variable_values",
+            ),
         ),
         (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
         (keras.metrics.MeanMetricWrapper, ("update_state",)),

@@ -22,9 +22,11 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.batch_weights import batch_weights
+from matex_data.training.exact.determinism import FirstBatchCheck
+from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
-from matex_data.training.exact.rows import batch_size
-from matex_data.training.exact.variables import build_without_optimizer
+from matex_data.training.exact.rows import batch_size, is_sharded, shard_rows
+from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
@@ -35,6 +37,9 @@ from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.stages.model import StagedModel
+
+BATCH = 32
+"""Samples of a batch, as in Keras; of a global batch, at least one for each rank."""
 
 
 def fit(
@@ -66,7 +71,9 @@ def fit(
     dataset : ``tf.data.Dataset`` with this rank's rows of every global batch and the same number of steps on every
         rank, as ``Dataset.tf_dataset`` returns it. Or a ``matex_data.Dataset``; ``fit`` then takes its options
         ``batch_size`` (samples of the global batch), ``shuffle``, ``seed`` and ``remainder``, too.
-    validation_data : like ``dataset``, but the number of batches may differ between ranks.
+    validation_data : like ``dataset``, but the number of batches may differ between ranks. Or arrays ``(x, y)`` or
+        ``(x, y, sample_weight)``, the same on every rank, of which each evaluates its rows. ``validation_batch_size``
+        counts the samples of the global batch; without it they are those of ``batch_size``, or 32.
     epochs : epoch with which to end, as in Keras.
     callbacks : Keras callbacks; they get the same logs on every rank. Callbacks that write files run on rank 0 alone.
     checkpoint : folder of one checkpoint, which is replaced after every epoch. If it holds one, training resumes there
@@ -102,7 +109,8 @@ def fit(
     Raises
     ------
     PartitionError : on all ranks, if the numbers of steps differ, if the checkpoint belongs to other data or to another
-        model, or if a layout does not fit the model.
+        model, if a layout does not fit the model, if all ranks give the same rows as a ``tf.data.Dataset`` of
+        validation data, or if the ranks end with different weights.
     FormatError : on all ranks, if the checkpoint is damaged.
 
     Examples
@@ -127,6 +135,7 @@ def fit(
     warn_of_shared_gpu(channel.rank)
     folder = None if checkpoint is None else Path(checkpoint)
     training_run = TrainingRun(world, folder, channel, keras_fit_options.get("verbose", "auto"))
+    batch = keras_fit_options.pop("validation_batch_size", None) or keras_fit_options.get("batch_size") or BATCH
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
     user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
@@ -147,7 +156,8 @@ def fit(
         batch_weights(channel.communicator).left_to_keras(),
         stopping_on_request() if checkpoint is not None else contextlib.nullcontext(),
     ):
-        options = {"initial_epoch": training_run.start.epoch, **keras_fit_options, "shuffle": False}
+        options = {**keras_fit_options, "shuffle": False}
+        options["initial_epoch"] = max(options.get("initial_epoch") or 0, training_run.start.epoch)
         staged = distributed if isinstance(distributed, StagedModel) else None
         state = functools.partial(ModelState, model, channel)
         options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
@@ -160,10 +170,13 @@ def fit(
         if world.rank > 0:
             options["verbose"] = 0
         if validation_data is not None:
+            validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
             validation_data = evaluation_data(distributed, validation_data)
         history = model.fit(data, validation_data=validation_data, **options)
         if staged:
             staged.gather_weights()
+        else:
+            check_equal_weights(model, channel)
         return history
 
 
@@ -204,6 +217,39 @@ def _optimizer_of(
     if shard_optimizer and isinstance(distributed, DistributedModel):
         return distributed.owned_optimizer(totals)
     return contextlib.nullcontext()
+
+
+def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any]) -> tf.data.Dataset:
+    """Return the batches of validation data with this rank's rows. *Collective*.
+
+    Parameters
+    ----------
+    data : as of ``fit``.
+    batch : samples of a global batch; of a ``matex_data.Dataset`` at least the next multiple of the number of ranks.
+    callbacks : those of ``fit``; one is added that compares the first batches of the ranks.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if they give different arrays, or data of another type.
+    """
+    if hasattr(data, "tf_dataset"):
+        return data.tf_dataset(channel.size * -(-batch // channel.size), remainder="keep")
+    if isinstance(data, tf.data.Dataset):
+        if channel.size == 1 or is_sharded(data):
+            return data
+        compared = FirstBatchCheck(channel, whole=False)
+        callbacks.append(compared)
+        return compared.recording(data)
+    if not isinstance(data, tuple | list) or any(not hasattr(leaf, "shape") for leaf in tf.nest.flatten(tuple(data))):
+        raise PartitionError(
+            "fit() knows no rows of this rank in its validation data",
+            field="validation_data",
+            expected="a matex_data.Dataset, arrays (x, y), or a tf.data.Dataset with this rank's rows of every batch",
+            found=type(data).__name__,
+            remedy="md.training.shard(tf.data.Dataset.from_generator(...).batch(n))",
+        )
+    check_same(channel, "validation_data", data)
+    return shard_rows(tf.data.Dataset.from_tensor_slices(tuple(data)).batch(batch), channel.rank, channel.size)
 
 
 def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:

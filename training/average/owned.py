@@ -66,9 +66,11 @@ class OwnedOptimizer:
         self._take_state()
         self._clipping.__enter__()
         self._apply = type(self._optimizer).apply.__get__(self._optimizer)
+        self._decays = self._inner._use_weight_decay
         self._finalize = self._optimizer.finalize_variable_values
         methods = {"apply": self._apply_sections, "finalize_variable_values": self._finalize_sections}
         self._replacements = replaced(self._optimizer, **methods)
+        self._replacements.set(self._inner, "_use_weight_decay", self._section_decays)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -131,6 +133,15 @@ class OwnedOptimizer:
         wholes = gathered_wholes([self._forms[i] for i in numbers], [self._sections[i].value for i in numbers])
         for i, whole in zip(numbers, wholes, strict=True):
             self._weights[i].assign(whole)
+
+    def _section_decays(self, section: Any) -> Any:
+        """Return whether the weight of a section decays, which ``exclude_from_weight_decay`` says by its identity."""
+        own = (
+            weight
+            for weight, part in zip(self._weights, self._sections, strict=True)
+            if section is part or section is part.value
+        )
+        return self._decays(next(own, section))
 
     def _finalize_sections(self, variables: Sequence[Any]) -> None:
         """Set the weights to their moving averages, if the optimizer keeps these. *Collective* then."""

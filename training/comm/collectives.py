@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Array, Bools, Integers
 from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
@@ -82,6 +82,18 @@ class Collectives:
         else:
             self._run(self.comm.Allreduce, self.comm.Iallreduce, *arguments)
         return bool(extremes[0] == -extremes[1])
+
+    def same(self, numbers: Integers) -> Bools:
+        """Return for each integer whether all ranks give the same one. *Collective*.
+
+        Parameters
+        ----------
+        numbers : int64[n], as many on every rank.
+        """
+        extremes = np.concatenate([numbers, -numbers])
+        self.reduce(extremes, "max")
+        equal: Bools = extremes[: len(numbers)] == -extremes[len(numbers) :]
+        return equal
 
     def reduce_scatter(self, rows: Array) -> Array:
         """Return row r of the sum of the arrays of all ranks on rank r. *Collective*.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 import keras
@@ -10,7 +9,9 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.digests import content_digest
 from matex_data.training.exact.state import step_state
+from matex_data.training.exact.variables import row_states
 from matex_data.training.reduction.ops import Reducer
 
 
@@ -72,7 +73,8 @@ def _sum(reducer: Reducer, tensor: Any, *constants: Any) -> list[Any]:
 
 def moving_statistics(model: Any) -> list[Any]:
     """Return the weights that are not trained but may change, such as moving means."""
-    return [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype)]
+    own = {id(v) for v in row_states(model)}
+    return [v for v in model.non_trainable_weights if keras.backend.is_float_dtype(v.dtype) and id(v) not in own]
 
 
 def average_moving_statistics(model: Any, channel: Channel) -> None:
@@ -84,10 +86,7 @@ def average_moving_statistics(model: Any, channel: Channel) -> None:
         return
     variables = moving_statistics(model)
     values = [np.asarray(v.value.numpy()) for v in variables]
-    sums = np.array([zlib.crc32(np.ascontiguousarray(value).tobytes()) for value in values], np.int64)
-    extremes = np.concatenate([sums, -sums])
-    channel.host.reduce(extremes, "max")
-    differ = np.flatnonzero(extremes[: len(sums)] != -extremes[len(sums) :])
+    differ = np.flatnonzero(~channel.host.same(np.array([content_digest(value) for value in values], np.int64)))
     if not differ.size:
         return
     total = np.concatenate([values[i].ravel().astype(np.float64) for i in differ])

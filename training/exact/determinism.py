@@ -15,6 +15,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import REMEDY, LeafDigest, compared, leaf_digests
 
@@ -72,13 +73,21 @@ class _TorchFinder(importlib.abc.MetaPathFinder):
 
 
 class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that warns if the ranks do not get the same first batch, of which each one keeps its rows."""
+    """Callback that compares the first batches of the ranks, and says if they are not what they have to be.
+
+    Parameters
+    ----------
+    channel : ranks that get batches.
+    whole : each rank keeps its rows of a batch that has to be the same on all ranks. Otherwise each rank has its own
+        rows, which must not be the same on all ranks.
+    """
 
     async_safe = True
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, whole: bool = True) -> None:
         super().__init__()
-        self._channel = channel
+        self._channel, self._whole = channel, whole
+        self._varied = False
         self._leaves: list[LeafDigest] = []
         self._pending = False
 
@@ -96,18 +105,39 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def _record(self, *leaves: Any) -> Any:
         self._leaves = leaf_digests(list(leaves))
+        self._varied = any(leaf.size and bool((leaf != leaf.flat[0]).any()) for leaf in leaves)
         return np.True_
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare the digests. *Collective* for the first batch."""
-        self.compare()
+        if self._whole:
+            self.compare()
+
+    def on_test_end(self, logs: Any = None) -> None:
+        """Compare the digests. *Collective* for the first evaluation."""
+        if not self._whole:
+            self.compare()
 
     def compare(self) -> None:
-        """Compare the digests of the first batch; warn if they differ. *Collective* at the first call."""
+        """Compare the digests of the first batch; warn, or raise an error. *Collective* at the first call.
+
+        Raises
+        ------
+        PartitionError : on all ranks, if they have the same rows, which are no constants.
+        """
         if not self._pending:
             return
         self._pending = False
         found = compared(self._channel, self._leaves)
+        if not self._whole:
+            if found is None and self._varied:
+                raise PartitionError(
+                    "all ranks have the same rows of validation data: metrics would count each of them again",
+                    expected="this rank's rows of every batch, or arrays that each rank has as a whole",
+                    found="the same first batch on all ranks",
+                    remedy="validation_data=md.training.shard(dataset), or the arrays themselves",
+                )
+            return
         if found is not None and self._channel.rank == 0:
             log.warning(
                 "the ranks do not get the same batches, of which each rank keeps its rows: samples are used twice or "

@@ -51,6 +51,7 @@ class DistributedLoss:
         divisor = None if self.scalar else _divisor(reduction, mask, sample_weight)  # one number counts by its rows
         if divisor is None:
             return value
+        divisor *= tf.cast(weight > 0, divisor.dtype)  # a stand-in row has no elements
         (total,) = self._reducer([divisor])
         fraction = tf.math.divide_no_nan(tf.cast(divisor, tf.float64), tf.cast(total, tf.float64))
         return value * tf.cast(tf.math.divide_no_nan(fraction, tf.cast(weight, tf.float64)), value.dtype)

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import open_channel
+from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.attributes import kept_by_calls
+from matex_data.training.exact.digests import content_digest
 from matex_data.training.partition.values import broadcast_in
 
 SEED_STEP = 0x9E3779B9
 """Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""
+DRIFT = 1e-5
+"""Largest difference of a weight between ranks, relative to its norm: processors may round differently."""
 
 
 def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | None = None) -> None:
@@ -82,14 +87,66 @@ def build_without_optimizer(model: Any, element_spec: Any) -> None:
 
 
 def optimizers(model: Any) -> list[Any]:
-    """Return the optimizer that a model is compiled with, and those among its attributes."""
-    own = [v for v in vars(model).values() if hasattr(v, "apply_gradients") and v is not model.optimizer]
-    return [optimizer for optimizer in [model.optimizer, *own] if optimizer is not None]
+    """Return the optimizer that a model is compiled with, and those among its attributes, also within containers."""
+    own = {id(x): x for x in _within(list(vars(model).values())) if hasattr(x, "apply_gradients")}
+    own.pop(id(model.optimizer), None)
+    return [optimizer for optimizer in [model.optimizer, *own.values()] if optimizer is not None]
+
+
+def _within(value: Any) -> Iterator[Any]:
+    """Yield a value, or what a dict, list or tuple holds, at any depth."""
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, list | tuple):
+        for item in value:
+            yield from _within(item)
+    else:
+        yield value
+
+
+def row_states(model: Any) -> list[Any]:
+    """Return the states of stateful recurrent layers, which have one row for each row of this rank's batch."""
+    layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
+    return [v for layer in layers for v in keras.tree.flatten(getattr(layer, "states", None)) if v is not None]
+
+
+def replicated_weights(model: Any) -> list[Any]:
+    """Return the weights of a model that are equal on all ranks."""
+    own = {id(v) for v in row_states(model)}
+    return [v for v in model.weights if id(v) not in own]
 
 
 def replicated_variables(model: Any) -> list[Any]:
     """Return the variables that are equal on all ranks: weights and optimizer state, neither seeds nor metrics."""
-    return [*model.weights, *(variable for optimizer in optimizers(model) for variable in optimizer.variables)]
+    states = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+    return [*replicated_weights(model), *states]
+
+
+def check_equal_weights(model: Any, channel: Channel) -> None:
+    """Raise an error unless all ranks have the same weights, up to rounding. *Collective*.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if a weight differs; it names the first one.
+    """
+    weights = [v for v in replicated_weights(model) if keras.backend.is_float_dtype(v.dtype)]
+    values = [np.asarray(v.value.numpy()) for v in weights]
+    digests = np.array([content_digest(value) for value in values], np.int64)
+    for i in np.flatnonzero(~channel.host.same(digests)) if channel.size > 1 else ():
+        of_root = values[i].astype(np.float64)
+        channel.host.broadcast(of_root.reshape(-1))
+        change = np.linalg.norm(values[i] - of_root), np.linalg.norm(of_root)
+        difference = np.array([change[0] / max(change[1], 1e-300)])
+        channel.host.reduce(difference, "max")
+        if not difference[0] <= DRIFT:
+            raise PartitionError(
+                "the ranks have different weights: this rank's gradients were applied as they are",
+                field=weights[i].path,
+                expected="the same weights on all ranks",
+                found=f"a difference of {difference[0]:.2g} of its size",
+                remedy="apply gradients by an optimizer that is an attribute of the model, or make it by "
+                "md.training.distribute; draw no random numbers that change the weights",
+            )
 
 
 def separate_seeds(model: Any, rank: int) -> None:

@@ -28,7 +28,12 @@ from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import average_moving_statistics, moving_statistics
-from matex_data.training.exact.variables import replicated_variables
+from matex_data.training.exact.variables import (
+    check_equal_weights,
+    replicated_variables,
+    replicated_weights,
+    row_states,
+)
 from matex_data.training.partition.parts import part_of, whole_of_replicas, whole_shape
 
 FILE = "training.npz"
@@ -44,9 +49,10 @@ _KINDS = {
     "common": list,
     "own": list,
     "moving": list,
+    "rows": list,
 }
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
-_OPTIONAL: dict[str, Any] = {"pipeline": {}, "history": {"epoch": [], "logs": {}}, "moving": []}
+_OPTIONAL: dict[str, Any] = {"pipeline": {}, "history": {"epoch": [], "logs": {}}, "moving": [], "rows": []}
 """Facts that have these values unless they are given."""
 _POSITION = ("epoch", "step", "steps")
 _READ_BYTES = 1 << 20
@@ -102,7 +108,7 @@ class Checkpoint:
 
     Attributes
     ----------
-    ranks : number of replicas that resume from it.
+    ranks, replica : number of replicas that resume from it, and the number of this one.
     popped : called with the bytes of each array that rank 0 has read.
     """
 
@@ -118,7 +124,7 @@ class Checkpoint:
         self.facts = facts
         self._channel = channel
         self._replicas = replicas or channel
-        self.ranks = self._replicas.size
+        self.ranks, self.replica = self._replicas.size, self._replicas.rank
         self.popped: Callable[[int], None] = _ignore
         self._arrays = arrays
 
@@ -295,6 +301,7 @@ def capture(model: Any, channel: Channel, exact: bool = False) -> tuple[Iterator
     arrays : names and arrays; all of them on the first rank of all, fewer on others.
     facts : names of the variables.
     """
+    check_equal_weights(model, channel)
     moving = moving_statistics(model) if exact and channel.size > 1 else []
     moving = [] if any(part_of(variable) is not None for variable in moving) else moving
     stacks = [channel.host.gather_at_root(np.array(v.value.numpy())) for v in moving]
@@ -302,7 +309,8 @@ def capture(model: Any, channel: Channel, exact: bool = False) -> tuple[Iterator
     names = names_of(model, replicated_variables(model))
     arrays = itertools.chain(_moving(stacks), _arrays(model, channel))
     own = [v.path for v in rank_variables(model)]
-    return arrays, {"common": names, "own": own, "moving": [v.path for v in moving]}
+    rows = [v.path for v in row_states(model)]
+    return arrays, {"common": names, "own": own, "moving": [v.path for v in moving], "rows": rows}
 
 
 def _moving(stacks: Sequence[Array | None]) -> Iterator[tuple[str, Array]]:
@@ -312,11 +320,12 @@ def _moving(stacks: Sequence[Array | None]) -> Iterator[tuple[str, Array]]:
 
 
 def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
-    for i, variable in enumerate(rank_variables(model)):
-        value = np.array(variable.value.numpy())
-        stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
-        if stack is not None:
-            yield f"own{i}", stack
+    for kind, variables in (("own", rank_variables(model)), ("rows", row_states(model))):
+        for i, variable in enumerate(variables):
+            value = np.array(variable.value.numpy())
+            stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
+            if stack is not None:
+                yield f"{kind}{i}", stack
     for i, variable in enumerate(replicated_variables(model)):
         whole = whole_of_replicas(variable, channel)
         if whole is not None:
@@ -339,9 +348,25 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
     for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
         if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
             variable.assign(found.pop_own(f"moving{i}"))
+    for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
+        variable.assign(_own_rows(found, f"rows{i}", variable))
     names = [f"own{i}" for i in range(len(found.facts["own"]))]
     same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
     return RankValues([found.pop_own(name) for name in names], same_ranks)
+
+
+def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
+    """Return this replica's rows of a state that has one for each row of the global batch. *Collective*.
+
+    Raises
+    ------
+    PartitionError : the global batch had another number of rows.
+    """
+    stack = found.pop(name)
+    rows = stack.reshape(-1, *stack.shape[2:])
+    if rows.shape != (found.ranks * variable.shape[0], *variable.shape[1:]):
+        raise _other_model(found, f"states of {variable.path} for another batch", f"states of {len(rows)} rows")
+    return rows.reshape(found.ranks, *variable.shape)[found.replica]
 
 
 def check_variables(found: Checkpoint, variables: Sequence[Any], positions: Sequence[int]) -> None:
@@ -404,7 +429,7 @@ def rank_variables(model: Any) -> list[Any]:
     The weights of frozen layers are not among them, nor moving statistics that have been averaged: they are equal.
     """
     equal = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-    equal |= {id(v) for v in moving_statistics(model)}
+    equal |= {id(v) for v in (*moving_statistics(model), *row_states(model))}
     return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in equal)]
 
 
@@ -442,7 +467,7 @@ def names_of(model: Any, variables: Sequence[Any]) -> list[str]:
     """
     pattern = rf"(?<![A-Za-z0-9]){re.escape(model.name)}(?=[/_])"
     names = [re.sub(pattern, "model", variable.path) for variable in variables]
-    weights = len(model.weights)
+    weights = len(replicated_weights(model))
     optimizers = (name.partition("/") for name in names[weights:])
     return names[:weights] + [f"{_unnumbered(optimizer)}/{name}" for optimizer, _, name in optimizers]
 
@@ -484,7 +509,7 @@ def _check(facts: Mapping[str, Any]) -> None:
         raise ValueError("facts of the history are missing")
     if not all({"class", "options", "state", "arrays"} <= entry.keys() for entry in facts["callbacks"]):
         raise ValueError("facts of callbacks are missing")
-    for kind in ("common", "own", "moving"):
+    for kind in ("common", "own", "moving", "rows"):
         if any(f"{kind}{i}" not in facts["arrays"] for i in range(len(facts[kind]))):
             raise ValueError(f"arrays of {kind} variables are missing")
 

@@ -28,6 +28,8 @@ log = logging.getLogger("matex_data.training")
 
 DATA_OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
 """Options of ``fit`` that belong to ``Dataset.tf_dataset``."""
+EPOCH_ENDS = "the resumed epoch ends"
+"""Value of ``stop_training`` by which Keras leaves an epoch alone; a callback that ends training sets True."""
 
 
 @dataclass
@@ -236,12 +238,13 @@ class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has
         """Leave the loop over batches after the last one."""
         self._steps_left -= self.model.steps_per_execution
         if self._steps_left <= 0 and not self.model.stop_training:
-            self.model.stop_training = True
+            self.model.stop_training = EPOCH_ENDS
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Stay in the loop over epochs."""
         if self._steps_left <= 0:
-            self.model.stop_training = False
+            if self.model.stop_training == EPOCH_ENDS:
+                self.model.stop_training = False
             self._steps_left = sys.maxsize
 
 

@@ -18,6 +18,7 @@ from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
+from matex_data.training.exact.variables import check_equal_weights
 from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare, finite
 from matex_data.training.launcher.checking.forward import agreed_proof
 from matex_data.training.launcher.checking.pairs import Pairs
@@ -139,8 +140,12 @@ class SelfCheck:
             self._report.unchecked(model, proof)
 
     def after_training(self) -> None:
-        """Check the latest batch again, if many steps have passed since, or something has changed. *Collective*."""
+        """Compare the weights of all ranks, and check the latest batch again if that is due. *Collective*.
+
+        It is due if many steps have passed since, or something has changed.
+        """
         distributed = self._distributed
+        check_equal_weights(distributed.model, self._channel)
         due = distributed.watch.due or self.schedule.due(last_of_fit=True)
         if self.active and self._latest is not None and due and self.schedule.steps != self.schedule.checked:
             with busy("its self-check"), kept_random_state():
