@@ -32,8 +32,8 @@ PART := 1/1
 OPENMPI_TESTS := -m 'openmpi and not slow and not frameworks' -k 'not 1ranks'
 # make quick: pure functions, one file of each format, and a job of two ranks that trains.
 QUICK_TESTS := tests/sampling tests/codecs tests/index tests/support/test_choosing.py tests/readers \
-    tests/training/test_trainer.py tests/training/proof -m 'not slow' \
-    -k '(sampling or codecs or index or choosing or proof or schema_has_what or bitwise_equal_over_twenty) and not 3ranks'
+    tests/training/test_trainer.py tests/training/exact/test_listed.py -m 'not slow' \
+    -k '(sampling or codecs or index or choosing or listed or schema_has_what or bitwise_equal_over_twenty) and not 3ranks'
 
 # Without byte code on disk each of many hundred processes would compile TensorFlow, Keras and the tests once more: 15 s.
 unexport PYTHONDONTWRITEBYTECODE

@@ -26,7 +26,7 @@ MODULES = (
     "training.launcher.arguments",
     *("transforms.names", "transforms.pad", "transforms.strata", "transforms.expressions", "transforms.evaluation"),
     "transforms.new_fields",
-    *(f"training.proof.{name}" for name in ("model", "propagate", "shapes", "sizes")),
+    "training.exact.listed",
 )
 EXAMPLES = [
     test

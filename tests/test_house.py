@@ -63,7 +63,6 @@ for layer in (
     ["training.exact"],
     ["training.average"],
     ["training.distributed_model"],
-    ["training.proof"],
     ["training.learning_rate"],
     ["training.layouts"],
     ["training.saving"],

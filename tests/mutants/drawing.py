@@ -37,7 +37,7 @@ GROUPS = {
         "training/reduction",
         "training/comm",
     ),
-    "training: unchanged scripts": ("training/launcher", "training/proof"),
+    "training: unchanged scripts": ("training/launcher",),
     "training: models and runs": (
         *("training/stages", "training/layouts", "training/partition", "training/restart", "training/*.py"),
     ),

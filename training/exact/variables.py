@@ -123,16 +123,16 @@ def replicated_variables(model: Any) -> list[Any]:
 
 
 def check_equal_weights(model: Any, channel: Channel) -> None:
-    """Raise an error unless all ranks have the same weights, up to rounding. *Collective*.
+    """Raise an error unless all ranks have the same trained weights, up to rounding. *Collective*.
 
     Raises
     ------
     PartitionError : on all ranks, if a weight differs; it names the first one.
     """
-    weights = [v for v in replicated_weights(model) if keras.backend.is_float_dtype(v.dtype)]
+    weights = model.trainable_variables if channel.size > 1 else []
     values = [np.asarray(v.value.numpy()) for v in weights]
     digests = np.array([content_digest(value) for value in values], np.int64)
-    for i in np.flatnonzero(~channel.host.same(digests)) if channel.size > 1 else ():
+    for i in np.flatnonzero(~channel.host.same(digests)) if weights else ():
         of_root = values[i].astype(np.float64)
         channel.host.broadcast(of_root.reshape(-1))
         change = np.linalg.norm(values[i] - of_root), np.linalg.norm(of_root)

@@ -26,6 +26,7 @@ from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.evaluation import append_empty_batches
+from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.prediction import predict_stand_ins
 from matex_data.training.exact.rows import (
     batch_size,
@@ -47,7 +48,6 @@ from matex_data.training.launcher.threads import TrainingThread
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.optimizer import Totals
-from matex_data.training.proof.model import own_method
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request

@@ -301,7 +301,6 @@ def capture(model: Any, channel: Channel, exact: bool = False) -> tuple[Iterator
     arrays : names and arrays; all of them on the first rank of all, fewer on others.
     facts : names of the variables.
     """
-    check_equal_weights(model, channel)
     moving = moving_statistics(model) if exact and channel.size > 1 else []
     moving = [] if any(part_of(variable) is not None for variable in moving) else moving
     stacks = [channel.host.gather_at_root(np.array(v.value.numpy())) for v in moving]
@@ -411,7 +410,13 @@ class ModelState:
         self._model, self._channel = model, channel
 
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
-        """Return variables and names as ``capture``. *Collective*."""
+        """Return variables and names as ``capture``. *Collective*.
+
+        Raises
+        ------
+        PartitionError : on all ranks, if they have different weights.
+        """
+        check_equal_weights(self._model, self._channel)
         return capture(self._model, self._channel, exact)
 
     def restore(self, found: Checkpoint) -> RankValues:

@@ -30,9 +30,9 @@ EQUAL: dict[str, str] = {
     "sums_and_counts": CHECKED,
     "evaluate_in_a_callback": PROVEN,
     "proven_on_own_shards": PROVEN,
-    "test_step_that_mixes": "of_positive: no mean, sum, maximum or minimum",
+    "test_step_that_mixes": "predicts and evaluates all of its data on every rank",
     "metric_of_pairs": "predicts and evaluates all of its data on every rank",
-    "table_in_train_on_batch": PROVEN,
+    "table_in_train_on_batch": CHECKED,
     "predictions_that_mix": "predicts and evaluates all of its data on every rank",
     **dict.fromkeys(
         (

@@ -15,6 +15,7 @@ from matex_data.machine import memory_shortage
 from matex_data.mpi.activity import busy
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.digests import check_same
+from matex_data.training.exact.listed import Proof, prove
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
@@ -27,8 +28,6 @@ from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.checking.rounding import epsilon, other_roundings
 from matex_data.training.launcher.checking.schedule import Schedule
 from matex_data.training.launcher.checking.state import kept_random_state
-from matex_data.training.proof.axes import Reason
-from matex_data.training.proof.model import Proof, prove
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
@@ -132,7 +131,9 @@ class SelfCheck:
         if self._mode == "never" or (self.proof is not None and not self.is_new(spec)):
             return
         model = self._distributed.model
-        proof = agreed_proof(self._channel, model, prove(model, *_without_optionals(spec)))
+        leaves = _without_optionals(spec)
+        flags = [leaf is not None and bool(leaf.shape.rank) for leaf in leaves]
+        proof = agreed_proof(self._channel, model, prove(model, leaves, flags))
         self.proof, self._spec = proof, spec
         if proof.proven:
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
@@ -165,19 +166,12 @@ class SelfCheck:
         batch : tells of leaves whose lengths the spec leaves open whether they have one row per sample.
         """
         model = self._distributed.model
-        parts = _without_optionals(spec)
-        leaves = [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
-        total = int(batch_size(batch))
+        leaves, total = _without_optionals(spec), int(batch_size(batch))
         per_sample = [
             leaf is not None and (_has_rows(tensor, total) if flag is None else flag)
             for leaf, tensor, flag in zip(leaves, tf.nest.flatten(batch), self._flags(spec), strict=True)
         ]
-        flags = zip(leaves, self._flags(spec), per_sample, strict=True)
-        other = any(leaf is not None and flag is None and not rows for leaf, flag, rows in flags)
-        proof = prove(model, *parts, per_sample=per_sample)
-        if other:
-            proof = Proof((Reason(model.name, "input", "has another number of rows than the batch"),))
-        proof = agreed_proof(self._channel, model, proof)
+        proof = agreed_proof(self._channel, model, prove(model, leaves, per_sample))
         if proof.proven and self._mode != "always":
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
         return proof
@@ -408,11 +402,9 @@ class SelfCheck:
         return next(r for r in self._channel.host.allgather_object(reason) if r is not None)
 
 
-def _without_optionals(spec: Any) -> tuple[Any, Any, Any]:
-    """Return the specs of inputs, targets and sample weights; None for an optional, which stands for None."""
-    leaves = [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
-    x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(tf.nest.pack_sequence_as(spec, leaves))
-    return x, y, sample_weight
+def _without_optionals(spec: Any) -> list[Any]:
+    """Return the leaves of the spec of a batch; None for an optional, which stands for None."""
+    return [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
 
 
 def _has_rows(leaf: Any, total: int) -> bool:

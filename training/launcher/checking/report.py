@@ -6,9 +6,9 @@ import logging
 import sys
 from typing import Any
 
+from matex_data.training.exact.listed import Proof
 from matex_data.training.launcher.checking.comparison import COMPARABLE, Verdict
 from matex_data.training.launcher.checking.schedule import Schedule
-from matex_data.training.proof.model import Proof
 
 log = logging.getLogger("matex_data.training")
 
@@ -164,7 +164,7 @@ def _cause(verdict: Verdict) -> str:
 
 def _reasons(proof: Proof) -> str:
     more = f"; and {len(proof.reasons) - REASONS} more" if len(proof.reasons) > REASONS else ""
-    return "; ".join(map(str, proof.reasons[:REASONS])) + more
+    return "; ".join(proof.reasons[:REASONS]) + more
 
 
 def _brackets(notes: list[str]) -> str:
