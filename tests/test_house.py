@@ -63,6 +63,7 @@ for layer in (
     ["training.exact"],
     ["training.average"],
     ["training.distributed_model"],
+    ["training.checking"],
     ["training.learning_rate"],
     ["training.layouts"],
     ["training.saving"],

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -213,6 +213,21 @@ class DistributedModel:
         finally:
             self.step.reducer = before
 
+    @contextlib.contextmanager
+    def selecting_rows(self, per_sample: list[bool | None]) -> Iterator[None]:
+        """Context manager: steps that are traced get whole batches, of which they select this rank's rows."""
+        before = self.step.per_sample
+        self.step.per_sample = per_sample
+        try:
+            yield
+        finally:
+            self.step.per_sample = before
+
+    def replace_train_function(self, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        """Run steps by a function of the train function, as it then is, and the iterator over batches."""
+        self._replace(self.model, "make_train_function", TrainFunctionMaker(self.model, call))
+        self.model.make_train_function()
+
     def has_scalar_losses(self) -> bool:
         """Return whether a loss of the latest step was one number for a batch, whose divisor is not known."""
         return any(loss.scalar for loss in self._losses)
@@ -311,6 +326,30 @@ class DistributedModel:
             if rows is not None:
                 rows.assign(before)
             split_states(self.channel, self.model)
+
+
+class TrainFunctionMaker:
+    """``make_train_function`` of a model whose train function is called by another function.
+
+    Attributes
+    ----------
+    wrapped : the model's own method.
+    """
+
+    def __init__(self, model: Any, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        self.wrapped = model.make_train_function
+        self._model, self._call, self._function = model, call, model.train_function
+
+    def __call__(self, force: bool = False) -> Any:
+        """Make the train function."""
+        object.__setattr__(self._model, "train_function", None if force else self._function)
+        self.wrapped(force)
+        self._function = self._model.train_function
+        object.__setattr__(self._model, "train_function", self._run)
+        return self._run
+
+    def _run(self, iterator: Any) -> Any:
+        return self._call(lambda batches: self._function(batches), iterator)
 
 
 def open_context(model: Any) -> DistributedModel | None:

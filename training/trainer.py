@@ -18,6 +18,8 @@ from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
+from matex_data.training.checking.check import Mode
+from matex_data.training.checking.fitting import FitCheck
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.distributed_model import DistributedModel
@@ -59,6 +61,7 @@ def fit(
     micro_batches: int | None = None,
     recompute: bool = False,
     split_after: Sequence[str] | None = None,
+    verify: Mode = "proven",
     **keras_fit_options: Any,
 ) -> Any:
     """Train a compiled Keras model data-parallel on all ranks. *Collective*.
@@ -100,6 +103,10 @@ def fit(
     recompute : compute the results of each stage again when errors come back, instead of keeping them: less memory for
         some third more time.
     split_after : names of the layers, or nested models, after which the model is cut; None: by estimated cost.
+    verify : which steps are checked, shards of a batch against their union, as by ``matex run --verify``: "always",
+        those of all models; "proven", those of models that do not consist of Keras's own layers and losses; "first",
+        the first ones of these; "never", none. If a check fails, all ranks train on the rows of the whole batch from
+        then on: right, and no faster than one process. Models on a ``mesh`` are not checked.
     keras_fit_options : other options of ``keras.Model.fit``.
 
     Returns
@@ -172,6 +179,8 @@ def fit(
         if validation_data is not None:
             validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
             validation_data = evaluation_data(distributed, validation_data)
+        if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
+            options["callbacks"].append(FitCheck(distributed, verify, data.element_spec))
         history = model.fit(data, validation_data=validation_data, **options)
         if staged:
             staged.gather_weights()
@@ -257,6 +266,7 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any) -
     if isinstance(distributed, StagedModel):
         return distributed.pad_batches(dataset)
     if distributed.channel.size > 1:
+        distributed.test.gathers = True
         dataset = distributed.test.pad_batches(dataset)
     if distributed.channel.size == 1 or not distributed.test.lockstep:
         dataset = drop_empty_batches(dataset)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from matex_data.training.exact.logs import Reduction, reductions
 from matex_data.training.exact.rows import batch_size
 from matex_data.training.exact.state import step_state
-from matex_data.training.exact.step import run_guarded
+from matex_data.training.exact.step import run_guarded, whole_batch
 from matex_data.training.reduction.ops import Reducer
 
 
@@ -32,6 +32,7 @@ class DistributedTestStep:
     lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
         metric states are combined at the end.
     whole : evaluate the whole batches on every rank.
+    gathers : the ranks have their own rows of the batches, and gather them to evaluate the whole.
     wrapped : the model's own step.
     alone : validation within ``fit`` runs on whole batches on every rank.
     reductions : how the numbers among the logs that are no metrics combine over the ranks, by key.
@@ -44,14 +45,14 @@ class DistributedTestStep:
         self.wrapped: Callable[[Any], Any] = model.test_step
         self._local_function: Any = None
         self.lockstep = True
-        self.whole = self.alone = False
+        self.whole = self.gathers = self.alone = False
         self.reductions: dict[str, Reduction | None] = {}
 
     def __call__(self, data: Any) -> Any:
         """Evaluate this rank's rows. *Collective* in lockstep."""
         count = batch_size(data)
         if self.whole:
-            return self.wrapped(data)
+            return self.wrapped(whole_batch(self._reducer.channel, data) if self.gathers else data)
         logs = self._of_rows(data, count)
         self.reductions = reductions(logs)
         return logs

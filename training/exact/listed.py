@@ -139,14 +139,14 @@ def _of_data(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None])
     for leaf, known in zip(leaves, has_rows, strict=True):
         if leaf is not None and not (known and isinstance(leaf, tf.TensorSpec) and leaf.shape.rank):
             yield f"{model.name}: input may have no row for each sample: {leaf}"
-    tensors = [*_tensors(model, "inputs"), *_tensors(model, "outputs")]
+    tensors = [*tensors_of(model, "inputs"), *tensors_of(model, "outputs")]
     if any(x.shape[0] is not None for x in tensors if len(x.shape)) or any(not len(x.shape) for x in tensors):
         yield f"{model.name}: input has a fixed number of rows"
-    if any(len(x.shape) < 2 for x in _tensors(model, "outputs")):
+    if any(len(x.shape) < 2 for x in tensors_of(model, "outputs")):
         yield f"{model.name}: output is a single number for each row"
 
 
-def _tensors(model: Any, name: str) -> list[Any]:
+def tensors_of(model: Any, name: str) -> list[Any]:
     """Return the symbolic inputs or outputs of a model; none if it has no graph."""
     try:
         return list(keras.tree.flatten(getattr(model, name)))
@@ -186,7 +186,7 @@ def _of_calls(model: Any) -> Iterator[str]:
             type(operation).__module__.startswith("keras.") and type(operation).__name__ in OPERATIONS
         ):
             yield f"{operation.name}: {type(operation).__name__} is not known to compute each element by itself"
-        ranks = [len(x.shape) for x in _tensors(operation, "input")]
+        ranks = [len(x.shape) for x in tensors_of(operation, "input")]
         axes = [axis for name in _AXES for axis in _numbers(getattr(operation, name, ()))]
         if any(rank < 2 for rank in ranks) and type(operation).__name__ not in OF_NUMBERS | INNER | OPERATIONS:
             yield f"{operation.name}: {type(operation).__name__} gets a single number for each row"

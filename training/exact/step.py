@@ -13,10 +13,10 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import global_moment_variables
 from matex_data.training.exact.logs import Reduction, reductions
 from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
-from matex_data.training.exact.rows import batch_size, rank_rows
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_rows, static_rows
 from matex_data.training.exact.state import step_state
 from matex_data.training.reduction.graphs import eager_variable
-from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.ops import Reducer, gather_rows
 
 STAND_IN_GUARD = "matex_stand_in_guard"
 """Name of the condition by which a rank without rows puts back what its stand-in row has changed."""
@@ -87,12 +87,29 @@ class DistributedStep:
             return run_guarded(self._model, self.wrapped, data, count, weight)
 
     def train_on_whole_batch(self, data: Any) -> Any:
-        """Train on the whole batch, as one process does."""
+        """Train on the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
+        if self.per_sample is None:
+            data = whole_batch(self._channel, data)
         count = batch_size(data)
         if count is not None:
             self.samples_seen.assign_add(count)
         with self._state.only_averages():  # the gradients of all ranks are equal
             return self.wrapped(data)
+
+
+def whole_batch(channel: Channel, data: Any) -> Any:
+    """Return the rows of all ranks, in the order of ranks, of a batch of which each rank has its own. *Collective*."""
+    flags = leaves_per_sample(data)
+    leaves = tf.nest.flatten(data)
+    own = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag is not False and leaf is not None]
+    rows = iter(gather_rows(channel, own))
+    known = static_rows(data, flags)
+    whole = []
+    for leaf, flag in zip(leaves, flags, strict=True):
+        whole.append(leaf if flag is False or leaf is None else next(rows))
+        if known is not None and flag:
+            whole[-1].set_shape([known * channel.size, *leaf.shape[1:]])
+    return tf.nest.pack_sequence_as(data, whole)
 
 
 def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, weight: Any) -> Any:

@@ -19,6 +19,9 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
+from matex_data.training.checking.check import Mode, SelfCheck
+from matex_data.training.checking.forward import ForwardProofs
+from matex_data.training.checking.report import Report
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.distributed_model import DistributedModel
@@ -39,9 +42,6 @@ from matex_data.training.exact.rows import (
 from matex_data.training.exact.step import DistributedStep
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
-from matex_data.training.launcher.checking.check import Mode, SelfCheck
-from matex_data.training.launcher.checking.forward import ForwardProofs
-from matex_data.training.launcher.checking.report import Report
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.launcher.threads import TrainingThread

@@ -6,9 +6,9 @@ import logging
 import sys
 from typing import Any
 
+from matex_data.training.checking.comparison import COMPARABLE, Verdict
+from matex_data.training.checking.schedule import Schedule
 from matex_data.training.exact.listed import Proof
-from matex_data.training.launcher.checking.comparison import COMPARABLE, Verdict
-from matex_data.training.launcher.checking.schedule import Schedule
 
 log = logging.getLogger("matex_data.training")
 
@@ -27,14 +27,19 @@ class Report:
     Parameters
     ----------
     rank, size : rank, and number of ranks.
+    never : option that switches the check off.
+    tells_proven : report also models that need no check.
     """
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, never: str = "--verify=never", tells_proven: bool = True) -> None:
         self._rank, self._size = rank, size
+        self._never, self._tells_proven = never, tells_proven
         self._said: set[tuple[Any, ...]] = set()
 
     def proven(self, model: Any, draws: bool, local_statistics: bool) -> None:
         """Report that a model is proven."""
+        if not self._tells_proven:
+            return
         notes = [DRAWS] * draws + [LOCAL_STATISTICS] * local_statistics
         self._print(
             model,
@@ -93,7 +98,7 @@ class Report:
             text += f"  not proven: {_reasons(proof)}\n"
         text += (
             "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, and "
-            "the same code on all ranks; or --verify=never, if the difference is intended"
+            f"the same code on all ranks; or {self._never}, if the difference is intended"
         )
         self._warn(model, text)
 
@@ -105,7 +110,7 @@ class Report:
             "nor checked: the result is that of one process only if its loss is a mean over the rows of a batch, and "
             "if nothing combines rows\n"
             f"  not proven: {_reasons(proof)}\n"
-            "  remedy: train it once on batches that are the same on all ranks, which are checked; or --verify=never",
+            f"  remedy: train it once on batches that are the same on all ranks, which are checked; or {self._never}",
         )
 
     def computes_whole(self, model: Any, proof: Proof) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.training.launcher.checking.probe import Effects
+from matex_data.training.checking.probe import Effects
 
 LAST_BITS = 64
 """Differences below so many units in the last place of a gradient's norm count as rounding without a measurement."""

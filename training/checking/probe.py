@@ -13,13 +13,13 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.average.optimizer import attach_average
+from matex_data.training.checking.draws import draws_for_rows
+from matex_data.training.checking.ownership import Ownership
+from matex_data.training.checking.state import kept_variables
 from matex_data.training.exact.logs import flat
 from matex_data.training.exact.rows import batch_size, rank_bounds
 from matex_data.training.exact.variables import optimizers
 from matex_data.training.keras_api import ControlFlowGraph
-from matex_data.training.launcher.checking.ownership import Ownership
-from matex_data.training.launcher.checking.state import kept_variables
-from matex_data.training.launcher.draws import draws_for_rows
 from matex_data.training.replacements import Replacements
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.checking.report import Report
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.listed import Proof, prove
-from matex_data.training.launcher.checking.report import Report
 
 
 def agreed_proof(channel: Channel, model: Any, proof: Proof) -> Proof:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from matex_data.training.launcher.checking.schedule import FITS, Schedule
+from matex_data.training.checking.schedule import FITS, Schedule
 
 
 def _checked(steps: int, schedule: Schedule | None = None, epoch: int | None = None) -> list[int]:

@@ -20,11 +20,14 @@ class Schedule:
     ----------
     steps : steps so far.
     checked : steps before the latest check; None: there was none.
+    sums : losses that are one number for a batch count as sums.
+    whole : the model trains on whole batches, since a check has failed.
     """
 
     def __init__(self) -> None:
         self.steps = 0
         self.checked: int | None = None
+        self.sums = self.whole = False
         self._fits = 0
 
     def due(self, first_of_fit: bool = False, first_of_epoch: bool = False, last_of_fit: bool = False) -> bool:

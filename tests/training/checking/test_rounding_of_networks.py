@@ -11,10 +11,10 @@ import tensorflow as tf
 from keras import layers, ops
 
 from matex_data.mpi.library import MPI
+from matex_data.training.checking.check import SelfCheck
+from matex_data.training.checking.report import Report
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.distributed_model import DistributedModel
-from matex_data.training.launcher.checking.check import SelfCheck
-from matex_data.training.launcher.checking.report import Report
 from tests.support.ranks import Pool
 
 ROWS, FEATURES, CLASSES = 24, 16, 5

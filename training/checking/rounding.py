@@ -9,8 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.launcher.checking.probe import Effects, Probe, resources
-from matex_data.training.launcher.checking.state import kept_variables
+from matex_data.training.checking.probe import Effects, Probe, resources
+from matex_data.training.checking.state import kept_variables
 
 REPETITIONS = 3
 """Measurements, of which the largest counts: the change of a single number is near zero by chance now and then."""

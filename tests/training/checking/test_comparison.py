@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare
-from matex_data.training.launcher.checking.probe import Effects
+from matex_data.training.checking.comparison import Rounding, Verdict, compare
+from matex_data.training.checking.probe import Effects
 
 EPSILON = float(np.finfo(np.float32).eps)
 RNG = np.random.default_rng(0)

@@ -13,21 +13,21 @@ import tensorflow as tf
 
 from matex_data.machine import memory_shortage
 from matex_data.mpi.activity import busy
+from matex_data.training.checking.comparison import Rounding, Verdict, compare, finite
+from matex_data.training.checking.forward import agreed_proof
+from matex_data.training.checking.pairs import Pairs
+from matex_data.training.checking.probe import Effects, NotCheckable, Probe
+from matex_data.training.checking.report import Report
+from matex_data.training.checking.rounding import epsilon, other_roundings
+from matex_data.training.checking.schedule import Schedule
+from matex_data.training.checking.state import kept_random_state
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.listed import Proof, prove
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
-from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between, static_rows
 from matex_data.training.exact.variables import check_equal_weights
-from matex_data.training.launcher.checking.comparison import Rounding, Verdict, compare, finite
-from matex_data.training.launcher.checking.forward import agreed_proof
-from matex_data.training.launcher.checking.pairs import Pairs
-from matex_data.training.launcher.checking.probe import Effects, NotCheckable, Probe
-from matex_data.training.launcher.checking.report import Report
-from matex_data.training.launcher.checking.rounding import epsilon, other_roundings
-from matex_data.training.launcher.checking.schedule import Schedule
-from matex_data.training.launcher.checking.state import kept_random_state
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
@@ -49,19 +49,25 @@ class SelfCheck:
     distributed : the model.
     mode : which steps are checked.
     report : messages of all models.
+    schedule : of the model, if it has trained before; with it, the data are this rank's rows, which are gathered.
 
     Attributes
     ----------
     schedule : steps so far, and those of the latest check.
+    gathers : the data are this rank's rows, which are gathered for a check.
     proof : whether sharding is proven to change nothing; None before the first step.
     """
 
-    def __init__(self, distributed: DistributedModel, mode: Mode, report: Report) -> None:
+    def __init__(
+        self, distributed: DistributedModel, mode: Mode, report: Report, schedule: Schedule | None = None
+    ) -> None:
         self._distributed, self._mode, self._report = distributed, mode, report
         self._channel = distributed.channel
-        self.schedule = Schedule()
+        self.gathers = schedule is not None
+        self.schedule = schedule or Schedule()
         self.proof: Proof | None = None
         self._spec: Any = None
+        self._whole_spec: Any = None
         self._pairs = Pairs(self._channel)
         self._probes: tuple[Probe, Probe] | None = None
         self._rounding: Rounding | None = None
@@ -137,8 +143,29 @@ class SelfCheck:
         self.proof, self._spec = proof, spec
         if proof.proven:
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
-        else:
+        elif not self.gathers:
             self._report.unchecked(model, proof)
+
+    def spec_of_union(self, spec: Any) -> Any:
+        """Return the spec of the batches of all ranks; a known number of rows is the same on all of them.
+
+        Parameters
+        ----------
+        spec : element spec of this rank's batches.
+        """
+        if self._whole_spec is None:
+            flags, size = leaves_per_sample(spec), self._channel.size
+            known = static_rows(spec, flags)
+            rows = None if known is None or self._distributed.step.reducer is not None else known * size
+            self._whole_spec = tf.nest.map_structure(
+                lambda leaf: (
+                    tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype)
+                    if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+                    else leaf
+                ),
+                spec,
+            )
+        return self._whole_spec
 
     def after_training(self) -> None:
         """Compare the weights of all ranks, and check the latest batch again if that is due. *Collective*.
@@ -195,7 +222,9 @@ class SelfCheck:
         elif not again:
             local = self._distributed.normalizes_locally()
             self._report.agreed(model, verdict, self.proof, self._sums, local, self._mode != "first")
+        self.schedule.sums = self._sums or (again and self.schedule.sums)
         if cause is not None or not verdict.agree:
+            self.schedule.whole = True
             self._distributed.train_on_whole(merge=bool(self.schedule.steps))
         else:
             self._distributed.watch.begin(self._probes[0].read if self._probes else [])
@@ -309,7 +338,8 @@ class SelfCheck:
         state, among_all = random.getstate(), self._channel.size == 2
         try:
             joined = self._pairs.joined(self._number) if which else contextlib.nullcontext()
-            with joined, self._distributed.weighed(not among_all):
+            selecting = self._distributed.selecting_rows(self._flags(self._spec))
+            with joined, self._distributed.weighed(not among_all), selecting:
                 self._probes[which].trace()
         finally:
             changed = attributes.changed()

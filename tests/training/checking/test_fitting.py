@@ -1,0 +1,150 @@
+"""Self-check of ``training.fit``: what shards do not train as one process is trained on whole batches, and said."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.support import problems
+from tests.support.ranks import Pool, Pools
+
+BATCH = 12
+
+
+def _losses() -> dict[str, Any]:
+    import keras
+    from keras import ops
+
+    def squares(y: Any, p: Any) -> Any:
+        return ops.square(ops.cast(ops.one_hot(y, 3), "float32") - p)
+
+    return {
+        "sum": lambda y, p: ops.sum(squares(y, p)) / 8,
+        "variance": lambda y, p: ops.mean(squares(y, p)) + ops.mean(ops.var(p, axis=0)),
+        "mean": lambda y, p: ops.mean(squares(y, p)),
+        "rows": lambda y, p: ops.mean(squares(y, p), -1),
+        "keras": keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    }
+
+
+def _model(kind: str) -> Any:
+    import keras
+    import tensorflow as tf
+    from keras import ops
+
+    class Centered(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x - ops.mean(x, 0)
+
+    class Nested(keras.Sequential):  # type: ignore[misc]
+        """Nested gradients: a step from adapted weights."""
+
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            weight = self.layers[-1].kernel.value
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_mean(tf.square(self(x) - tf.one_hot(y, 3)))
+                adapted = weight - 0.5 * inner.gradient(loss, weight)
+                hidden = self.layers[0](x)
+                after = tf.reduce_mean(tf.square(hidden @ adapted - tf.one_hot(y, 3)))
+            gradients = outer.gradient(after, self.trainable_variables)
+            self.optimizer.apply(
+                [
+                    tf.zeros_like(v) if g is None else g
+                    for g, v in zip(gradients, self.trainable_variables, strict=True)
+                ],
+                self.trainable_variables,
+            )
+            return {"after": after}
+
+    keras.utils.set_random_seed(1)
+    extra = [Centered()] if kind == "centered" else []
+    layers = [keras.layers.Dense(8, "tanh"), *extra, keras.layers.Dense(3, use_bias=kind != "nested")]
+    own = Nested if kind == "nested" else keras.Sequential
+    model = own([keras.Input((problems.FEATURES,)), *layers])
+    loss = _losses().get(kind, _losses()["keras"])
+    compiled = {} if kind == "nested" else {"loss": loss, "metrics": ["accuracy"]}
+    model.compile(keras.optimizers.SGD(0.1), **compiled)
+    return model
+
+
+class _Messages(logging.Handler):
+    def __init__(self) -> None:
+        super().__init__()
+        self.texts: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.texts.append(record.getMessage())
+
+
+def _fit(comm: Any, kind: str, samples: int, distributed: bool, **options: Any) -> Any:
+    from matex_data import training
+
+    model, arrays, messages = _model(kind), problems.table(samples), _Messages()
+    logging.getLogger("matex_data.training").addHandler(messages)
+    try:
+        if distributed:
+            data = problems.shard(arrays, BATCH, comm.rank, comm.size)
+            validation = {} if kind == "nested" else {"validation_data": arrays, "validation_batch_size": 8}
+            history = training.fit(model, data, epochs=3, comm=comm, verbose=0, **validation, **options).history
+        else:
+            validation = {} if kind == "nested" else {"validation_data": problems.shard(arrays, 8, 0, 1)}
+            history = problems.one_process(model, arrays, BATCH, 3, **validation).history
+    finally:
+        logging.getLogger("matex_data.training").removeHandler(messages)
+    return problems.weights(model), history, "\n".join(messages.texts)
+
+
+WHOLE = ("variance", "centered", "nested")
+"""Kinds that shards do not train as one process does."""
+
+
+@pytest.mark.rank_counts(2, slow=(1, 3))
+@pytest.mark.parametrize("samples", [50, pytest.param(48, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("kind", ["sum", "mean", "rows", "keras", *WHOLE])
+def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, samples: int) -> None:
+    (expected, logs, _), *_ = ranks(1).run(_fit, kind, samples, False)
+    results = pool.run(_fit, kind, samples, True, timeout=120)
+    problems.assert_same_weights([weights for weights, _, _ in results], expected)
+    for _, history, _ in results:
+        for key, values in logs.items():
+            np.testing.assert_allclose(history[key], values, rtol=1e-4, err_msg=key)
+    said = results[0][2]
+    assert ("on whole batches from step 1 on" in said) == (kind in WHOLE and pool.size > 1), said
+
+
+@pytest.mark.rank_counts(3)
+def test_nothing_is_checked_without_verify(ranks: Pools, pool: Pool) -> None:
+    (expected, *_), *_ = ranks(1).run(_fit, "variance", 48, False)
+    found = pool.run(_fit, "variance", 48, True, verify="never", timeout=120)
+    assert not np.allclose(found[0][0][0], expected[0], rtol=1e-4)
+    assert found[0][2] == ""
+
+
+def _twice(comm: Any, kind: str) -> Any:
+    from matex_data import training
+    from matex_data.training.checking import check
+
+    checks, original = [], check.SelfCheck._check
+    check.SelfCheck._check = lambda self, batch: (checks.append(1), original(self, batch))[1]  # type: ignore[method-assign]
+    try:
+        model, data = _model(kind), problems.shard(problems.table(48), BATCH, comm.rank, comm.size)
+        counts = []
+        for _ in range(3):
+            training.fit(model, data, comm=comm, verbose=0)
+            counts.append(len(checks))
+    finally:
+        check.SelfCheck._check = original  # type: ignore[method-assign]
+    return counts
+
+
+@pytest.mark.rank_counts(2)
+def test_checks_become_fewer_over_repeated_fits(pool: Pool) -> None:
+    assert pool.run(_twice, "keras", timeout=120) == [[0, 0, 0]] * pool.size
+    first, _, third = pool.run(_twice, "rows", timeout=120)[0]
+    assert 2 <= first <= 4
+    assert third - first <= first + 2

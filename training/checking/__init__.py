@@ -1,0 +1,1 @@
+"""Self-check of training: shards of a batch against their union, throughout a run."""

@@ -1,0 +1,130 @@
+"""Self-check of ``fit``, whose ranks have their own rows of each batch: they gather those of the steps to check."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.training.checking.check import Mode, SelfCheck
+from matex_data.training.checking.report import Report
+from matex_data.training.checking.schedule import Schedule
+from matex_data.training.comm.channel import Channel
+from matex_data.training.distributed_model import DistributedModel
+from matex_data.training.exact.listed import tensors_of
+from matex_data.training.exact.variables import row_states
+from matex_data.training.reduction.gathering import gathered
+
+
+class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that checks the steps of ``fit``, and trains on whole batches if shards are no equal to them.
+
+    Parameters
+    ----------
+    distributed : model that ``fit`` trains.
+    mode : which steps are checked.
+    spec : element spec of this rank's batches.
+    """
+
+    def __init__(self, distributed: DistributedModel, mode: Mode, spec: Any) -> None:
+        super().__init__()
+        self._distributed, self._spec = distributed, spec
+        schedule = None if _has_fixed_rows(distributed.model) else _schedule(distributed.model)
+        self.check = SelfCheck(distributed, mode, _report(distributed.channel), schedule)
+        self._first_of_fit = self._first_of_epoch = True
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Look at the model, and check its steps from now on. *Collective*."""
+        self.check.of_shards(self._spec)
+        if self.check.schedule.whole:
+            self._distributed.train_on_whole()
+        if self.check.active and self.check.gathers:
+            self._distributed.set_sum_losses(self.check.schedule.sums)
+            self._distributed.replace_train_function(self._checked)
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note that the next step is the first of an epoch."""
+        self._first_of_epoch = True
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Check the model again if that is due. *Collective* then."""
+        self.check.after_training()
+
+    def _checked(self, run: Callable[[Any], Any], iterator: Any) -> Any:
+        """Run an execution of steps, after the check of its first batch if one is due. *Collective*.
+
+        Parameters
+        ----------
+        run : the train function of the model, as it is when this is called.
+        """
+        schedule, executed = self.check.schedule, self.model.steps_per_execution
+        due = schedule.due(first_of_fit=self._first_of_fit, first_of_epoch=self._first_of_epoch)
+        self._first_of_fit = self._first_of_epoch = False
+        if self.check.active and (due or self._distributed.watch.due):
+            batches = list(itertools.islice(until_out_of_range(iterator), executed))
+            if batches:
+                batch = tf.nest.map_structure(without_optionals, batches[0])
+                self.check.before_step(union(self._distributed.channel, batch), self.check.spec_of_union(self._spec))
+                iterator = iterator_over(batches, self._spec)
+        schedule.steps += executed
+        return run(iterator)
+
+
+def union(channel: Channel, batch: Any) -> Any:
+    """Return the batch of all ranks, whose rows follow one another by rank. *Collective*.
+
+    Parameters
+    ----------
+    batch : this rank's rows; nested eager tensors, of which those of no dimension are the same on all ranks.
+    """
+
+    def whole(leaf: Any) -> Any:
+        if leaf is None or not leaf.shape.rank:
+            return leaf
+        return tf.convert_to_tensor(gathered(channel, np.asarray(leaf)))
+
+    return tf.nest.map_structure(whole, batch)
+
+
+def until_out_of_range(iterator: Any) -> Iterator[Any]:
+    """Yield elements until the iterator raises ``OutOfRangeError``."""
+    with contextlib.suppress(tf.errors.OutOfRangeError):
+        yield from iterator
+
+
+def iterator_over(batches: list[Any], spec: Any) -> Any:
+    """Return an iterator of TensorFlow over batches, with the element spec of their dataset, so that a step is traced
+    once.
+    """
+    data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
+    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
+
+
+def without_optionals(leaf: Any) -> Any:
+    """Return None for the optional that stands for None in Keras's datasets."""
+    return None if isinstance(leaf, tf.experimental.Optional) else leaf
+
+
+@functools.cache
+def _report(channel: Channel) -> Report:
+    return Report(channel.rank, channel.size, 'verify="never"', tells_proven=False)
+
+
+def _has_fixed_rows(model: Any) -> bool:
+    """Return whether a model takes as many rows as this rank has, so that no rank can run it on all of a batch."""
+    return bool(row_states(model)) or any(x.shape[0] is not None for x in tensors_of(model, "inputs") if x.shape)
+
+
+def _schedule(model: Any) -> Schedule:
+    """Return the schedule of a model as it is compiled, which goes on in its next ``fit``."""
+    compiled, schedule = vars(model).get("_matex_schedule", (None, None))
+    if compiled is not model._loss_tracker:
+        schedule = Schedule()
+        object.__setattr__(model, "_matex_schedule", (model._loss_tracker, schedule))
+    return schedule  # type: ignore[no-any-return]
