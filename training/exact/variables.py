@@ -135,8 +135,8 @@ def check_equal_weights(model: Any, channel: Channel) -> None:
     for i in np.flatnonzero(~channel.host.same(digests)) if weights else ():
         of_root = values[i].astype(np.float64)
         channel.host.broadcast(of_root.reshape(-1))
-        change = np.linalg.norm(values[i] - of_root), np.linalg.norm(of_root)
-        difference = np.array([change[0] / max(change[1], 1e-300)])
+        norms = [float(np.linalg.norm(array)) for array in (values[i] - of_root, of_root)]
+        difference = np.array([norms[0] / max(norms[1], 1e-300)])
         channel.host.reduce(difference, "max")
         if not difference[0] <= DRIFT:
             raise PartitionError(

@@ -365,7 +365,8 @@ def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
     rows = stack.reshape(-1, *stack.shape[2:])
     if rows.shape != (found.ranks * variable.shape[0], *variable.shape[1:]):
         raise _other_model(found, f"states of {variable.path} for another batch", f"states of {len(rows)} rows")
-    return rows.reshape(found.ranks, *variable.shape)[found.replica]
+    own: Array = rows.reshape(found.ranks, *variable.shape)[found.replica]
+    return own
 
 
 def check_variables(found: Checkpoint, variables: Sequence[Any], positions: Sequence[int]) -> None:
