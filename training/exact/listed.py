@@ -64,7 +64,7 @@ _RATES = ("rate", "dropout", "recurrent_dropout", "stddev", "drop_path_rate")
 
 @dataclass(frozen=True)
 class Proof:
-    """Whether a model is known to train on shards of a batch as on the whole batch.
+    """Knowledge that a model trains on shards of a batch as on the whole batch, or reasons why there is none.
 
     Parameters
     ----------
