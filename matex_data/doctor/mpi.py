@@ -74,7 +74,7 @@ def _add_start(section: Section, comm: MPI.Intracomm | None, loads: bool) -> Non
     section.add("threads", LEVELS[level])
     if level < _MULTIPLE:
         section.advise(
-            f"MPI allows {LEVELS[level]} only: ranks do not read collectively, and cannot see who does not answer",
+            f"MPI allows {LEVELS[level]} only: ranks do not read collectively",
             "load an MPI with MPI_THREAD_MULTIPLE, and leave mpi4py.rc.thread_level as it is",
         )
 
