@@ -85,7 +85,13 @@ class Format:
 
     @property
     def guessed(self) -> bool:
-        """Return whether nothing tells a file of this format but its ``kind``."""
+        """Return whether nothing tells a file of this format but its ``kind``.
+
+        Examples
+        --------
+        >>> Format("my_package:index", (".dat",), kind=lambda path: None).guessed
+        True
+        """
         return self.kind is not None and not self.magic and self.text is None
 
     def matches_name(self, path: str) -> bool:

@@ -24,8 +24,8 @@ from matex_data.training.exact.metrics import (
     combined_logs,
     equal_metric_variables,
     gathering_flags,
+    note_reset,
     replace_custom_metrics,
-    split_states,
 )
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
 from matex_data.training.exact.step import DistributedStep
@@ -102,6 +102,7 @@ class DistributedModel:
             self._replace(self.model, "test_function", None)
             self._replace(self.model, "test_on_batch", self.test.on_batch)
         self._replace(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
+        self._replace(self.model, "reset_metrics", self._reset_metrics)
         found = optimizers(self.model) if self.channel.size > 1 else []
         self._attached = [optimizer for optimizer in found if not is_distributed(optimizer)]
         for optimizer in self._attached:
@@ -190,7 +191,7 @@ class DistributedModel:
             average_moving_statistics(self.model, self.channel)
             broadcast_in(self.channel, replicated_variables(self.model))
             equal = {id(v) for v in equal_metric_variables(self.model)}
-            combine_states(self.channel, [v for v in self.model.metrics_variables if id(v) not in equal])
+            combine_states(self.channel, [v for v in self.model.metrics_variables if id(v) not in equal], self.model)
         self.step.whole = self.test.whole = True
         separate_seeds(self.model, 0)
         self.model.make_train_function(force=True)
@@ -285,6 +286,10 @@ class DistributedModel:
             log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
         self._replace(self.model, "_jit_compile", False)
 
+    def _reset_metrics(self) -> None:
+        type(self.model).reset_metrics(self.model)
+        note_reset(self.model)
+
     def _epoch_logs(self, logs: Any) -> Any:
         """Return the logs of an epoch or of an evaluation over all ranks. *Collective*."""
         if self.channel.size == 1 or self.step.whole:
@@ -325,7 +330,6 @@ class DistributedModel:
         finally:
             if rows is not None:
                 rows.assign(before)
-            split_states(self.channel, self.model)
 
 
 class TrainFunctionMaker:

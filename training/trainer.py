@@ -265,12 +265,11 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any) -
     """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*."""
     if isinstance(distributed, StagedModel):
         return distributed.pad_batches(dataset)
-    if distributed.channel.size > 1:
-        distributed.test.gathers = True
-        dataset = distributed.test.pad_batches(dataset)
-    if distributed.channel.size == 1 or not distributed.test.lockstep:
-        dataset = drop_empty_batches(dataset)
-    return dataset
+    if distributed.channel.size == 1:
+        return dataset
+    distributed.test.gathers = True
+    dataset = distributed.test.pad_batches(dataset)
+    return dataset if distributed.test.lockstep else drop_empty_batches(dataset)
 
 
 @contextlib.contextmanager
@@ -327,7 +326,11 @@ def without_keras_warnings() -> Iterator[None]:
 
 
 def drop_empty_batches(dataset: Any) -> Any:
-    """Return the dataset without empty batches, whose mean loss would be 0/0."""
+    """Return the dataset without empty batches, whose mean loss would be 0/0.
+
+    Its number of batches is then unknown, and the step in which TensorFlow finds its end counts for metrics of one
+    number a batch (tried: TensorFlow 2.21): only where there may be empty ones.
+    """
     if not isinstance(dataset, tf.data.Dataset):
         return dataset
     sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if spec.shape.rank]

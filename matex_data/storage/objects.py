@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache
+from itertools import compress
 from typing import Any, NamedTuple
 from urllib.parse import unquote
 
@@ -142,6 +143,10 @@ def read_ranges(
     ChangedObject : it has another content.
     OSError : there is no such object, or it cannot be read.
     """
+    if not all(nbytes):  # a request for nothing is an error
+        filled = list(compress(offset, nbytes)), list(filter(None, nbytes))
+        data = iter(read_ranges(url, *filled, gap, tag) if any(nbytes) else ())
+        return [next(data) if count else memoryview(b"") for count in nbytes]
     store, key = _located(url)
     with _as_os_errors(url):
         if not tag or tag.startswith("W/"):  # which names no bytes

@@ -31,7 +31,6 @@ from matex_data.transforms.select import set_bits
 EVENTS = 1 << 20  # looked at together
 
 
-
 @dataclass(frozen=True)
 class Flat:
     """Index of the objects of events.

@@ -89,10 +89,12 @@ class UnpackedFile:
             return np.frombuffer(buffer, np.uint8)
 
     def request(self, request: ReadRequest) -> ReadRequest:
-        """Return the request that takes its byte ranges from the content."""
+        """Return the request that takes its byte ranges from the content; the same request if it has none."""
+        if not request.total and request.fetch is None:
+            return request
         fetch = partial(self._fetch, request.fetch)
         complete = partial(self._complete, request)
-        return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch, after=request.after)
+        return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
 
     def _fetch(self, fetch: Callable[[], None] | None) -> None:
         self.content()

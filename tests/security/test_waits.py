@@ -61,7 +61,8 @@ def _opened(path: Path) -> Any:
 
 def _plan(data: Any, row: int, chunks: ChunkCache) -> tuple[ReadPlan, Any]:
     index = data._source.index
-    arrays = {"x": np.zeros((1, WIDTH), X.dtype)}
+    field = index.fields["x"]
+    arrays = {"x": np.zeros((1, *field.shape), field.dtype)}
     runs = Runs(np.array([row]), np.array([1]))
     return plan_reads(index, runs, np.arange(1), arrays, chunks, BufferPool()), arrays["x"]
 
@@ -76,8 +77,18 @@ def _within(seconds: float, action: Any) -> Any:
     return results.pop()
 
 
+def _packed(folder: Path) -> Path:
+    """Write the first column of the data as a compressed text, whose blocks of lines are decoded for many windows."""
+    path = folder / "x.jsonl.gz"
+    path.write_bytes(gzip.compress(b"".join(b'{"x": %d}\n' % value for value in X[:, 0].tolist())))
+    return path
+
+
+@pytest.mark.filterwarnings("ignore:.*no part can be read alone")
 @pytest.mark.usefixtures("one_decoder")
-def test_a_worker_does_not_wait_for_a_chunk_that_a_task_behind_it_decodes(path: Path) -> None:
+@pytest.mark.parametrize("kind", ["chunks", "lines"])
+def test_a_worker_does_not_wait_for_a_chunk_that_a_task_behind_it_decodes(path: Path, kind: str) -> None:
+    path = _packed(path.parent) if kind == "lines" else path
     data, chunks = _opened(path), ChunkCache(1 << 20)
     files = Files(Communicator(), [str(path)], "independent", Profile())
     owner, _ = _plan(data, 3, chunks)
@@ -85,7 +96,7 @@ def test_a_worker_does_not_wait_for_a_chunk_that_a_task_behind_it_decodes(path: 
     futures = execute(needing, files) + execute(owner, files)
     assert not wait(futures, SECONDS).not_done
     assert [future.exception() for future in futures] == [None] * len(futures)
-    assert np.array_equal(out[0], X[5])
+    assert np.array_equal(out[0], X[5, 0] if kind == "lines" else X[5])
 
 
 THREADS = """

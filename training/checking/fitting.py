@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from matex_data.training.checking.check import Mode, SelfCheck
@@ -18,8 +17,8 @@ from matex_data.training.checking.schedule import Schedule
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.listed import tensors_of
+from matex_data.training.exact.step import whole_batch
 from matex_data.training.exact.variables import row_states
-from matex_data.training.reduction.gathering import gathered
 
 
 class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -70,26 +69,12 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
             batches = list(itertools.islice(until_out_of_range(iterator), executed))
             if batches:
                 batch = tf.nest.map_structure(without_optionals, batches[0])
-                self.check.before_step(union(self._distributed.channel, batch), self.check.spec_of_union(self._spec))
+                self.check.before_step(
+                    whole_batch(self._distributed.channel, batch), self.check.spec_of_union(self._spec)
+                )
                 iterator = iterator_over(batches, self._spec)
         schedule.steps += executed
         return run(iterator)
-
-
-def union(channel: Channel, batch: Any) -> Any:
-    """Return the batch of all ranks, whose rows follow one another by rank. *Collective*.
-
-    Parameters
-    ----------
-    batch : this rank's rows; nested eager tensors, of which those of no dimension are the same on all ranks.
-    """
-
-    def whole(leaf: Any) -> Any:
-        if leaf is None or not leaf.shape.rank:
-            return leaf
-        return tf.convert_to_tensor(gathered(channel, np.asarray(leaf)))
-
-    return tf.nest.map_structure(whole, batch)
 
 
 def until_out_of_range(iterator: Any) -> Iterator[Any]:

@@ -10,12 +10,16 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.logs import Reduction, combined_numbers, flat
 from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
+
+COMBINED = "_matex_combined"
+"""Attribute of a model: values of its metric variables that each rank has of all ranks, by the variables' identity."""
 
 
 def combined_logs(
@@ -43,7 +47,8 @@ def combined_logs(
     rows = _take_rows(model)
     before = _results(model)
     equal = {id(v) for v in equal_metric_variables(model)}
-    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal])
+    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal], model)
+    note_combined(model)
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
         return result
@@ -278,40 +283,63 @@ class _GatheredUpdate:
         return len(keras.ops.shape(values)) == 0
 
 
-def combine_states(channel: Channel, variables: list[Any]) -> None:
-    """Combine metric variables over all ranks, each by the aggregation that it declares. *Collective*."""
-    if channel.size == 1:
-        return
-    shapes = [(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]
-    channel.check_same(f"combine metrics {shapes}")
-    for exact in (np.dtype(np.int64), np.dtype(np.float64)):
-        selected = [v for v in variables if _rule(v) != "root" and _exact_dtype(v) == exact]
-        _combine(channel, selected, exact)
-    for variable in variables:
-        if _rule(variable) == "root":
-            value = np.array(variable.value.numpy(), order="C")
-            channel.host.broadcast(value.reshape(-1))
+def combine_states(channel: Channel, variables: list[Any], model: Any = None) -> None:
+    """Combine metric variables over all ranks, each by the aggregation that it declares. *Collective*.
+
+    Parameters
+    ----------
+    model : whose metrics these are; see `note_combined`. None: each rank has counted its own rows alone.
+    """
+    if channel.size > 1:
+        for variable, value in zip(variables, _combined(channel, variables, model), strict=True):
             variable.assign(value)
 
 
-def split_states(channel: Channel, model: Any) -> None:
-    """Make the sum of the ranks' states, which are combined, be that of all ranks again."""
-    equal = {id(v) for v in equal_metric_variables(model)}
-    for variable in model.metrics_variables if channel.rank > 0 else []:
-        if _rule(variable) == "sum" and id(variable) not in equal:
-            variable.assign(keras.ops.zeros_like(variable.value))
+def combined_values(channel: Channel, model: Any) -> list[Array]:
+    """Return the values of a model's metric variables over all ranks, which keep theirs. *Collective*."""
+    variables = model.metrics_variables
+    own = [np.array(variable.value.numpy()) for variable in variables]
+    if channel.size == 1 or getattr(vars(model).get("train_step"), "whole", False):  # equal on all ranks
+        return own
+    equal = {id(variable) for variable in equal_metric_variables(model)}
+    differ = [i for i, variable in enumerate(variables) if id(variable) not in equal]
+    for i, value in zip(differ, _combined(channel, [variables[i] for i in differ], model), strict=True):
+        own[i] = value
+    return own
 
 
-def _combine(channel: Channel, variables: list[Any], dtype: np.dtype[Any]) -> None:
-    if not variables:
-        return
-    values = [v.value.numpy() for v in variables]
-    flat = np.concatenate([value.reshape(-1).astype(dtype) for value in values])
-    channel.host.reduce(flat)
-    ends = np.cumsum([value.size for value in values])
-    for variable, old, end in zip(variables, values, ends, strict=True):
-        value = flat[end - old.size : end].reshape(old.shape)
-        variable.assign((value / channel.size if _rule(variable) == "mean" else value).astype(old.dtype))
+def note_combined(model: Any) -> None:
+    """Note that each rank has the states of all: these count once, and what the ranks add to them is added up."""
+    values = {id(v): np.array(v.value.numpy()) for v in model.metrics_variables if _rule(v) == "sum"}
+    object.__setattr__(model, COMBINED, values)
+
+
+def note_reset(model: Any) -> None:
+    """Note that the metrics of a model begin anew."""
+    object.__setattr__(model, COMBINED, {})
+
+
+def _combined(channel: Channel, variables: list[Any], model: Any) -> list[Array]:
+    """Return the values of variables over all ranks. *Collective*."""
+    channel.check_same(f"combine metrics {[(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]}")
+    values = [np.array(variable.value.numpy(), order="C") for variable in variables]
+    common = {} if model is None else vars(model).get(COMBINED, {})
+    for exact in (np.dtype(np.int64), np.dtype(np.float64)):
+        chosen = [i for i, v in enumerate(variables) if _rule(v) != "root" and _exact_dtype(v) == exact]
+        if not chosen:
+            continue
+        flat = np.concatenate([values[i].reshape(-1).astype(exact) for i in chosen])
+        channel.host.reduce(flat)
+        ends = np.cumsum([values[i].size for i in chosen])
+        for i, end in zip(chosen, ends, strict=True):
+            total = flat[end - values[i].size : end].reshape(values[i].shape)
+            known = np.asarray(common.get(id(variables[i]), 0)).astype(exact)
+            total = total / channel.size if _rule(variables[i]) == "mean" else total - (channel.size - 1) * known
+            values[i] = total.astype(values[i].dtype)
+    for value, variable in zip(values, variables, strict=True):
+        if _rule(variable) == "root":
+            channel.host.broadcast(value.reshape(-1))
+    return values
 
 
 def _exact_dtype(variable: Any) -> np.dtype[Any]:

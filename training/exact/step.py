@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -101,15 +101,43 @@ def whole_batch(channel: Channel, data: Any) -> Any:
     """Return the rows of all ranks, in the order of ranks, of a batch of which each rank has its own. *Collective*."""
     flags = leaves_per_sample(data)
     leaves = tf.nest.flatten(data)
-    own = [leaf for leaf, flag in zip(leaves, flags, strict=True) if flag is not False and leaf is not None]
-    rows = iter(gather_rows(channel, own))
-    known = static_rows(data, flags)
+    own = [part for leaf, flag in zip(leaves, flags, strict=True) if flag is not False for part in _parts(leaf)]
+    parts = iter(gather_rows(channel, own))
+    known = None if tf.executing_eagerly() else static_rows(data, flags)
     whole = []
     for leaf, flag in zip(leaves, flags, strict=True):
-        whole.append(leaf if flag is False or leaf is None else next(rows))
-        if known is not None and flag:
+        whole.append(leaf if flag is False else _joined(leaf, parts))
+        if known is not None and flag and isinstance(leaf, tf.Tensor):
             whole[-1].set_shape([known * channel.size, *leaf.shape[1:]])
     return tf.nest.pack_sequence_as(data, whole)
+
+
+def _parts(leaf: Any) -> list[Any]:
+    """Return the tensors whose rows follow one another if those of a leaf do; of None there are none."""
+    if leaf is None:
+        return []
+    if isinstance(leaf, tf.RaggedTensor):
+        return [*_parts(leaf.values), leaf.row_lengths()]
+    if isinstance(leaf, tf.SparseTensor):
+        count = tf.shape(leaf.values, tf.int64)[0]
+        return [leaf.indices, leaf.values, tf.stack([leaf.dense_shape[0], count])[None]]
+    return [leaf]
+
+
+def _joined(leaf: Any, parts: Iterator[Any]) -> Any:
+    """Return what `_parts` has taken apart, of the rows of all ranks."""
+    if leaf is None:
+        return None
+    if isinstance(leaf, tf.RaggedTensor):
+        values = _joined(leaf.values, parts)
+        return tf.RaggedTensor.from_row_lengths(values, next(parts), validate=False)
+    if isinstance(leaf, tf.SparseTensor):
+        indices, values, sizes = next(parts), next(parts), next(parts)
+        first = tf.repeat(tf.cumsum(sizes[:, 0], exclusive=True), sizes[:, 1])
+        row, others = indices[:, :1] + first[:, None], indices[:, 1:]
+        shape = tf.concat([tf.reduce_sum(sizes[:, 0], keepdims=True), leaf.dense_shape[1:]], 0)
+        return tf.SparseTensor(tf.concat([row, others], 1), values, shape)
+    return next(parts)
 
 
 def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, weight: Any) -> Any:

@@ -28,6 +28,7 @@ from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import average_moving_statistics, moving_statistics
+from matex_data.training.exact.metrics import combined_values, note_combined
 from matex_data.training.exact.variables import (
     check_equal_weights,
     replicated_variables,
@@ -167,8 +168,7 @@ class RankValues:
 
     Parameters
     ----------
-    values : in the order of ``rank_variables``; sums over all ranks if the number of ranks has changed, see
-        ``Checkpoint.pop_own``.
+    values : in the order of ``rank_variables``; the metrics are those of all ranks, or their sum over the ranks is.
     same_ranks : whether the number of ranks is that of the checkpoint.
     """
 
@@ -319,8 +319,15 @@ def _moving(stacks: Sequence[Array | None]) -> Iterator[tuple[str, Array]]:
 
 
 def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
-    for kind, variables in (("own", rank_variables(model)), ("rows", row_states(model))):
-        for i, variable in enumerate(variables):
+    metrics = combined_values(channel, model)
+    for i, value in enumerate(metrics):
+        if channel.rank == 0:
+            yield f"own{i}", np.stack([value, *[np.zeros_like(value)] * (channel.size - 1)])
+    for kind, first, variables in (
+        ("own", len(metrics), rank_variables(model)[len(metrics) :]),
+        ("rows", 0, row_states(model)),
+    ):
+        for i, variable in enumerate(variables, first):
             value = np.array(variable.value.numpy())
             stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
             if stack is not None:
@@ -351,7 +358,10 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
         variable.assign(_own_rows(found, f"rows{i}", variable))
     names = [f"own{i}" for i in range(len(found.facts["own"]))]
     same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
-    return RankValues([found.pop_own(name) for name in names], same_ranks)
+    metrics = len(model.metrics_variables)
+    stacks = map(found.pop, names[:metrics])  # the sum of which is that of all ranks
+    sums = [np.asarray(stack.sum(0, dtype=stack.dtype)) for stack in stacks]
+    return RankValues([*sums, *map(found.pop_own, names[metrics:])], same_ranks)
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
@@ -387,10 +397,7 @@ def check_variables(found: Checkpoint, variables: Sequence[Any], positions: Sequ
 
 
 def restore_rank_variables(model: Any, found: RankValues) -> None:
-    """Set the metrics and seeds of this rank.
-
-    If the number of ranks has changed, rank 0 gets the sums of the metrics, and seeds keep their initial values.
-    """
+    """Set the metrics, and the seeds of this rank, which keep their initial values on another number of ranks."""
     variables = rank_variables(model)
     restored = variables if found.same_ranks else variables[: len(model.metrics_variables)]
     for variable, value in zip(restored, found.values, strict=False):
@@ -425,8 +432,9 @@ class ModelState:
         return restore(self._model, found)
 
     def restore_rank_variables(self, values: RankValues) -> None:
-        """Set variables as ``restore_rank_variables``."""
+        """Set variables as ``restore_rank_variables``; each rank then has the metrics of all."""
         restore_rank_variables(self._model, values)
+        note_combined(self._model)
 
 
 def rank_variables(model: Any) -> list[Any]:

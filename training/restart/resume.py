@@ -262,6 +262,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._epoch = run.start.epoch
         self._rank_values = checkpoint.RankValues()
         self._history: dict[str, Any] = {}
+        self._rate: float | None = None  # of the checkpoint, unless it follows a schedule
         self._agreement = stop_agreement(run.channel.user)
 
     @property
@@ -278,6 +279,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._rank_values = self._model_state().restore(found)
                 self._model_state().restore_rank_variables(self._rank_values)
                 self._restore_callbacks(found)
+            self._rate = float(rate.numpy()) if (rate := self._rate_variable()) is not None else None
             self._history = found.facts["history"]
             self._run.found = None  # release the arrays that nothing has restored
         self._run.began()
@@ -300,12 +302,24 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 callback_state.restore(callback, entries[i], kept[i])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the metrics of a resumed epoch, which Keras has reset."""
+        """Restore the metrics of a resumed epoch, which Keras has reset, and the rate, which callbacks may change.
+
+        They have changed it once before the interruption, when the epoch began.
+        """
         self._epoch = epoch
         self._restore_history()
         if self._resumed():
             self._model_state().restore_rank_variables(self._rank_values)
-        self._rank_values = checkpoint.RankValues()
+            rate = self._rate_variable()
+            if rate is not None and self._rate is not None:
+                rate.assign(self._rate)
+        self._rank_values, self._rate = checkpoint.RankValues(), None
+
+    def _rate_variable(self) -> Any:
+        """Return the variable of the learning rate; None if it follows a schedule."""
+        optimizer = getattr(self.model, "optimizer", None)
+        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
+        return rate if isinstance(rate, keras.Variable) else None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Save the run and end, if a rank was asked to before the previous step. *Collective*."""

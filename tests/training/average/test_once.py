@@ -100,9 +100,7 @@ def _trained(comm: MPI.Intracomm, kind: str, eagerly: bool, wire_dtype: Any = No
     """Return the weights, the bytes sent in an epoch, and those of the gradients of a step."""
     model = _model(kind, eagerly)
     with _sent() as sent:
-        training.fit(
-            model, _data(comm.rank, comm.size), comm=comm, verbose=0, wire_dtype=wire_dtype, verify="never"
-        )
+        training.fit(model, _data(comm.rank, comm.size), comm=comm, verbose=0, wire_dtype=wire_dtype, verify="never")
     return problems.weights(model), sum(sent), sum(4 * v.value.shape.num_elements() for v in model.trainable_variables)
 
 

