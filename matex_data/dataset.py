@@ -17,7 +17,7 @@ from matex_data.display import FieldTable, dataset_html, described_layout, draw_
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError, PartitionError
-from matex_data.fields import ElementSpec, Names, Schema, mapped_elements
+from matex_data.fields import ElementSpec, Names, Schema, as_list, mapped_elements
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import compute
 from matex_data.index.runs import Runs
@@ -32,10 +32,15 @@ from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.sizing import ShuffleQuality
 from matex_data.sampling.split import Ties
 from matex_data.sampling.state import State
+from matex_data.transforms.adapting import adapt
+from matex_data.transforms.chained import Selected
 from matex_data.transforms.counts import by_value, class_weights, value_counts
 from matex_data.transforms.imputing import Imputation
+from matex_data.transforms.new_fields import Derive
+from matex_data.transforms.pad import Keep, Pad
 from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
 from matex_data.transforms.statistics import Statistics, statistics
+from matex_data.transforms.windows import window_shape
 from matex_data.words import counted
 
 if TYPE_CHECKING:
@@ -423,6 +428,187 @@ class Dataset:
         imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
         return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, imputation)
 
+    def derive(self, expressions: Derive, *, inputs: Names = None, targets: Names = None) -> Dataset:
+        """Return a data set with fields that are made of others by expressions. *Collective*.
+
+        Parameters
+        ----------
+        expressions : dict of field name to expression of fields of this data set, as ``derive=`` of ``open_dataset``.
+        inputs, targets : str or list of str. Structure of the batches; see ``map``.
+
+        Returns
+        -------
+        Dataset of the same samples.
+
+        Raises
+        ------
+        FieldNotFound : an expression names no field of the data set.
+        FormatError : an expression cannot be evaluated; the data set already has a field of this name.
+
+        Examples
+        --------
+        >>> data = md.open_dataset("events.h5", inputs="image", targets="energy")
+        >>> high = data.derive({"high": "energy > 5"}, inputs="image", targets="high")
+        >>> x, y = next(iter(high.batches(10)))
+        >>> y.dtype
+        dtype('bool')
+        """
+        return self._of(self._selected.derive(expressions, inputs, targets))
+
+    def where(self, condition: str) -> Dataset:
+        """Return the samples for which an expression of their fields is true. *Collective*.
+
+        Parameters
+        ----------
+        condition : str. Expression of fields of this data set, as ``where=`` of ``open_dataset``. Each rank reads
+            these fields of its block of the samples.
+
+        Raises
+        ------
+        FieldNotFound : the expression names no field of the data set.
+        FormatError : it cannot be evaluated, or has no truth value for each sample.
+        DataError : the first error of any rank, on every rank.
+
+        Examples
+        --------
+        >>> len(md.open_dataset("events.h5").where("label < 3"))
+        30
+        """
+        return Dataset(
+            self._source, self._elements, self._selected.where(condition).samples, self._ties, self._further,
+            self._mixture, self._imputation,
+        )  # fmt: skip
+
+    def pad(self, lengths: Pad, *, keep: Keep = "first", inputs: Names = None, targets: Names = None) -> Dataset:
+        """Return a data set whose ragged fields are dense: zeros behind, surplus elements cut off. *Collective*.
+
+        Parameters
+        ----------
+        lengths : dict of field name or pattern to int, the length of each sample.
+        keep : rule by which elements are kept if there are more, as of ``open_dataset``.
+        inputs, targets : str or list of str. Structure of the batches, which may name masks, ``<name>_mask``. None for
+            both: that of this data set, without masks if it names its fields.
+
+        Returns
+        -------
+        Dataset of the same samples.
+
+        Raises
+        ------
+        FieldNotFound : a name is no ragged field of the data set.
+        FormatError : the elements are not of fixed size.
+        PartitionError : a length is below 1.
+
+        Examples
+        --------
+        >>> jets = md.open_dataset({"pt": [np.arange(n, dtype=float) for n in (2, 0, 5)]})
+        >>> jets.pad({"pt": 3}).head()["pt"].tolist()
+        [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 2.0]]
+        """
+        return self._of(self._selected.pad(lengths, keep, inputs, targets))
+
+    def flatten(self, fields: str | Sequence[str]) -> Dataset:
+        """Return a data set whose samples are the elements of ragged fields, such as the jets of events. *Collective*.
+
+        Parameters
+        ----------
+        fields : str or list of str. Names and patterns of ragged fields of equal lengths; the other fields are those of
+            the event. Each rank reads the lengths of its block of the samples.
+
+        Raises
+        ------
+        FieldNotFound : a name is no ragged field of the data set.
+        PartitionError : samples are windows or objects already, or those of a mixture.
+        DataError : the first error of any rank, on every rank.
+
+        Examples
+        --------
+        >>> jets = md.open_dataset({"pt": [np.arange(n, dtype=float) for n in (2, 0, 5)], "run": [1, 2, 3]})
+        >>> jets.flatten("pt").head(9)["run"].tolist()
+        [1, 1, 3, 3, 3, 3, 3]
+        """
+        self._check_unmixed("flatten()")
+        return self._of(self._selected.flatten(as_list(fields)))
+
+    def window(
+        self, window: int, *, stride: int = 1, lead: int = 1, horizon: int | None = None, along: str | None = None
+    ) -> Dataset:
+        """Return a data set whose samples are windows of consecutive rows of a file, for forecasting. *Collective*.
+
+        After ``split`` or ``where``, those windows remain of which all rows, and all rows of the target, are samples.
+
+        Parameters
+        ----------
+        window, stride, lead, horizon : int. Rows of a window, from window to window, from the last row of the window to
+            the first one of the target, and of the target, as of ``open_dataset``.
+        along : str. Field of this data set by which one file continues another. None: the coordinate of the samples of
+            netCDF files, if the data set has it; else no window reaches from one file into the next.
+
+        Raises
+        ------
+        FormatError : no file is long enough for a window; a field has samples of varying length.
+        PartitionError : an extent is too small; samples are windows or objects already, have weights, or are those of a
+            mixture; no window has its rows among the samples.
+
+        Examples
+        --------
+        >>> series = md.open_dataset("events.h5", inputs="energy")
+        >>> x, y = next(iter(series.window(24, horizon=6).batches(10)))
+        >>> x.shape, y.shape
+        ((10, 24), (10, 6))
+        >>> train, valid = series.split(0.5, 0.5)
+        >>> len(train.window(24, horizon=6))
+        21
+        """
+        self._check_unmixed("window()")
+        shape = window_shape(window, stride, horizon, lead, self._elements.targets)
+        return self._of(self._selected.window(shape, along))
+
+    def adapt(self, layer: Any, field: str | None = None) -> None:
+        """Adapt a preprocessing layer of Keras to all samples, equally on all ranks. *Collective*.
+
+        ``Normalization`` gets the mean and the variance of all samples without missing values, of which each rank reads
+        its block. For other layers, and for ``keras.utils.FeatureSpace``, each rank reads all samples, as one process.
+
+        Parameters
+        ----------
+        layer : layer with a method ``adapt``, or ``keras.utils.FeatureSpace``, which gets a dict of all inputs.
+        field : str. Field that the layer gets, which may be one of the files that batches do not have. None: the input
+            of the data set, which then has to be one.
+
+        Raises
+        ------
+        FieldNotFound : the field does not exist.
+        FormatError : the field has no numbers, for ``Normalization``; the data set has more than one input.
+        DataError : the first error of any rank, on every rank.
+
+        Examples
+        --------
+        >>> import keras
+        >>> data = md.open_dataset("events.h5", inputs="energy", targets="label")
+        >>> layer = keras.layers.Normalization(axis=None)
+        >>> data.adapt(layer)
+        >>> round(abs(float(np.mean(layer(data.load()["energy"])))), 3)
+        0.0
+        """
+        adapt(layer, self._source, self._source_of, self._elements, self._samples, field)
+
+    @property
+    def _selected(self) -> Selected:
+        return Selected(self._source, self._elements, self._samples, self._ties, self._source_of)
+
+    def _of(self, selected: Selected) -> Dataset:
+        """Return the data set of what an operation has made of the samples of this one."""
+        imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
+        return Dataset(
+            selected.source, selected.elements, selected.samples, selected.ties, selected.further, self._mixture,
+            imputation,
+        )  # fmt: skip
+
+    def _check_unmixed(self, operation: str) -> None:
+        if self._mixture is not None:
+            raise PartitionError(f"{operation} of a mixture", remedy=f"call {operation} of each data set, then mix()")
+
     @property
     def _whole(self) -> Whole:
         return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
@@ -537,12 +723,17 @@ class Dataset:
 
         return input_batches(self._source, self._elements, self._samples, rows)
 
-    def load(self) -> dict[str, NDArray[Any]]:
+    def load(self, fields: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.
 
         Each rank gets other samples: what is computed from them, such as a vocabulary, the classes or a mean, differs
         between the ranks. For all samples take ``value_counts``, ``class_weights``, ``statistics`` or
         ``normalization``, whose results are equal on all ranks.
+
+        Parameters
+        ----------
+        fields : sequence of str. Fields to read, also of the files, such as the ids of samples that batches do not
+            have; the samples are those of ``training.predict``, in its order. None: the fields of the batches.
 
         Returns
         -------
@@ -551,6 +742,7 @@ class Dataset:
 
         Raises
         ------
+        FieldNotFound : a field does not exist.
         DataError : the first error of any rank, on every rank.
 
         Examples
@@ -558,8 +750,10 @@ class Dataset:
         >>> arrays = md.open_dataset("events.h5").load()
         >>> arrays["image"].shape
         (100, 8, 8)
+        >>> md.open_dataset("events.h5", inputs="image").load(fields=["label"])["label"][:3]
+        array([0, 1, 2])
         """
-        return self._source.load(self._samples)
+        return self._source.load(self._samples) if fields is None else self._selected.load(as_list(fields))
 
     def statistics(self, *fields: str, axis: int | Sequence[int] | None = None) -> Statistics:
         """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.

@@ -5,7 +5,7 @@ Python passes windows of many batches to TensorFlow, which slices them without a
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
@@ -255,3 +255,19 @@ def normalization(
     if shape:  # built within the graph of a step, Keras's layer keeps tensors that no other graph can use
         layer.build((None, *shape))
     return layer
+
+
+def is_normalization(layer: Any) -> bool:
+    """Return whether a layer is one of Keras that normalizes."""
+    return isinstance(layer, tf.keras.layers.Normalization)
+
+
+def is_feature_space(layer: Any) -> bool:
+    """Return whether this is a ``FeatureSpace``, which adapts to a dict of fields."""
+    return isinstance(layer, tf.keras.utils.FeatureSpace)
+
+
+def of_generator(batches: Callable[[], Iterator[dict[str, Array]]], schema: Schema) -> tf.data.Dataset:
+    """Return a dataset of the batches that a function yields, each a dict of field name to array."""
+    specs = {name: tf.TensorSpec((None, *field.sample_shape), _dtype(field)) for name, field in schema.items()}
+    return tf.data.Dataset.from_generator(batches, output_signature=specs)

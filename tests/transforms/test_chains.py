@@ -1,4 +1,4 @@
-"""Random chains of options and operations on random data sets, compared with NumPy and pandas on all samples."""
+"""Random chains of options, and of operations in any order, compared with NumPy and pandas on all samples."""
 
 from __future__ import annotations
 
@@ -79,6 +79,11 @@ class Chain:
 
     options: dict[str, Any] = field(default_factory=dict)
     operations: list[str] = field(default_factory=list)
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether a split leaves out samples."""
+        return "window" in self.options
 
     @classmethod
     def draw(cls, draw: random.Random) -> Chain:
@@ -182,6 +187,104 @@ class Chain:
         return _filled(_shaped(samples, read(folder, name), self.options), self.options)
 
 
+@dataclass
+class Operations:
+    """Operations on a data set, one after the other, in any order.
+
+    Parameters
+    ----------
+    steps : name and argument of each.
+    """
+
+    steps: list[tuple[str, Any]]
+
+    @property
+    def has_gaps(self) -> bool:
+        """Whether a split leaves out samples."""
+        return any(name in ("window", "flatten") for name, _ in self.steps)
+
+    @classmethod
+    def draw(cls, draw: random.Random) -> Operations:
+        """Return two to five random operations that fit one another."""
+        steps: list[tuple[str, Any]] = []
+        lists, made, tied = True, 0, False
+        while len(steps) < draw.randint(2, 5):
+            name = draw.choice(["derive", "derive", "where", "split", "pad", "flatten", "window", "map"])
+            if name == "derive":
+                made += 1
+                steps.append((name, {f"d{made}": draw.choice(["a * 2 + b", "where(b > 0, b, -b)", "b % 7"])}))
+            elif name == "where" and not tied:
+                steps.append((name, draw.choice(["b % 3 > 0", "(a > -1) | (n < 9)", "n % 5 < 4"])))
+            elif name == "split" and not tied:
+                steps.append((name, 0.75))
+            elif name == "pad" and lists:
+                steps.append((name, {"pt": PAD, "q": PAD}))
+                lists = False
+            elif name == "flatten" and lists:
+                steps.append((name, ["pt", "q"]))
+                lists, tied = False, True
+            elif name == "window" and not lists and not tied:
+                steps.append((name, (draw.randint(1, 3), draw.randint(1, 2))))
+                tied = True
+            elif name == "map" and ("map", None) not in steps:
+                steps.append((name, None))
+        return cls(steps)
+
+    def opened(self, comm: MPI.Intracomm, folder: str) -> Dataset:
+        """Return the data set that the operations make."""
+        data = open_dataset(f"{folder}/a", comm=comm)
+        for name, argument in self.steps:
+            if name == "derive":
+                data = data.derive(argument)
+            elif name == "where":
+                data = data.where(argument)
+            elif name == "split":
+                data, _ = data.split(argument, 1 - argument)
+            elif name == "pad":
+                data = data.pad(argument)
+            elif name == "flatten":
+                data = data.flatten(argument)
+            elif name == "window":
+                data = data.window(argument[0], stride=argument[1])
+            else:
+                data = _mapped(data)
+        return data
+
+    def expected(self, folder: Path) -> Samples:
+        """Return the samples as NumPy makes them."""
+        whole = read(folder, "a")
+        samples = {**whole, "row": np.arange(len(whole["n"]))}
+        for name, argument in self.steps:
+            if name == "derive":
+                ((new, text),) = argument.items()
+                samples[new] = _evaluated(text, samples, range(0))
+            elif name == "where":
+                chosen = _evaluated(argument, samples, range(0))
+                samples = {key: values[chosen] for key, values in samples.items()}
+            elif name == "split":
+                count = round(len(samples["n"]) * argument)
+                samples = {key: values[:count] for key, values in samples.items()}
+            elif name == "pad":
+                samples = _shaped(samples, whole, {"pad": argument, "keep": "first"})
+            elif name == "flatten":
+                samples = _shaped(samples, whole, {"flatten": argument})
+            elif name == "window":
+                samples = _windows_within(samples, whole, *argument)
+            else:
+                samples = _with_map(samples)
+        return {key: values for key, values in samples.items() if key not in ("row", "file")}
+
+
+def _windows_within(samples: Samples, whole: Samples, window: int, stride: int) -> Samples:
+    """Return the windows of the rows of each file of which all rows are samples."""
+    position = {row: at for at, row in enumerate(samples["row"].tolist())}
+    borders = np.flatnonzero(np.diff(whole["file"], prepend=-1, append=-1)).tolist()
+    of_files = [range(b, b + window) for low, high in pairwise(borders) for b in range(low, high - window + 1, stride)]
+    kept = [rows for rows in of_files if all(row in position for row in rows)]
+    at = np.array([[position[row] for row in rows] for rows in kept], int).reshape(-1, window)
+    return {key: values[at] for key, values in samples.items()}
+
+
 def _evaluated(text: str, samples: Samples, rows: range) -> Any:
     """Return the values of an expression, by Python's own evaluation of it on whole arrays."""
     lists = {"sum": lambda v: _reduced(np.sum, v), "max": lambda v: _reduced(np.max, v), "count": lambda v: _counts(v)}
@@ -272,7 +375,9 @@ def _with_z(samples: Samples) -> Samples:
     return {**samples, "z": _first(samples["n"]) ** 2}
 
 
-def _loaded(comm: MPI.Intracomm, chain: Chain, folder: str) -> tuple[Samples, list[Samples], list[Any], list[Any]]:
+def _loaded(
+    comm: MPI.Intracomm, chain: Chain | Operations, folder: str
+) -> tuple[Samples, list[Samples], list[Any], list[Any]]:
     """Return this rank's samples, those of the sets of a split, and its rows in the batches of two epochs, resumed."""
     data = chain.opened(comm, folder)
     parts = [part.load() for part in data.split(0.6, 0.4, seed=3)]
@@ -318,10 +423,10 @@ def _rows(samples: Samples) -> pd.DataFrame:
     return frame.sort_values(list(frame.columns), ignore_index=True)
 
 
-def _run(seed: int, folder: Path, ranks: Any, sizes: tuple[int, ...]) -> None:
+def _run(seed: int, folder: Path, ranks: Any, sizes: tuple[int, ...], kind: type[Chain | Operations] = Chain) -> None:
     draw = random.Random(seed)
     write(folder, seed)
-    chain = Chain.draw(draw)
+    chain = kind.draw(draw)
     expected = chain.expected(folder)
     batches = []
     for size in sizes:
@@ -330,7 +435,7 @@ def _run(seed: int, folder: Path, ranks: Any, sizes: tuple[int, ...]) -> None:
         parts = [_joined([of_rank[1][part] for of_rank in by_rank]) for part in range(2)]
         both = {key: np.concatenate([part[key] for part in parts]) for key in parts[0]}
         gap = len(expected["n"]) - len(both["n"])
-        assert gap == 0 or (gap > 0 and "window" in chain.options)
+        assert gap == 0 or (gap > 0 and chain.has_gaps)
         if not gap:
             pd.testing.assert_frame_equal(_rows(both), _rows(expected), rtol=1e-6)
         steps = [
@@ -345,6 +450,20 @@ def _run(seed: int, folder: Path, ranks: Any, sizes: tuple[int, ...]) -> None:
 @pytest.mark.parametrize("seed", range(QUICK))
 def test_random_chains(seed: int, tmp_path: Path, ranks: Any) -> None:
     _run(seed, tmp_path, ranks, ((1, 2), (1, 3))[seed % 2])
+
+
+@pytest.mark.parametrize("seed", range(QUICK // 2))
+def test_operations_apply_in_any_order(seed: int, tmp_path: Path, ranks: Any) -> None:
+    _run(seed, tmp_path, ranks, ((1, 3), (1, 2))[seed % 2], Operations)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(QUICK // 2, ALL // 2, 10))
+def test_more_operations_apply_in_any_order(seed: int, tmp_path: Path, ranks: Any) -> None:
+    for number in range(seed, seed + 10):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        _run(number, folder, ranks, (1, 2, 3), Operations)
 
 
 @pytest.mark.slow

@@ -1,0 +1,114 @@
+"""Preprocessing layers of Keras, adapted to a data set of all ranks, compared with Keras on all samples."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+import matex_data as md
+from tests.support.ranks import Pool
+
+ROWS = 203
+RNG = np.random.default_rng(5)
+X, V = RNG.normal(3.0, 2.0, ROWS), RNG.normal(size=(ROWS, 3)).astype(np.float32)
+NAMES = np.array([f"class {n}" for n in RNG.integers(0, 7, ROWS) ** 2 % 6])
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a file of numbers, vectors and texts."""
+    path = tmp_path_factory.mktemp("adapting") / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"], file["v"], file["name"] = X, V, NAMES.astype(object)
+        file["y"] = np.arange(ROWS)
+    return path
+
+
+def _layers() -> dict[str, tuple[Any, str]]:
+    import keras
+
+    return {
+        "normalization": (keras.layers.Normalization(), "v"),
+        "one number": (keras.layers.Normalization(axis=None), "x"),
+        "lookup": (keras.layers.StringLookup(), "name"),
+        "text": (keras.layers.TextVectorization(output_mode="multi_hot"), "name"),
+        "bins": (keras.layers.Discretization(num_bins=5), "x"),
+    }
+
+
+def _space() -> Any:
+    from keras.utils import FeatureSpace
+
+    features = {"x": FeatureSpace.float_normalized(), "name": FeatureSpace.string_categorical()}
+    return FeatureSpace(features, output_mode="concat")
+
+
+def _outputs(layers: dict[str, tuple[Any, str]], space: Any) -> dict[str, Any]:
+    values = {"x": X[:50], "v": V[:50], "name": NAMES[:50]}
+    found = {key: np.asarray(layer(values[name])) for key, (layer, name) in layers.items()}
+    return {**found, "space": np.asarray(space({"x": values["x"], "name": values["name"]}))}
+
+
+def _adapted(comm: Any, path: Path) -> dict[str, Any]:
+    layers, space = _layers(), _space()
+    for layer, name in layers.values():
+        data = md.open_dataset(path, inputs=name, targets="y", comm=comm)
+        data.adapt(layer)
+    md.open_dataset(path, inputs=["x", "name"], comm=comm).adapt(space)
+    return _outputs(layers, space)
+
+
+def _of_keras(comm: Any) -> dict[str, Any]:
+    import tensorflow as tf
+
+    layers, space = _layers(), _space()
+    for layer, name in layers.values():
+        layer.adapt({"x": X, "v": V, "name": NAMES}[name])
+    space.adapt(tf.data.Dataset.from_tensors({"x": X, "name": NAMES}))
+    return _outputs(layers, space)
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_layers_are_those_of_keras_on_all_samples(pool: Pool, path: Path) -> None:
+    expected, *_ = pool.run(_of_keras, timeout=60)
+    for found in pool.run(_adapted, path, timeout=60):
+        for key, values in expected.items():
+            np.testing.assert_allclose(found[key], values, rtol=1e-5, atol=1e-5, err_msg=key)
+
+
+def _refused(comm: Any, path: Path) -> None:
+    import keras
+
+    data = md.open_dataset(path, inputs=["x", "v"], comm=comm)
+    with pytest.raises(md.FormatError, match="adapted to one field"):
+        data.adapt(keras.layers.Normalization())
+    with pytest.raises(md.FieldNotFound):
+        data.adapt(keras.layers.Normalization(), "w")
+    data.adapt(layer := keras.layers.StringLookup(), "name")  # of the file, not of the batches
+    assert len(layer.get_vocabulary()) == 1 + len(set(NAMES))
+    with pytest.raises(Exception, match=r"string|dtype|cast|type"):
+        data.adapt(keras.layers.Discretization(num_bins=2), "name")
+
+
+@pytest.mark.rank_counts(2)
+def test_what_does_not_fit_is_an_error_on_all_ranks(pool: Pool, path: Path) -> None:
+    pool.run(_refused, path, timeout=60)
+
+
+def _loaded(comm: Any, path: Path) -> Any:
+    _, test = md.open_dataset(path, inputs="v", comm=comm).split(0.75, 0.25, seed=2)
+    found = test.load(fields=["y", "v", "x"])
+    return found["y"], found["v"], found["x"], test.load()["v"]
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_ids_of_samples_are_loaded_beside_them(pool: Pool, path: Path) -> None:
+    y, v, x, alone = (np.concatenate(parts) for parts in zip(*pool.run(_loaded, path), strict=True))
+    assert len(set(y.tolist())) == len(y) == 51
+    np.testing.assert_array_equal(v, V[y])
+    np.testing.assert_array_equal(x, X[y])
+    np.testing.assert_array_equal(alone, V[y])
