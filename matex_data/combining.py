@@ -10,14 +10,14 @@ import numpy as np
 
 from matex_data.dataset import Dataset
 from matex_data.errors import PartitionError
-from matex_data.fields import ElementSpec, Names
+from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.joined import join_samples
 from matex_data.index.model import Index
 from matex_data.opening.indexing import share_facts
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed
-from matex_data.transforms.joining import check_sources, join_indexes, join_ties, named
+from matex_data.transforms.joining import check_sources, is_in_memory, join_indexes, join_ties, named
 from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, merge_ties, pair_samples
 
 
@@ -61,21 +61,34 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
 
 
-def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "inner"] = "exact") -> Dataset:
-    """Return the fields of two data sets side by side, where the values of a field are equal. *Collective*.
+def merge(
+    first: Dataset,
+    second: Dataset,
+    *,
+    on: str | Sequence[str] | None = None,
+    left_on: str | Sequence[str] | None = None,
+    right_on: str | Sequence[str] | None = None,
+    how: Literal["exact", "inner", "left"] = "exact",
+) -> Dataset:
+    """Return the fields of two data sets side by side, where the values of keys are equal. *Collective*.
 
-    For variables in folders of their own, such as those of a reanalysis. Each rank reads the field of its block once;
-    the other fields are read as those of one data set. For more than two, merge the result with the next one.
+    For variables in folders of their own, such as those of a reanalysis, and for tables of labels or of conditions of
+    a run. Each rank reads the keys of its block once; the other fields are read as those of one data set. For more than
+    two, merge the result with the next one.
 
     Parameters
     ----------
     first, second : ``Dataset``, with different names of fields. Inputs and targets of the result are those of both:
-        ``x`` of one and ``y`` of the other make ``(x, y)``.
-    on : str. Field of numbers or texts in the files of both, such as "time", by which samples correspond; it need not
-        be among the inputs. Times that netCDF decodes are equal to a millisecond. Of windows, the first row counts.
+        ``x`` of one and ``y`` of the other make ``(x, y)``. One of them may be in memory.
+    on : str or list of str. Keys: fields of numbers or texts in the files of both, such as "time" or ["run", "event"],
+        by which samples correspond; they need not be among the inputs. Times that netCDF decodes are equal to a
+        millisecond. Of windows, the first row counts.
+    left_on, right_on : str or list of str. The keys of ``first`` and of ``second``, in place of ``on``.
     how : "exact": the values are equal in both data sets, in one order; anything else is an error. "inner": samples
-        whose value the other data set does not have are left out; the order is that of ``first``. Each rank then has
-        all values of ``second`` in memory for a moment, 8 bytes for each number.
+        whose values the other data set does not have are left out; the order is that of ``first``. "left": all samples
+        of ``first``; those without a counterpart have missing values, for which integers are float64. With these two,
+        samples of ``first`` may correspond to the same one of ``second``, and each rank has all keys of ``second`` in
+        memory for a moment, 8 bytes for each number.
 
     Returns
     -------
@@ -84,7 +97,8 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "in
     Raises
     ------
     FieldNotFound : a data set does not have the field.
-    FormatError : the values differ, are missing or occur twice; both data sets have another field of one name.
+    FormatError : the values differ, are missing, or cannot be compared: texts with numbers, integers with floats beyond
+        2**53; values occur twice in ``second``; both data sets have another field of one name.
     PartitionError : nothing is equal; the data sets differ in ranks or options of reading; both have weights.
 
     Examples
@@ -94,18 +108,41 @@ def merge(first: Dataset, second: Dataset, *, on: str, how: Literal["exact", "in
     >>> x, y = next(iter(md.merge(images, energies, on="energy", how="inner").batches(20)))
     >>> x.shape, y.shape
     ((20, 8, 8), (20,))
+    >>> names = md.open_dataset({"class": np.arange(10), "is_even": np.arange(10) % 2 == 0}, inputs="is_even")
+    >>> md.merge(images, names, left_on="label", right_on="class", how="left").head(2)["is_even"]
+    array([ True, False])
     """
     sources = _sources([first, second])
     _check_one_weight(first, second)
-    own, other = (Coordinate(*data._source_of(on), data._samples) for data in (first, second))
-    pairs = pair_samples(own, other, how)
-    index = merge_indexes(sources[0].index, sources[1].index, pairs, on)
+    left, right = _keys(on, left_on, right_on)
+    pairs = pair_samples(_coordinates(first, left), _coordinates(second, right), how)
+    samples = first._samples if how == "left" else pairs.samples
+    shared = [name for name, other in zip(left, right, strict=True) if name == other]
+    index = merge_indexes(sources[0].index, sources[1].index, pairs, shared, samples)
     share_facts(sources[0].comm, index.files)
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
-    source = sources[0].of_index(index, transforms)
+    source = next((s for s in sources if not is_in_memory(s)), sources[0]).of_index(index, transforms)
     source.draws_within = any(one.draws_within for one in sources)
     ties = merge_ties(first._ties, second._ties, pairs, len(sources[0].index))
-    return Dataset(source, _merged_elements(first, second), pairs.samples, ties, first._further)
+    return Dataset(source, _merged_elements(first, second), samples, ties, first._further)
+
+
+def _keys(
+    on: str | Sequence[str] | None, left_on: str | Sequence[str] | None, right_on: str | Sequence[str] | None
+) -> tuple[list[str], list[str]]:
+    """Return the keys of the first data set and of the second, of equal number."""
+    left, right = (as_list(names) for names in ((on, on) if on is not None else (left_on, right_on)))
+    if not left or len(left) != len(right) or (on is not None and (left_on is not None or right_on is not None)):
+        raise PartitionError(
+            "the keys to merge on are not clear",
+            expected="on=, or left_on= and right_on= with as many names",
+            found=f"on={on!r}, left_on={left_on!r}, right_on={right_on!r}",
+        )
+    return left, right
+
+
+def _coordinates(data: Dataset, names: Sequence[str]) -> list[Coordinate]:
+    return [Coordinate(*data._source_of(name), data._samples) for name in names]
 
 
 def mix(

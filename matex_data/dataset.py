@@ -23,7 +23,6 @@ from matex_data.index.computed import compute
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
-from matex_data.memory import NAME as IN_MEMORY
 from matex_data.reading.functions import Declared, SampleFunction
 from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
@@ -36,6 +35,7 @@ from matex_data.transforms.adapting import adapt
 from matex_data.transforms.chained import Selected
 from matex_data.transforms.counts import by_value, class_weights, value_counts
 from matex_data.transforms.imputing import Imputation
+from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
 from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
@@ -158,7 +158,7 @@ class Dataset:
     @property
     def _origin(self) -> str:
         paths = self._source.index.sources.paths
-        return "in memory" if list(paths[:2]) == [IN_MEMORY] else f"of {counted(len(paths), 'file')}"
+        return "in memory" if is_in_memory(self._source) else f"of {counted(len(paths), 'file')}"
 
     def _first(self, count: int) -> Mapping[str, NDArray[Any]]:
         """Return the first samples by field, at most some megabytes of them."""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array, Bytes, Integers
+from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
@@ -66,15 +66,17 @@ class MissingRows(Layout):
     block_rows: int = 1
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, rows, out))
+        yield ReadRequest(EMPTY, EMPTY, on_complete=lambda _: assign_missing(self.field, out, rows.destination))
 
-    def _fill(self, rows: RowSelection, out: Array, _: Bytes) -> None:
-        if self.field.ragged:
-            blank = self.field.empty(len(rows.destination))
-            self.field.blank(blank)
-            out[rows.destination] = blank
-        else:
-            out[rows.destination] = missing_value(self.field.dtype)
+
+def assign_missing(field: Field, out: Any, destination: Integers) -> None:
+    """Assign what stands for missing values of a field to rows of an array."""
+    if field.ragged:
+        blank = field.empty(len(destination))
+        field.blank(blank)
+        out[destination] = blank
+    else:
+        out[destination] = missing_value(field.dtype)
 
 
 def missing_value(dtype: np.dtype[Any]) -> Any:

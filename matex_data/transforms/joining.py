@@ -14,6 +14,7 @@ from matex_data.index.joined import join_indexes as joined
 from matex_data.index.joined import join_samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
+from matex_data.memory import NAME as IN_MEMORY
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 
@@ -29,7 +30,8 @@ def check_sources(sources: Sequence[Source]) -> None:
                 remedy="open them with the same comm=",
             )
         options, found = first.options, other.options
-        differ = [name for name in options if options[name] != found[name]]
+        ignored = {"io"} if is_in_memory(first) or is_in_memory(other) else set()
+        differ = [name for name in options if options[name] != found[name] and name not in ignored]
         if differ:
             raise PartitionError(
                 "the data sets are read differently",
@@ -37,6 +39,11 @@ def check_sources(sources: Sequence[Source]) -> None:
                 found=f"{differ[0]}={found[differ[0]]!r} of {named(other, number)}",
                 remedy=f"open them with the same {differ[0]}=",
             )
+
+
+def is_in_memory(source: Source) -> bool:
+    """Return whether the samples of a data set are arrays in memory, which no file has."""
+    return list(source.index.sources.paths[:2]) == [IN_MEMORY]
 
 
 def named(source: Source, number: int) -> str:

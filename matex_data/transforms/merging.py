@@ -1,7 +1,7 @@
-"""Fields of two data sets side by side, where the values of a coordinate are equal.
+"""Fields of two data sets side by side, where the values of keys are equal.
 
 The samples keep the numbers that they have in the first data set; those of the second are looked up. Each rank compares
-the coordinate of its block; all ranks keep the runs of samples that correspond, not the coordinate.
+the keys of its block; all ranks keep the runs of samples that correspond, not the keys.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError, PartitionError
+from matex_data.errors import DecodeError, FormatError, PartitionError
 from matex_data.fields import field_of
 from matex_data.index.chosen import Chosen, Samples
-from matex_data.index.computed import Made
+from matex_data.index.computed import Call, Made, compute
+from matex_data.index.converted import assign_missing
 from matex_data.index.files import DerivedFiles
 from matex_data.index.joined import all_of
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
 from matex_data.index.runs import Runs, compress, merge, runs_where
+from matex_data.index.united import nullable
 from matex_data.locks import cached_property
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
@@ -30,65 +32,85 @@ from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
 from matex_data.transforms.missing import is_missing
 
-HOW = ("exact", "inner")
+HOW = ("exact", "inner", "left")
 TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
+EXACT = 2**53  # to which float64 has all integers
 
 
 @dataclass(frozen=True, eq=False)
 class Pairs:
-    """Samples of two data sets that correspond, as runs: of the first, of the second, and their lengths.
+    """Samples of two data sets that correspond, as runs.
 
     Parameters
     ----------
-    first, second, count : int64[runs], ascending in ``first``.
+    first, second, count : int64[runs], the first sample of each run in both data sets, and how many of the first data
+        set the run has; ascending in ``first``.
+    step : int64[runs], 1: the samples of the second data set follow one another, too; 0: all correspond to the same.
     """
 
     first: Integers
     second: Integers
     count: Integers
+    step: Integers
 
     @classmethod
     def of(cls, first: Integers, second: Integers) -> Pairs:
         """Return the runs of numbers that correspond, of which ``first`` ascends."""
         if not len(first):
-            return cls(EMPTY, EMPTY, EMPTY)
-        begin, count = runs_where((np.diff(first) == 1) & (np.diff(second) == 1))
-        return cls(first[begin], second[begin], count)
+            return cls(EMPTY, EMPTY, EMPTY, EMPTY)
+        links = np.diff(second)
+        links[(np.diff(first) != 1) | (links < 0) | (links > 1)] = -1
+        before = np.append(-1, links[:-1])[: len(links)]
+        begin, count = runs_where((links >= 0) & ((links == before) | (before < 0)))
+        step = np.where(count > 1, np.append(links, 1)[begin], 1)
+        return cls(first[begin], second[begin], count, step)
 
     @classmethod
     def joined(cls, parts: Sequence[Pairs]) -> Pairs:
         """Return pairs of consecutive samples, such as those of the ranks, in as few runs as those of one rank."""
-        first, second, count = (
-            np.concatenate([getattr(part, name) for part in parts]) for name in ("first", "second", "count")
+        first, second, count, step = (
+            np.concatenate([getattr(part, name) for part in parts]) for name in ("first", "second", "count", "step")
         )
         if not len(count):
-            return cls(first, second, count)
-        begin, _ = runs_where((np.diff(first) == count[:-1]) & (np.diff(second) == count[:-1]))
-        return cls(first[begin], second[begin], np.add.reduceat(count, begin))
+            return cls(first, second, count, step)
+        goes_on = (np.diff(first) == count[:-1]) & (second[1:] == (second + step * count)[:-1]) & (np.diff(step) == 0)
+        begin, _ = runs_where(goes_on)
+        return cls(first[begin], second[begin], np.add.reduceat(count, begin), step[begin])
 
     @property
     def samples(self) -> Runs:
         """Samples of the first data set that have a counterpart."""
         return merge(Runs(self.first, self.count))
 
+    @property
+    def stop(self) -> Integers:
+        """Sample of the second data set behind each run, int64[runs]."""
+        stop: Integers = self.second + np.where(self.step == 0, 1, self.count)
+        return stop
+
     def digest(self) -> str:
         """Return a text that identifies the pairs."""
-        columns = b"".join(column.astype("<i8").tobytes() for column in (self.first, self.second, self.count))
+        parts = (self.first, self.second, self.count, self.step)
+        columns = b"".join(column.astype("<i8").tobytes() for column in parts)
         return hashlib.blake2b(columns, digest_size=16).hexdigest()
 
     def counterparts(self, samples: Integers) -> Integers:
-        """Return the samples of the second data set that correspond to those of the first."""
-        run = np.searchsorted(self.first, samples, side="right") - 1
-        found: Integers = self.second[run] + samples - self.first[run]
+        """Return the samples of the second data set that correspond to those of the first; -1: none does."""
+        if not len(self.first):
+            return np.full(len(samples), -1)
+        run = np.maximum(np.searchsorted(self.first, samples, side="right") - 1, 0)
+        ahead = samples - self.first[run]
+        within = (ahead >= 0) & (ahead < self.count[run])
+        found: Integers = np.where(within, self.second[run] + self.step[run] * ahead, -1)
         return found
 
     def of_rows(self, begin: int, end: int) -> Pairs:
         """Return the pairs of samples ``begin`` to ``end`` of the first data set, which are counted from ``begin``."""
         low, high = np.searchsorted(self.first + self.count, begin, side="right"), np.searchsorted(self.first, end)
         start = np.maximum(self.first[low:high], begin)
-        shift = start - self.first[low:high]
+        shift, step = start - self.first[low:high], self.step[low:high]
         count = np.minimum((self.first + self.count)[low:high], end) - start
-        return Pairs(start - begin, self.second[low:high] + shift, count)
+        return Pairs(start - begin, self.second[low:high] + step * shift, count, step)
 
 
 @dataclass(frozen=True)
@@ -140,109 +162,200 @@ class Coordinate:
         return numbers, np.round(joined, TIME_DECIMALS) if is_time else joined
 
 
-def pair_samples(first: Coordinate, second: Coordinate, how: str) -> Pairs:
-    """Return the samples of two data sets with equal values. *Collective*.
+def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how: str) -> Pairs:
+    """Return the samples of two data sets with equal values of all keys. *Collective*.
 
     Parameters
     ----------
-    first, second : the data sets.
-    how : "exact": all values are equal, in the same order. "inner": samples of one data set whose value the other one
-        does not have are left out; each rank then has the values of the second one for a moment.
+    first, second : keys of the data sets.
+    how : "exact": all values are equal, in the same order. Else samples of the second data set have different values,
+        and those of the first have a counterpart or not; each rank then has all values of the second one for a moment.
 
     Raises
     ------
     PartitionError : unknown ``how``, or nothing is equal.
-    FormatError : values differ, or, with "inner", a value occurs twice.
+    FormatError : values differ, or cannot be compared; a value occurs twice in the second data set.
     """
     if how not in HOW:
         raise PartitionError("unknown way to merge", expected=f"how= one of {HOW}", found=repr(how))
-    comm = first.source.comm
-    own, values = first.read()
-    other, others = second.read()
+    comm = first[0].source.comm
+    own, values = _read(first)
+    other, others = _read(second)
+    if how != "exact":
+        other = np.concatenate(comm.allgather(other))
+        others = [np.concatenate(comm.allgather(column)) for column in others]
+    alike, error = list[tuple[Array, Array]](), None
+    try:
+        for mine, theirs, column, of_second in zip(first, second, values, others, strict=True):
+            alike.append(_comparable(mine.name, theirs.name, column, of_second))
+    except FormatError as problem:
+        error = problem
+    comm.agree(error)
     if how == "exact":
-        comm.agree(_difference(first, second, own, values, other, others))
+        comm.agree(_difference(first, second, own, other, alike))
         pairs = Pairs.of(own, other)
     else:
-        numbers = np.concatenate(comm.allgather(other))
-        every = np.concatenate(comm.allgather(others))
-        order = np.argsort(every, kind="stable")
-        every, numbers = every[order], numbers[order]
-        comm.agree(_repeated(second.name, every))
-        at = np.minimum(np.searchsorted(every, values), max(0, len(every) - 1))
-        found = every[at] == values if len(every) else np.zeros(len(values), bool)
-        pairs = Pairs.of(own[found], numbers[at[found]] if len(every) else numbers)
+        codes, of_second, known = _coded(alike)
+        order = np.argsort(of_second, kind="stable")
+        comm.agree(_repeated(second, others, of_second, order))
+        pairs = Pairs.of(own[known], other[order][codes[known]])
     joined = Pairs.joined(comm.allgather(pairs))
-    if how == "inner":
-        _check_unique(first, joined)
     if not len(joined.count):
-        raise PartitionError("no values of the data sets are equal", field=first.name, expected="equal values")
+        names = ", ".join(key.name for key in first)
+        raise PartitionError("no values of the data sets are equal", field=names, expected="equal values")
     return joined
 
 
+def _read(keys: Sequence[Coordinate]) -> tuple[Integers, list[Array]]:
+    """Return the numbers of this rank's samples, and their values of each key. *Collective*."""
+    read = [key.read() for key in keys]
+    unread = [key.name for key, (numbers, _) in zip(keys, read, strict=True) if len(numbers) != len(read[0][0])]
+    error = FormatError("samples of a field to merge on cannot be read", field=unread[0]) if unread else None
+    keys[0].source.comm.agree(error)
+    return read[0][0], [values for _, values in read]
+
+
+def _comparable(name: str, other_name: str, values: Array, others: Array) -> tuple[Array, Array]:
+    """Return values of two data sets in one dtype, in which they are equal if and only if they are.
+
+    Raises
+    ------
+    FormatError : there is none.
+    """
+    kinds = values.dtype.kind, others.dtype.kind
+    are_texts = [kind in "SUO" for kind in kinds]
+    if all(are_texts):
+        return _as_bytes(values), _as_bytes(others)
+    both = f"{values.dtype} in the first data set, {others.dtype} of {other_name!r} in the second"
+    if any(are_texts):
+        raise FormatError(
+            "texts and numbers are never equal",
+            field=name,
+            expected="the same kind of values in both data sets",
+            found=both,
+            remedy="convert one of the fields, for example by map()",
+        )
+    if set(kinds) == {"i", "u"} and max(values.max(initial=0), others.max(initial=0)) < 2**63:
+        return values.astype(np.int64), others.astype(np.int64)
+    most = max(abs(float(edge(column, initial=0))) for column in (values, others) for edge in (np.min, np.max))
+    if len(set(kinds)) > 1 and most > EXACT:
+        raise FormatError(
+            "values of two dtypes cannot be compared exactly",
+            field=name,
+            expected="one dtype in both data sets, or numbers up to 2**53",
+            found=f"{most:.17g}; {both}",
+            remedy="write both as integers, or as text",
+        )
+    return values, others
+
+
+def _as_bytes(values: Array) -> Array:
+    """Return texts as UTF-8."""
+    return np.char.encode(values, "utf-8").astype(object) if values.dtype.kind == "U" else values.astype(object)
+
+
+def _coded(columns: Sequence[tuple[Array, Array]]) -> tuple[Integers, Integers, Array]:
+    """Return a number for the keys of each sample: of the first data set, and of the second.
+
+    Parameters
+    ----------
+    columns : values of the first and of the second data set, of each key.
+
+    Returns
+    -------
+    first, second : int64[samples]; equal keys have equal numbers, which are those of the ascending keys of the second.
+    known : bool[samples of the first], whether the second data set has the keys.
+    """
+    first, second = (np.zeros(len(column), np.int64) for column in columns[0])
+    known = np.full(len(first), len(second) > 0)
+    for values, others in columns if len(second) else ():
+        mine, theirs, same = _positions(values, others)
+        keys = int(theirs.max()) + 1
+        first, second, both = _positions(first * keys + mine, second * keys + theirs)
+        known &= same & both
+    return first, second, known
+
+
+def _positions(values: Array, others: Array) -> tuple[Integers, Integers, Array]:
+    """Return the positions of values of two data sets among the different ones of the second, and which it has."""
+    different, position = np.unique(others, return_inverse=True)
+    at = np.minimum(np.searchsorted(different, values), len(different) - 1)
+    return at, position, different[at] == values
+
+
 def _difference(
-    first: Coordinate, second: Coordinate, own: Integers, values: Array, other: Integers, others: Array
+    first: Sequence[Coordinate],
+    second: Sequence[Coordinate],
+    own: Integers,
+    other: Integers,
+    columns: Sequence[tuple[Array, Array]],
 ) -> FormatError | None:
+    """Return the error of the first sample whose keys differ; None: none do."""
     remedy = 'give how="inner", or open the same samples of both'
-    totals = first.samples.total, second.samples.total
+    totals = first[0].samples.total, second[0].samples.total
     if totals[0] != totals[1]:
         return FormatError(
             "the data sets differ in length",
-            field=first.name,
+            field=first[0].name,
             expected=f"{totals[0]} samples, as in the first",
             found=f"{totals[1]} in the second",
             remedy=remedy,
         )
     if len(own) != len(other):  # samples that cannot be read
-        return FormatError("samples of one data set cannot be read", field=first.name, remedy=remedy)
-    differ = np.flatnonzero(values != others)
-    if not len(differ):
-        return None
-    at = int(differ[0])
-    index, number = second.source.index, int(other[at])
-    file = int(index.file_of(np.array(number)))
-    return FormatError(
-        "the data sets differ in the field to merge on",
-        file=index.files.paths[file],
-        field=first.name,
-        row=number - int(index.first_row[file]),
-        expected=f"{values[at]!s}, as in the first data set",
-        found=f"{others[at]!s}",
-        remedy=remedy,
-    )
+        return FormatError("samples of one data set cannot be read", field=first[0].name, remedy=remedy)
+    for key, (values, others) in zip(first, columns, strict=True):
+        differ = np.flatnonzero(values != others)
+        if len(differ):
+            at = int(differ[0])
+            index, number = second[0].source.index, int(other[at])
+            file = int(index.file_of(np.array(number)))
+            return FormatError(
+                "the data sets differ in the field to merge on",
+                file=index.files.paths[file],
+                field=key.name,
+                row=number - int(index.first_row[file]),
+                expected=f"{values[at]!s}, as in the first data set",
+                found=f"{others[at]!s}",
+                remedy=remedy,
+            )
+    return None
 
 
-def _repeated(name: str, ascending: Array) -> FormatError | None:
-    twice = np.flatnonzero(ascending[1:] == ascending[:-1])
+def _repeated(
+    keys: Sequence[Coordinate], columns: Sequence[Array], codes: Integers, order: Integers
+) -> FormatError | None:
+    """Return the error of keys that occur twice; None: all are different.
+
+    Parameters
+    ----------
+    codes, order : number of the keys of each sample, and the order in which they ascend.
+    """
+    twice = np.flatnonzero(np.diff(codes[order]) == 0)
     if not len(twice):
         return None
     return FormatError(
-        "a value to merge on occurs twice",
-        field=name,
+        "a value to merge on occurs twice in the second data set",
+        field=", ".join(key.name for key in keys),
         expected="one sample for each value",
-        found=f"{ascending[twice[0]]!s}",
+        found=", ".join(f"{column[order[twice[0]]]!s}" for column in columns),
+        remedy="merge the other way around, if the values of the first data set are different",
     )
 
 
-def _check_unique(first: Coordinate, pairs: Pairs) -> None:
-    """Raise ``FormatError`` if samples of the first data set correspond to the same one of the second."""
-    order = np.argsort(pairs.second)
-    begin, end = pairs.second[order], (pairs.second + pairs.count)[order]
-    if (begin[1:] < end[:-1]).any():
-        raise FormatError(
-            "a value to merge on occurs twice in the first data set",
-            field=first.name,
-            expected="one sample for each value",
-        )
-
-
-def merge_indexes(first: Index, second: Index, pairs: Pairs, on: str) -> Index:
+def merge_indexes(first: Index, second: Index, pairs: Pairs, shared: Sequence[str], samples: Samples) -> Index:
     """Return an index of the samples of the first data set with the fields of both.
+
+    Parameters
+    ----------
+    pairs : samples that correspond.
+    shared : keys that have one name in both.
+    samples : of the first data set that are wanted; those without a counterpart have missing values.
 
     Raises
     ------
-    FormatError : both have a field of one name, other than that of the coordinate.
+    FormatError : both have a field of one name, other than a shared key; a field cannot be missing.
     """
-    added = [name for name in second.fields if name not in first.fields or name != on]
+    added = [name for name in second.fields if name not in first.fields or name not in shared]
     same = [name for name in added if name in first.fields]
     if same:
         raise FormatError(
@@ -252,10 +365,43 @@ def merge_indexes(first: Index, second: Index, pairs: Pairs, on: str) -> Index:
             remedy="select the fields of each with inputs= and targets=",
         )
     second = second.select(added)
+    if pairs.samples.total < samples.total:
+        second = _with_missing(second)
     fields = {**first.fields, **second.fields}
     files = DerivedFiles(first.files, partial(_merged, second, pairs, first.first_row))
     static, facts = {**second.static, **first.static}, {**second.facts, **first.facts}
     return Index(fields, files, static, facts, Merged(first, second, pairs))
+
+
+def _with_missing(index: Index) -> Index:
+    """Return the index with fields whose values may be missing: integers are float64."""
+    for name, one in index.fields.items():
+        field = nullable(one)
+        if field is None:
+            raise FormatError(
+                "a field of the second data set cannot be missing",
+                field=name,
+                expected='a counterpart of each sample, or how="inner"',
+                found=one.description,
+            )
+        if field.dtype != one.dtype:
+            index = compute(index, partial(_as_float, name), [name], {name: field})
+    return index
+
+
+def _as_float(name: str, call: Call) -> None:
+    """Convert a field of integers, all of which float64 has."""
+    values = call.inputs[name]
+    found = values.astype(np.float64)
+    if values.dtype.kind in "iu" and (found.astype(values.dtype) != values).any():
+        raise DecodeError(
+            "an integer is not exact as float64, which missing values need",
+            field=name,
+            expected="integers up to 2**53",
+            found=values[found.astype(values.dtype) != values].flat[0],
+            remedy='merge with how="inner", or leave the field out',
+        )
+    call.fill(name, found)
 
 
 @dataclass(frozen=True, eq=False)
@@ -286,8 +432,28 @@ class Merged(Derivation):
         if others:
             samples = self.pairs.counterparts(wanted.runs.numbers(np.arange(wanted.runs.total)))
             order = np.argsort(samples, kind="stable")
-            finishes.append(read(1, Wanted(compress(samples[order]), wanted.destination[order], others)))
+            absent, order = np.split(order, [np.count_nonzero(samples < 0)])
+            for name, array in others.items():
+                assign_missing(self.second.fields[name], array, wanted.destination[absent])
+            finishes.append(self._read(read, samples[order], wanted.destination[order], others))
         return all_of(finishes)
+
+    def _read(self, read: Read, samples: Integers, destination: Integers, arrays: dict[str, Array]) -> Finish | None:
+        """Read samples of the second index, ascending, each once, to their destinations."""
+        first = np.flatnonzero(np.diff(samples, prepend=-1))
+        if len(first) == len(samples):
+            return read(1, Wanted(compress(samples), destination, arrays))
+        once = {name: self.second.fields[name].empty(len(first)) for name in arrays}
+        finish = read(1, Wanted(compress(samples[first]), np.arange(len(first)), once))
+        position = np.repeat(np.arange(len(first)), np.diff(first, append=len(samples)))
+        return all_of([finish, partial(_spread, once, position, destination, arrays)])
+
+
+def _spread(once: dict[str, Array], position: Integers, destination: Integers, arrays: dict[str, Array]) -> None:
+    """Copy rows to all samples that they correspond to."""
+    for name, out in arrays.items():
+        out[destination] = once[name][position]
+    once.clear()
 
 
 def _merged(second: Index, pairs: Pairs, first_row: Integers, number: int, file: FileIndex) -> FileIndex:
@@ -315,7 +481,7 @@ class CounterpartRows(Made):
     @cached_property
     def _files(self) -> Integers:
         """Numbers of the files of the second data set that have rows of this one."""
-        last = self.index.file_of(self.pairs.second + self.pairs.count - 1)
+        last = self.index.file_of(self.pairs.stop - 1)
         first = self.index.file_of(self.pairs.second)
         found: Integers = np.unique(ranges(first, last - first + 1))
         return found
@@ -332,9 +498,11 @@ class CounterpartRows(Made):
         if not has_blocks:
             return None
         every, pairs = np.concatenate(borders), self.pairs
-        low, high = (np.searchsorted(every, edge) for edge in (pairs.second, pairs.second + pairs.count))
+        low, high = (np.searchsorted(every, edge) for edge in (pairs.second, pairs.stop))
         shift = np.repeat(pairs.first - pairs.second, high - low)
-        found: Integers = np.unique(np.concatenate([[0], pairs.first, every[ranges(low, high - low)] + shift]))
+        inner = every[ranges(low, high - low)] + shift
+        ends = pairs.first + pairs.count  # where samples without a counterpart may begin
+        found: Integers = np.unique(np.concatenate([[0], pairs.first, inner, ends[ends < self.rows]]))
         return found
 
     @property
@@ -370,6 +538,12 @@ def merge_ties(first: Ties, second: Ties, pairs: Pairs, samples: int) -> Ties:
     """
     if not second.overlap and second.events is None:
         return first
+    if (pairs.step == 0).any():
+        raise PartitionError(
+            "samples of the first data set correspond to the same windows or objects of the second",
+            expected="different values of the keys in the first data set",
+            remedy="merge first, and then make windows or objects",
+        )
     ascending = bool((np.diff(pairs.second) > 0).all())
     borders = _sections(second, pairs) if ascending else np.zeros(1, np.int64)
     if first.overlap and second.overlap:

@@ -1,0 +1,143 @@
+"""Merged data sets, compared with pandas: keys of other names, two keys, many samples to one, missing ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mpi4py import MPI
+
+import matex_data as md
+from matex_data.transforms.merging import Pairs
+from tests.support.ranks import Pool
+
+RUNS, EVENTS = 9, 200
+RNG = np.random.default_rng(3)
+RUN = np.sort(RNG.integers(0, RUNS, EVENTS))
+EVENT = RNG.permutation(EVENTS)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with events, conditions of most runs, and labels of most events."""
+    folder = tmp_path_factory.mktemp("merging")
+    with h5py.File(folder / "events.h5", "w") as file:
+        file["run"], file["event"], file["x"] = RUN, EVENT, np.arange(EVENTS) * 0.5
+    runs = RNG.permutation(RUNS)[:-2]
+    names = [f"run {run}".encode() for run in runs]
+    pd.DataFrame({"number": runs, "energy": runs * 10.0, "shots": runs + 100, "name": names}).to_parquet(
+        folder / "runs.parquet"
+    )
+    kept = RNG.permutation(EVENTS)[:150]
+    pd.DataFrame({"run": RUN[kept], "event": EVENT[kept], "label": kept % 3}).to_csv(folder / "labels.csv", index=False)
+    return folder
+
+
+def _tables(folder: Path) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    events = pd.DataFrame({"run": RUN, "event": EVENT, "x": np.arange(EVENTS) * 0.5})
+    return events, pd.read_parquet(folder / "runs.parquet"), pd.read_csv(folder / "labels.csv")
+
+
+def _runs(comm: Any, folder: Path, how: Any, in_memory: bool) -> Any:
+    events = md.open_dataset(folder / "events.h5", comm=comm, inputs=["run", "x"], io="independent")
+    table: Any = folder / "runs.parquet"
+    if in_memory:
+        frame = pd.read_parquet(table)
+        table = {name: frame[name].to_numpy() for name in frame}
+    runs = md.open_dataset(
+        table, comm=comm, inputs=["energy", "shots", "name"], io="auto" if in_memory else "independent"
+    )
+    merged = md.merge(events, runs, left_on="run", right_on="number", how=how)
+    return merged.load(), list(merged.batches(9, shuffle=True, seed=1))
+
+
+@pytest.mark.rank_counts(1, 3)
+@pytest.mark.parametrize(("how", "in_memory"), [("left", False), ("inner", True), ("inner", False)])
+def test_many_events_have_the_conditions_of_one_run(pool: Pool, folder: Path, how: Any, in_memory: bool) -> None:
+    events, runs, _ = _tables(folder)
+    expected = events.merge(runs, left_on="run", right_on="number", how=how)
+    loaded, batches = zip(*pool.run(_runs, folder, how, in_memory), strict=True)
+    for name in ("run", "x", "energy", "shots"):
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in loaded]), expected[name], err_msg=name)
+    names = np.concatenate([part["name"] for part in loaded])
+    assert [name.decode() for name in names] == [
+        n if isinstance(n, str) else n.decode() for n in expected["name"].fillna("")
+    ]
+    by_x = expected.set_index("x")
+    for of_rank in batches:
+        for batch in of_rank:
+            np.testing.assert_array_equal(batch["shots"], by_x.loc[batch["x"], "shots"])
+
+
+def _labels(comm: Any, folder: Path, how: Any) -> Any:
+    events = md.open_dataset(folder / "events.h5", comm=comm, inputs="x", where="x < 90")
+    labels = md.open_dataset(folder / "labels.csv", comm=comm, targets="label")
+    merged = md.merge(events, labels, on=["run", "event"], how=how)
+    train, test = merged.split(0.5, 0.5, seed=1)
+    return [(part.load()["x"], part.load()["label"]) for part in (merged, train, test)]
+
+
+@pytest.mark.rank_counts(1, 3)
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_keys_of_two_fields_and_what_lacks_a_counterpart(pool: Pool, folder: Path, how: Any) -> None:
+    events, _, labels = _tables(folder)
+    expected = events[events["x"] < 90].merge(labels, on=["run", "event"], how=how).set_index("x")["label"]
+    by_rank = pool.run(_labels, folder, how)
+    for number in range(3):
+        x, label = (np.concatenate([of_rank[number][side] for of_rank in by_rank]) for side in (0, 1))
+        np.testing.assert_array_equal(label, expected[x])
+        assert len(x) == len(expected) if number == 0 else abs(len(x) - len(expected) / 2) <= 1
+
+
+REFUSED = {
+    "texts": ({"k": np.array(["1", "2"])}, {"k": np.array([1, 2])}, "never equal"),
+    "unsigned": ({"k": np.array([2**63 + 100], np.uint64)}, {"k": np.array([2.0**63])}, "compared exactly"),
+    "signed": ({"k": np.array([2**63 + 100], np.uint64)}, {"k": np.array([-1])}, "compared exactly"),
+    "twice": ({"k": np.array([1, 2])}, {"k": np.array([2, 2])}, "twice in the second"),
+    "no float": ({"k": np.array([1, 2])}, {"k": np.array([2]), "b": np.array([2**62 + 1])}, "not exact as float64"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_values_that_could_match_wrongly_are_an_error(case: str) -> None:
+    first, second, message = REFUSED[case]
+    sets = [md.open_dataset({**first, "a": np.arange(len(first["k"]))}, comm=MPI.COMM_SELF)]
+    extra = {"b": np.arange(len(second["k"])), **second}
+    sets.append(md.open_dataset(extra, comm=MPI.COMM_SELF))
+    with pytest.raises(md.DataError, match=message):
+        md.merge(sets[0], sets[1], on="k", how="left").load()
+
+
+@pytest.mark.parametrize("keys", [{}, {"on": "k", "left_on": "k"}, {"left_on": ["a", "b"], "right_on": "a"}])
+def test_keys_that_are_not_clear_are_an_error(keys: dict[str, Any]) -> None:
+    data = md.open_dataset({"k": np.arange(3)}, comm=MPI.COMM_SELF)
+    with pytest.raises(md.PartitionError, match="not clear"):
+        md.merge(data, data, **keys)
+
+
+def test_integers_of_two_kinds_are_equal_exactly() -> None:
+    large = 2**62 + np.arange(4)
+    first = md.open_dataset({"k": large.astype(np.uint64)}, comm=MPI.COMM_SELF)
+    second = md.open_dataset({"k": large[[2, 0]], "b": np.array([5, 6])}, comm=MPI.COMM_SELF, inputs="b")
+    merged = md.merge(first, second, on="k", how="inner").load()
+    assert merged["b"].tolist() == [6, 5]
+
+
+@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 6)), max_size=30), st.integers(1, 4), st.data())
+def test_runs_of_pairs_are_the_pairs(steps: list[tuple[int, int]], parts: int, data: st.DataObject) -> None:
+    first = np.cumsum([step for step, _ in steps]).astype(np.int64)
+    second = np.array([number for _, number in steps], np.int64)
+    edges = sorted(data.draw(st.lists(st.integers(0, len(first)), min_size=parts - 1, max_size=parts - 1)))
+    divided = zip(np.split(first, edges), np.split(second, edges), strict=True)
+    pairs = Pairs.joined([Pairs.of(*part) for part in divided])
+    expected = np.full(int(first[-1] if len(first) else 0) + 3, -1)
+    expected[first] = second
+    np.testing.assert_array_equal(pairs.counterparts(np.arange(len(expected))), expected)
+    low, high = sorted(data.draw(st.tuples(st.integers(0, len(expected)), st.integers(0, len(expected)))))
+    np.testing.assert_array_equal(pairs.of_rows(low, high).counterparts(np.arange(high - low)), expected[low:high])
