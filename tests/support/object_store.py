@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from collections.abc import Iterator
@@ -104,6 +105,8 @@ def object_store() -> Iterator[ObjectStore]:
     store.port = server.server_port
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
+    # A collection in a thread of the server may free objects of h5py, whose lock has the thread that waits for it.
+    gc.disable()
     try:
         client = boto3.client(
             "s3", endpoint_url=store.address, aws_access_key_id="key", aws_secret_access_key="never shown",
@@ -112,5 +115,6 @@ def object_store() -> Iterator[ObjectStore]:
         client.create_bucket(Bucket=BUCKET)
         yield store
     finally:
+        gc.enable()
         server.shutdown()
         thread.join()

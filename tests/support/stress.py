@@ -130,8 +130,7 @@ class Callers:
     def run(self) -> int:
         """Run, and return the number of samples that were compared."""
         threads = [threading.Thread(target=self._use, args=(number,), daemon=True) for number in range(1, CALLERS)]
-        threads += [threading.Thread(target=self._watch, daemon=True)]
-        for thread in threads:
+        for thread in (*threads, threading.Thread(target=self._watch, daemon=True)):
             thread.start()
         signal.signal(signal.SIGALRM, self._interrupt)
         draw = random.Random(0)
