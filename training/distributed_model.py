@@ -27,6 +27,7 @@ from matex_data.training.exact.metrics import (
     note_reset,
     replace_custom_metrics,
 )
+from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
 from matex_data.training.exact.step import DistributedStep
 from matex_data.training.exact.variables import build, optimizers, replicated_variables, separate_seeds
@@ -164,6 +165,7 @@ class DistributedModel:
         build(self.model, element_spec)
         if self.channel.size == 1:
             return
+        check_preprocessing(self.model, self.channel)
         self.broadcast()
         separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
         per_sample = leaves_per_sample(element_spec) if whole_batches else None

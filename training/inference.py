@@ -20,6 +20,7 @@ from matex_data.training.distributed_model import DistributedModel, open_context
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.prediction import predict_stand_ins
+from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element, sharded_source
 from matex_data.training.exact.variables import build_without_optimizer
@@ -103,6 +104,7 @@ def _evaluating(model: Any, channel: Channel, dataset: tf.data.Dataset) -> Itera
     if within is None:
         with sharded(model, None, dataset.element_spec, False):
             build_without_optimizer(model, dataset.element_spec)
+            check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)
             with DistributedModel(model, channel) as distributed:
                 yield distributed, False
@@ -168,6 +170,7 @@ def predict(
     with without_keras_warnings(), unwrapped_errors(), batch_weights(channel.communicator).left_to_keras():
         if open_context(model) is None:
             initialize_absent(model)
+            check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)
         run = _Prediction(model, channel, options)
         if hasattr(dataset, "tf_dataset"):

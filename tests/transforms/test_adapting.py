@@ -112,3 +112,30 @@ def test_ids_of_samples_are_loaded_beside_them(pool: Pool, path: Path) -> None:
     np.testing.assert_array_equal(v, V[y])
     np.testing.assert_array_equal(x, X[y])
     np.testing.assert_array_equal(alone, V[y])
+
+
+def _trained(comm: Any, path: Path, collective: bool, use: str) -> Any:
+    import keras
+
+    data = md.open_dataset(path, inputs="name", targets="x", comm=comm)
+    lookup = keras.layers.StringLookup(output_mode="one_hot")
+    if collective:
+        data.adapt(lookup)
+    else:
+        lookup.adapt(np.array([name.decode() for name in data.load()["name"]]))
+    model = keras.Sequential(
+        [keras.Input((), dtype="string"), lookup, keras.layers.Dense(1, kernel_initializer="ones")]
+    )
+    model.compile("sgd", "mse")
+    rows = data.tf_dataset(6, remainder="drop")
+    if use == "fit":
+        return md.training.fit(model, rows, comm=comm, verbose=0).history["loss"]
+    return md.training.evaluate(model, rows, comm=comm, verbose=0)
+
+
+@pytest.mark.rank_counts(3)
+@pytest.mark.parametrize("use", ["fit", "evaluate"])
+def test_a_layer_that_was_adapted_to_rows_of_a_rank_is_an_error(pool: Pool, path: Path, use: str) -> None:
+    assert len({str(loss) for loss in pool.run(_trained, path, True, use, timeout=60)}) == 1
+    for outcome in pool.outcomes(_trained, path, False, use, timeout=60):
+        assert isinstance(outcome, md.PartitionError) and "data.adapt(layer)" in str(outcome)
