@@ -40,6 +40,7 @@ _RANKS = (
     ("MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE"),
     ("SLURM_PROCID", "SLURM_STEP_NUM_TASKS"),
     ("FLUX_TASK_RANK", "FLUX_JOB_SIZE"),
+    ("LOCAL_RANK", "WORLD_SIZE"),  # torchrun, and what starts processes as it does; RANK is not set by all of them
 )
 _RANKS_ALONE = ("PMIX_RANK", "PALS_RANKID", "ALPS_APP_PE")  # of launchers that tell no number of ranks
 _LOCAL_RANKS = (

@@ -32,6 +32,7 @@ LAUNCHES = {
     "hydra": {"PMI_RANK": "0", "PMI_SIZE": "4"},
     "prterun": {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"},
     "flux": {"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "4"},
+    "torchrun": {"LOCAL_RANK": "0", "WORLD_SIZE": "4", "RANK": "0"},
 }
 WORLD = "import matex_data as md; print(md.training.world())"
 
@@ -87,8 +88,10 @@ def test_a_rank_alone_tells_the_least_number(folder: Path) -> None:
         {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_NTASKS": "4"},
         {**SLURM, "MATEX_ALLOW_SINGLETONS": "1"},
         {**SLURM, "MATEX_RANK_PROCESS": "1"},  # a process that a rank has started
+        {"WORLD_SIZE": "4"},  # of a job's own script
+        {"WORLD_SIZE": "1", "LOCAL_RANK": "0"},
     ],
-    ids=["sbatch", "srun -n 1", "allowed", "child"],
+    ids=["sbatch", "srun -n 1", "allowed", "child", "variable", "torchrun of one"],
 )
 def test_what_is_alone_on_purpose_runs(variables: dict[str, str], folder: Path) -> None:
     done = _run(["-c", WORLD], folder, **variables)
