@@ -384,7 +384,7 @@ class Dataset:
             with as many samples; or one array, if it returns one field.
         schema : mapping of field name to (shape, dtype), to a dtype for one value per sample, or to a ``Field``. Fields
             that the function returns, new ones or in place of others; a shape without the samples, with None for axes
-            that vary. None: the fields that it gets, of the same shapes and dtypes.
+            that vary. None: those that it returns for the first sample, with which rank 0 calls it.
         fields : sequence of str. Fields that the function gets. None: all.
         inputs, targets : str or list of str. Structure of the batches, as of ``open_dataset``. None for both: that of
             this data set, to whose inputs new fields are added. Fields that neither the batches nor the function need
@@ -419,6 +419,8 @@ class Dataset:
         """
         source = self._source
         computes = SampleFunction.of(function, self.schema, fields, schema, seed)
+        if schema is None and len(self):
+            computes = replace(computes, fields=source.comm.on_root(lambda: self._returned_fields(computes)))
         known = {**self.schema, **computes.fields}
         elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
         draws = computes.seeds_as is not None
@@ -427,6 +429,12 @@ class Dataset:
         made = source.with_map(index, f"map {computes.name} {computes.seed}")
         imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
         return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, imputation)
+
+    def _returned_fields(self, function: SampleFunction) -> Schema:
+        """Return the fields that a function returns for the first sample, which this rank reads."""
+        source = self._source.alone()
+        reader = SampleReader(source.of_index(source.index.select(list(function.given)), ""), self._samples)
+        return function.returned_fields(reader.take(np.zeros(1, np.int64)))
 
     def derive(self, expressions: Derive, *, inputs: Names = None, targets: Names = None) -> Dataset:
         """Return a data set with fields that are made of others by expressions. *Collective*.

@@ -224,3 +224,46 @@ def test_pickles_need_a_function_of_a_module(folder: str, tmp_path: Path) -> Non
     assert local[7][0][0, 0] == 2 * data[7][0][0, 0]
     with pytest.raises(pickle.PicklingError, match="function of a module"):
         pickle.dumps(local)
+
+
+def _undeclared(comm: MPI.Intracomm, folder: str) -> Any:
+    calls: list[int] = []
+
+    def of_image(arrays: dict[str, Any]) -> dict[str, Any]:
+        calls.append(len(arrays["image"]))
+        mean = arrays["image"].mean(axis=(1, 2))
+        return {"mean": mean.astype("f4"), "kind": np.where(mean > 60, "high", "low"), "rows": arrays["image"][:, 0]}
+
+    data = _open(comm, folder).map(of_image, inputs=["mean", "kind", "rows"])
+    assert calls == ([1] if comm.rank == 0 else [])
+    return {name: (field.shape, str(field.dtype)) for name, field in data.schema.items()}, data.load()
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_what_a_function_returns_need_not_be_declared(folder: str, pool: Pool) -> None:
+    schemas, loaded = zip(*pool.run(_undeclared, folder), strict=True)
+    assert list(schemas) == [{"mean": ((), "float32"), "kind": ((), "object"), "rows": ((4,), "uint8")}] * pool.size
+    found = {name: np.concatenate([part[name] for part in loaded]) for name in ("mean", "kind", "rows")}
+    number = np.arange(120)
+    np.testing.assert_array_equal(found["mean"], number)
+    np.testing.assert_array_equal(found["rows"], np.tile(number[:, None], 4))
+    assert found["kind"].tolist() == [b"high" if n > 60 else b"low" for n in number]
+
+
+UNDECLARED = {
+    "an error": (lambda arrays: 1 / 0, "raises an error"),
+    "nothing": (lambda arrays: None, "returns no dict"),
+    "lists": (lambda arrays: {"x": np.array([np.arange(3), None], object)[:1]}, "one sample does not tell"),
+    "a number": (lambda arrays: {"x": 3.0}, "one sample does not tell"),
+}
+
+
+def _undeclared_error(comm: MPI.Intracomm, folder: str, case: str) -> None:
+    with pytest.raises(FunctionError, match=UNDECLARED[case][1]):
+        _open(comm, folder).map(UNDECLARED[case][0])
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("case", UNDECLARED)
+def test_what_one_sample_does_not_tell_is_an_error_of_all_ranks(folder: str, pool: Pool, case: str) -> None:
+    pool.run(_undeclared_error, folder, case)

@@ -71,6 +71,47 @@ class SampleFunction:
             raise FormatError("the function returns no fields", expected="schema= with a field", found=repr(declared))
         return cls(function, given, fields, check_seed(seed), _seed_parameter(function))
 
+    def returned_fields(self, arrays: Mapping[str, Array]) -> Schema:
+        """Return the fields that the function returns for one sample.
+
+        Parameters
+        ----------
+        arrays : of the fields that it gets, of one sample.
+
+        Raises
+        ------
+        FunctionError : the function raises an error; what it returns does not tell the fields of other samples.
+        """
+        returned = self._called(arrays, np.zeros(1, np.int64), 0)
+        if not isinstance(returned, Mapping) and len(self.given) == 1 and returned is not None:
+            returned = {next(iter(self.given)): returned}
+        if not isinstance(returned, Mapping) or not returned:
+            raise self._error(
+                "returns no dict",
+                expected="a dict of arrays, or one array for one field",
+                found=type(returned).__name__,
+                remedy="name what it returns: schema={name: dtype}",
+            )
+        return {str(name): self._field_of(str(name), values) for name, values in returned.items()}
+
+    def _field_of(self, name: str, values: Any) -> Field:
+        """Return the field of an array of one sample."""
+        given = self.given.get(name)
+        if given is not None and given.ragged:
+            return given
+        array = np.asarray(values)
+        if array.dtype == object and given is not None and given.dtype == object:
+            return given
+        if array.dtype == object or not array.ndim:
+            raise self._error(
+                "returns a field that one sample does not tell",
+                name,
+                expected="an array with as many rows as samples, of numbers or texts",
+                found=f"{array.dtype} of shape {array.shape}",
+                remedy=f"declare it: schema={{{name!r}: (shape, dtype)}}, with None for axes that vary",
+            )
+        return _field(name, (array.shape[1:], object if array.dtype.kind in "SU" else array.dtype))
+
     def compute(self, call: Call) -> None:
         """Fill the fields that the function returns. It gets arrays of its own, which it may change."""
         arrays: dict[str, Array] = {}
@@ -98,15 +139,7 @@ class SampleFunction:
         ------
         FunctionError : the function raises an error, or returns something else than is declared.
         """
-        seeds = {} if self.seeds_as is None else {self.seeds_as: sample_seeds(self.seed, epoch, numbers)}
-        try:
-            returned = self.function(dict(arrays), **seeds)
-        except Exception as error:
-            raise self._error(
-                "raises an error",
-                expected=f"arrays for {len(numbers)} samples",
-                found=f"{type(error).__name__}: {error}",
-            ) from error
+        returned = self._called(arrays, numbers, epoch)
         if not isinstance(returned, Mapping) and len(self.fields) == 1 and returned is not None:
             returned = {next(iter(self.fields)): returned}
         if not isinstance(returned, Mapping):
@@ -119,6 +152,18 @@ class SampleFunction:
                 remedy="declare all fields that it returns with schema=, and no others",
             )
         return {name: self._checked(field, returned[name], len(numbers)) for name, field in self.fields.items()}
+
+    def _called(self, arrays: Mapping[str, Array], numbers: Integers, epoch: int) -> Any:
+        """Return what the function returns; see `__call__`."""
+        seeds = {} if self.seeds_as is None else {self.seeds_as: sample_seeds(self.seed, epoch, numbers)}
+        try:
+            return self.function(dict(arrays), **seeds)
+        except Exception as error:
+            raise self._error(
+                "raises an error",
+                expected=f"arrays for {len(numbers)} samples",
+                found=f"{type(error).__name__}: {error}",
+            ) from error
 
     def _checked(self, field: Field, values: Any, samples: int) -> Any:
         """Return the values of a field as an array, or raise ``FunctionError``."""
