@@ -287,8 +287,9 @@ class Dataset:
         groups : str. Field whose equal values, such as a patient's, stay in one set. Sets have about their fractions of
             the samples: to half of a group, if groups are small. Without a seed the largest groups are assigned first,
             which gives the most even sets.
-        at : list of numbers, or of dates as text ("2015-01-01"). Borders of the sets, in place of fractions: the first
-            set is below the first border, the second one begins at it. Windows belong to the set of their first row.
+        at : list of numbers, or of dates: text ("2015-01-01"), datetime, ``numpy.datetime64`` or ``pandas.Timestamp``.
+            Borders of the sets, in place of fractions: the first set is below the first border, the second one begins
+            at it. Windows belong to the set of their first row.
         along : str. Field of numbers, times or dates that ``at`` compares. None: the coordinate of the sample dimension
             of netCDF files.
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, date, datetime
 from numbers import Real
 from typing import Any
 
@@ -172,6 +173,7 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
 
 def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array], Array]]:
     """Return the borders as an ascending array, and the function that turns values of the field into such values."""
+    borders = [_as_text(border) for border in borders]
     origin = time_origin(field.attributes.get("units"), field.attributes.get("calendar"))
     dates = all(isinstance(border, str) for border in borders)
     convert: Callable[[Array], Array] = np.asarray
@@ -193,6 +195,15 @@ def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array
             found=f"at={list(borders)!r}, and the field is {field.description}",
         )
     return edges, convert
+
+
+def _as_text(border: Any) -> Any:
+    """Return a date of NumPy, pandas or Python as text of ISO 8601, in UTC; whatever else it is as it is."""
+    if isinstance(border, np.datetime64):
+        return str(border.astype("datetime64[ms]"))
+    if isinstance(border, datetime) and border.tzinfo is not None:
+        border = border.astimezone(UTC).replace(tzinfo=None)
+    return border.isoformat() if isinstance(border, date) else border
 
 
 def _as_dates(texts: Array) -> Array:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -194,6 +195,10 @@ def test_borders_of_the_time_coordinate(tmp_path: Path, calendar: str) -> None:
     sets = [part.load()["t2m"] for part in data.split(at=["2015-01-01", "2017-01-01"])]
     np.testing.assert_array_equal(sets[1], expected)
     assert [len(rows) for rows in sets] == [12, 24, 24]
+    kinds: list[Any] = [np.datetime64, pd.Timestamp, date.fromisoformat]
+    for kind in (*kinds, lambda text: pd.Timestamp(text, tz="Europe/Berlin") + pd.Timedelta("1h")):
+        of_kind = data.split(at=[kind("2015-01-01"), kind("2017-01-01")])
+        assert [len(part) for part in of_kind] == [12, 24, 24]
     windows = open_dataset(str(tmp_path), inputs="t2m", window=2, horizon=3, comm=MPI.COMM_SELF)
     sets = [np.concatenate(list(p.load().values()), axis=1) for p in windows.split(at=["2015-01-01", "2017-01-01"])]
     assert [rows.ravel()[[0, -1]].tolist() for rows in sets] == [[0, 11], [12, 35], [36, 59]]
