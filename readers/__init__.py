@@ -151,8 +151,12 @@ def _indexed(
     stamp: Stamp | None,
     trust: Trust | None,
 ) -> Index:
-    """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows."""
+    """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows.
+
+    A file that is being written (``swmr=True``) has none.
+    """
     options, samples = _samples(name, options)
+    stamp = None if options.get("swmr") else stamp
     check_options(name, function, options, leading=1 + takes_names(function))
     _check_place(name, path)
     try:

@@ -27,6 +27,7 @@ OWN_DRIVER = "matex_data"
 MOST_LINKS = 16  # one behind the other, as in HDF5
 RAW_PREFIX = "HDF5_EXTFILE_PREFIX"
 ORIGIN = "${ORIGIN}"
+OPEN_FOR_WRITING = "already open for"  # in the error of a file that is being written, or was not closed
 
 
 class _Gate:
@@ -173,7 +174,7 @@ def kept_open(path: str) -> Iterator[None]:
 
 
 def open_file(
-    path: str, trust: Trust | None = None, asked: set[tuple[str, str]] | None = None
+    path: str, trust: Trust | None = None, asked: set[tuple[str, str]] | None = None, swmr: bool = False
 ) -> AbstractContextManager[TrustedFile]:
     """Return a context manager of a file that is open for reading.
 
@@ -181,19 +182,25 @@ def open_file(
     ----------
     trust : where its bytes may come from beside its own folder; None: from nowhere.
     asked : files and names of datasets that were asked for.
+    swmr : another program may write the file ("single writer, multiple readers" of HDF5).
     """
     is_kept = getattr(_kept, "path", None) == path
-    file = _kept.file if is_kept else _opened(TrustedFile, path)
+    file = _kept.file if is_kept else _opened(TrustedFile, path, swmr)
     file.begin(path, trust or Trust(), set() if asked is None else asked)
     return nullcontext(file) if is_kept else file
 
 
 def open_indexed(path: str) -> h5py.File:
-    """Open a file whose objects were asked for before, as those that an index names."""
-    return _opened(h5py.File, path)
+    """Open a file whose objects were asked for before, as those that an index names, also one that is being written."""
+    try:
+        return _opened(h5py.File, path)
+    except OSError as error:
+        if OPEN_FOR_WRITING not in str(error):
+            raise
+        return _opened(h5py.File, path, swmr=True)
 
 
-def _opened(kind: type[h5py.File], path: str) -> Any:
+def _opened(kind: type[h5py.File], path: str, swmr: bool = False) -> Any:
     """Open a file for reading, without locks: many parallel file systems do not support them.
 
     HDF5 shares one open file among all that open it in a process, and refuses other flags of locking. It does so for
@@ -202,7 +209,7 @@ def _opened(kind: type[h5py.File], path: str) -> Any:
     h5py.register_driver(OWN_DRIVER, _set_own_driver)
     if is_url(path):
         return kind(open_binary(path), "r")
-    return kind(path, "r", driver=OWN_DRIVER, locking=False)
+    return kind(path, "r", driver=OWN_DRIVER, locking=False, swmr=swmr)
 
 
 def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:

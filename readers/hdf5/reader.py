@@ -26,12 +26,13 @@ from matex_data.index.chunked import Chunked, MemberPath
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
+from matex_data.index.subset import subset_rows
 from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.catalogue import shown, warn_of
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
-from matex_data.readers.hdf5.files import open_file
+from matex_data.readers.hdf5.files import OPEN_FOR_WRITING, open_file
 from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
 from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Pairings, Rows
@@ -70,6 +71,7 @@ def index(
     allow_missing_sources: bool = False,
     sample: str | None = None,
     group: str | None = None,
+    swmr: bool = False,
     trust: Trust | None = None,
 ) -> Index:
     """Index the rows of datasets of an HDF5 file along their first axis.
@@ -90,6 +92,9 @@ def index(
         "group": a group is a sample, and the datasets that all of them have are the fields, as of molecules or of
         demonstrations. None: a sample is a row along the first axis.
     group : of ``sample="group"``, that whose groups are the samples. None: the one that has most groups.
+    swmr : another program writes the file ("single writer, multiple readers" of HDF5), or has ended without closing it:
+        the samples are those that all fields have as the file is opened, and the file may grow from then on. False: a
+        file that is being written, and one that changes while it is read, are an error.
     trust : where bytes may come from beside the folder of the file.
 
     Raises
@@ -99,7 +104,7 @@ def index(
     FormatError : the file is damaged or no HDF5 file, a dataset cannot be read or has no rows, or offsets do not fit.
     """
     try:
-        with open_file(path, trust) as file:
+        with open_file(path, trust, swmr=swmr) as file:
             if sample == GROUP:
                 return index_groups(file, path, names, group)
             is_known = names is not None and all(name in file for name in names)
@@ -119,6 +124,9 @@ def index(
         raise _file_error(path, error) from error
     layouts = {name: layout for name, (_, layout) in rows.items()}
     fields = {name: field for name, (field, _) in rows.items()}
+    if swmr:
+        complete = range(min(layout.rows for layout in layouts.values()))
+        layouts = {name: subset_rows(layout, complete) for name, layout in layouts.items()}
     if sample == FILE:
         return whole_file(path, fields, layouts, single)
     return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
@@ -568,7 +576,9 @@ def _file_error(path: str, error: Exception) -> FormatError:
             found=f"{ends[1]} bytes",
             remedy="copy it again from its source",
         )
-    if "already open for" in text:
-        remedy = "close the program that writes the file; after a crash, clear the mark with h5clear -s"
+    if OPEN_FOR_WRITING in text:
+        remedy = (
+            "give swmr=True for the samples so far; or close the program that writes it, after a crash by h5clear -s"
+        )
         return FormatError("the file is marked as open for writing", file=path, found=error, remedy=remedy)
     return FormatError("the file cannot be opened as HDF5", file=path, expected="an HDF5 file", found=error)
