@@ -16,6 +16,8 @@ from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec
 from matex_data.index.chosen import Samples
 from matex_data.locks import cached_property
+from matex_data.machine import free_memory
+from matex_data.mpi.communicator import Equal
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import MixedSchedule, Mixture
 from matex_data.sampling.permutation import VERSION, check_seed
@@ -33,8 +35,32 @@ from matex_data.sampling.split import Ties
 from matex_data.sampling.state import Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
 
 Shuffle = bool | Literal["global"]
+REMEDY = "give the same options, and the same start=, on every rank"
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
 WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
+
+
+@dataclass(frozen=True)
+class _Proposal:
+    """Batches that a rank would make: their order, the first step, and whether ranks read blocks for one another."""
+
+    fingerprint: Fingerprint | None
+    step: int = 0
+    shared: bool = False
+
+    @property
+    def seed(self) -> int:
+        """Seed of the order; 0: there is none."""
+        return (self.fingerprint and self.fingerprint.schedule.seed) or 0
+
+    def equal(self, drawn: bool) -> Equal:
+        """Return what has to be equal on all ranks."""
+        options = {} if self.fingerprint is None else {"step": self.step, **self.fingerprint.options}
+        options.update({"seed": "drawn"} if drawn else {})
+        return Equal(options, "the options of the batches differ between the ranks", REMEDY)
+
+
+_NOTHING = _Proposal(None)
 
 
 @dataclass(eq=False)
@@ -62,24 +88,43 @@ class Batching:
     def batches(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
     ) -> Batches:
-        """Return this rank's rows of every batch; see ``Dataset.batches``. *Collective*."""
-        drawn = bool(shuffle) and seed is None and start is None
-        fingerprint, step, message, own_error = None, 0, "", None
+        """Return this rank's rows of every batch; see ``Dataset.batches``. *Collective*.
+
+        Raises
+        ------
+        PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
+        """
+        comm, drawn = self.source.comm, bool(shuffle) and seed is None and start is None
+        proposal, error = _NOTHING, None
         try:
-            fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
-            if start is not None:
-                step, message = resumed_step(start, fingerprint.schedule)
-        except PartitionError as error:
-            own_error = error
-        fingerprint = self._agree(fingerprint, step, drawn, own_error)
-        if message:
-            self.source.comm.on_root(lambda: warnings.warn(message, stacklevel=6))
-        shared = self._check_costs(fingerprint.schedule)
-        comm, schedule = self.source.comm, fingerprint.schedule
-        strategy = strategy_for(self.source, schedule, comm.size, shared, read_bytes(comm))
+            proposal = self._proposed(batch_size, shuffle, seed, remainder, start)
+            if drawn and comm.alone and comm.size > 1:
+                _ = comm.mpi  # raises: rank 0 cannot send its seed to a forked process
+        except Exception as failure:  # of any kind: the other ranks wait
+            error = failure
+        decided = comm.of_root(proposal.seed if drawn else 0), comm.of_root(proposal.shared)
+        of_root, shared, memory = comm.agree(error, proposal.equal(drawn), [*decided, -free_memory()])
+        fingerprint, step = proposal.fingerprint, proposal.step
+        assert fingerprint is not None
+        if drawn:
+            fingerprint = replace(fingerprint, schedule=replace(fingerprint.schedule, seed=of_root))
+        nbytes = read_bytes(-memory)
+        strategy = strategy_for(self.source, fingerprint.schedule, comm.size, shared > 0 and not comm.alone, nbytes)
         batches = Batches(Epochs(strategy), self.elements, fingerprint, step)
         self._remember(fingerprint, drawn)
         return batches
+
+    def _proposed(
+        self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
+    ) -> _Proposal:
+        """Return the batches that this rank would make of its arguments; rank 0 warns of their costs."""
+        fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
+        step, message = (0, "") if start is None else resumed_step(start, fingerprint.schedule)
+        if self.source.comm.rank:
+            return _Proposal(fingerprint, step)
+        if message:
+            warnings.warn(message, stacklevel=4)
+        return _Proposal(fingerprint, step, self._check_costs(fingerprint.schedule))
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of a run after ``step`` batches; see ``Dataset.state``."""
@@ -128,14 +173,14 @@ class Batching:
         return schedule
 
     def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
-        source = self.source
+        source, options = self.source, self.source.options
         total_bytes = len(source.index) * source.row_bytes
-        window_bytes = source.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
-        blocks = source.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
+        window_bytes = options.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
+        blocks = options.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
         borders, least = block_borders(source.index, blocks), choose_least_window(source.index)
 
         def schedule_of(samples: Samples, size: int) -> Schedule:
-            window_bytes = None if source.window_bytes is None else max(1, source.window_bytes * size // batch_size)
+            window_bytes = None if options.window_bytes is None else max(1, options.window_bytes * size // batch_size)
             return make_schedule(
                 samples,
                 borders,
@@ -154,23 +199,18 @@ class Batching:
 
     def _shuffled_schedule(self, schedule: Schedule) -> Schedule:
         """Return the schedule with the windows in effect: a shard in memory is shuffled as a whole."""
-        in_memory = self.source.cache == "memory" and not schedule.uniform
+        in_memory = self.source.options.cache == "memory" and not schedule.uniform
         return replace(schedule, window_steps=max(1, schedule.steps)) if in_memory else schedule
 
     def _check_costs(self, schedule: Schedule) -> bool:
-        """Return whether the ranks read blocks for one another; warn once of what an epoch costs. *Collective*."""
+        """Return whether the ranks read blocks for one another; warn once of what an epoch costs."""
         source = self.source
-        comm, step_by_step = source.comm, source.cache is None and not schedule.uniform
-
-        def examine() -> bool:
-            self._warn_of_order(schedule)
-            if comm.size == 1 or not step_by_step:
-                return False
-            costs = estimate_costs(source, schedule, comm.size, effort=CHOICE_EFFORT)
-            self._warn_of_costs(costs)
-            return costs.shared
-
-        return bool(comm.on_root(examine)) and not comm.alone
+        self._warn_of_order(schedule)
+        if source.comm.size == 1 or source.options.cache is not None or schedule.uniform:
+            return False
+        costs = estimate_costs(source, schedule, source.comm.size, effort=CHOICE_EFFORT)
+        self._warn_of_costs(costs)
+        return costs.shared
 
     def _warn_of_order(self, schedule: Schedule) -> None:
         """Warn once if sorted files would not be shuffled well."""
@@ -186,7 +226,7 @@ class Batching:
             warnings.warn(
                 "batches of files that are sorted (by class, run or time) would not be well mixed: "
                 f"{quality}. {remedy}",
-                stacklevel=8,
+                stacklevel=6,
             )
 
     def _warn_of_costs(self, costs: EpochCosts) -> None:
@@ -196,7 +236,7 @@ class Batching:
             warnings.warn(
                 f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
                 f"chunks again. {'. '.join(costs.remedies)}",
-                stacklevel=8,
+                stacklevel=6,
             )
 
     @cached_property
@@ -212,35 +252,10 @@ class Batching:
         if shuffle and seed is None:
             seed = int(np.random.SeedSequence().generate_state(1)[0]) if start is None else read_seed(start)
         schedule = self._batch_schedule(batch_size, self.source.comm.size, shuffle, seed, remainder)
-        fingerprint = Fingerprint(self._facts, schedule, self.source.cache)
+        fingerprint = Fingerprint(self._facts, schedule, self.source.options.cache)
         if start is not None:
             fingerprint.check(start)
         return fingerprint
-
-    def _agree(
-        self, fingerprint: Fingerprint | None, step: int, drawn: bool, own_error: PartitionError | None
-    ) -> Fingerprint:
-        """Check that the batches are equal on all ranks, and return them with the seed of rank 0. *Collective*.
-
-        Raises
-        ------
-        PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
-        """
-        comm = self.source.comm
-        comm.agree(own_error)
-        assert fingerprint is not None
-        options = {"step": step, **fingerprint.options}
-        seed = options["seed"]
-        if not comm.alone:
-            options["seed"] = "drawn" if drawn else seed
-            comm.check_equal(
-                ", ".join(f"{name}={value!r}" for name, value in options.items()),
-                "the options of the batches differ between the ranks",
-                "give the same options, and the same start=, on every rank",
-            )
-        # A forked process raises an error if its seed is drawn, because rank 0 cannot send it one.
-        seed = comm.broadcast(seed) if drawn else seed
-        return replace(fingerprint, schedule=replace(fingerprint.schedule, seed=seed))
 
     def _remember(self, fingerprint: Fingerprint, drawn: bool) -> None:
         self._latest = fingerprint

@@ -56,8 +56,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     samples = join_samples([data._samples for data in datasets], first[:-1].tolist(), int(first[-1]))
     ties = join_ties([data._ties for data in datasets], totals)
     share_facts(sources[0].comm, index.files)
-    source = sources[0].of_index(index, "".join(source.transforms for source in sources))
-    source.draws_within = any(one.draws_within for one in sources)
+    source = _opened(sources, index, "".join(source.transforms for source in sources))
     return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
 
 
@@ -121,8 +120,7 @@ def merge(
     index = merge_indexes(sources[0].index, sources[1].index, pairs, shared, samples)
     share_facts(sources[0].comm, index.files)
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
-    source = next((s for s in sources if not is_in_memory(s)), sources[0]).of_index(index, transforms)
-    source.draws_within = any(one.draws_within for one in sources)
+    source = _opened(sources, index, transforms, next((s for s in sources if not is_in_memory(s)), sources[0]))
     ties = merge_ties(first._ties, second._ties, pairs, len(sources[0].index))
     return Dataset(source, _merged_elements(first, second), samples, ties, first._further)
 
@@ -188,16 +186,21 @@ def mix(
     joined = concat(datasets)
     mixture = _mixture(datasets, weights, seed, stop)
     source = joined._source
-    if source.cache is not None:
+    if source.options.cache is not None:
         raise PartitionError(
             "the samples of a mixture are not kept in memory",
             expected="cache=None",
-            found=f"cache={source.cache!r}",
+            found=f"cache={source.options.cache!r}",
             remedy='open the data sets without cache=, or shuffle with shuffle="global", which keeps them',
         )
-    source.transforms += mixture.text()
-    source.repeats, source.shared = True, False
+    source = replace(source, transforms=source.transforms + mixture.text(), repeats=True, shared=False)
     return Dataset(source, joined._elements, joined._samples, joined._ties, joined._further, mixture)
+
+
+def _opened(sources: Sequence[Source], index: Index, transforms: str, first: Source | None = None) -> Source:
+    """Return the files of all sources as those of one index, with the options of one; None: of the first."""
+    opened = (first or sources[0]).of_index(index, transforms)
+    return replace(opened, drawn=any(one.draws_within for one in sources))
 
 
 def _mixture(datasets: Sequence[Dataset], weights: Sequence[float], seed: int, stop: str) -> Mixture:

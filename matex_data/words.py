@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+from typing import Any
+
+import numpy as np
+
 
 def counted(number: int, noun: str, plural: str = "") -> str:
     """Return a number with its noun, whose plural has an s if it is not given.
@@ -44,3 +49,13 @@ def shortened(value: object, most: int = 40) -> str:
     """
     text = " ".join(str(value).split())
     return text if len(text) <= most else text[: most - 1] + "…"
+
+
+def exact_text(value: Any) -> str:
+    """Return a value as text, with all numbers of its arrays.
+
+    >>> len(exact_text({"times": np.arange(2000)})) > 8000
+    True
+    """
+    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
+        return repr(value)

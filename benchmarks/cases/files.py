@@ -29,8 +29,9 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
 from matex_data.opening.open import open_dataset
 from matex_data.reading.buffers import BufferPool
+from matex_data.reading.options import ReadOptions
 from matex_data.reading.plan import plan_reads
-from matex_data.reading.source import Source
+from matex_data.reading.source import open_source
 
 FILES = (10_000, 100_000, 1_000_000)
 ROWS, WIDTH, BATCH = 10, 25, 256
@@ -54,7 +55,8 @@ def indexed(setup: Setup) -> Measured:
         index = Index({"x": Field("x", (WIDTH,), np.dtype("f4"))}, table)
         gc.collect()
         nbytes = max((psutil.Process().memory_info().rss - before) / count, len(to_bytes(index)) / count)
-        dataset = Dataset(Source(read_sessions(MPI.COMM_SELF), index, "independent", None, None), ElementSpec())
+        source = open_source(read_sessions(MPI.COMM_SELF), index, ReadOptions("independent"))
+        dataset = Dataset(source, ElementSpec())
         begin = time.perf_counter()
         schedule = dataset._schedule(BATCH, 1, "drop")
         epoch = schedule.epoch(0)

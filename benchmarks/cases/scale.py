@@ -22,7 +22,8 @@ from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
 from matex_data.opening.open import open_dataset
-from matex_data.reading.source import Source
+from matex_data.reading.options import ReadOptions
+from matex_data.reading.source import open_source
 
 RANKS = (8, 256, 1024, 10_000)
 ROWS_PER_RANK = 64  # of a batch
@@ -97,7 +98,8 @@ def opened(file: Stored, window_bytes: int | None = None) -> Dataset:
     layout = file.layout()
     field = Field("x", (file.row_bytes // 4,), np.dtype("f4"))
     index = Index({"x": field}, [FileIndex("rows.h5", layout.rows, {"x": layout})])
-    return Dataset(Source(read_sessions(MPI.COMM_SELF), index, "independent", window_bytes, None), ElementSpec())
+    options = ReadOptions("independent", window_bytes)
+    return Dataset(open_source(read_sessions(MPI.COMM_SELF), index, options), ElementSpec())
 
 
 def planned(setup: Setup) -> Measured:

@@ -139,7 +139,7 @@ def estimate_costs(
     per_sample = counted.nbytes / max(1, counted.samples)
     reads = counted.reads / max(1, counted.samples) * total / ranks
     files = len(source.index.sources)
-    mode = choose(source.io, source.index.sources.paths, ranks)
+    mode = choose(source.options.io, source.index.sources.paths, ranks)
     opens = files if mode.collective else counted.opens(total / ranks)
     read_at_once = counted.nbytes / max(1, counted.windows) * counted.ranks / ranks
     memory = strategy.memory() + int(2 * read_at_once)
@@ -178,7 +178,7 @@ def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
     schedule : order of the samples.
     ranks : number of ranks.
     """
-    if ranks == 1 or schedule.uniform or source.cache is not None or not source.threaded:
+    if ranks == 1 or schedule.uniform or source.options.cache is not None or not source.sessions.threaded:
         return False
     if source.shared is not None:
         return source.shared
@@ -343,7 +343,7 @@ def _remedies(costs: EpochCosts, strategy: Strategy) -> list[str]:
         else f"reads of {nbytes_text(costs.mean_read_bytes)} are small"
     )
     share = f'cache="memory" reads each sample once, and keeps {nbytes_text(strategy.share_bytes)} on each rank'
-    if shuffled and source.cache is None:
+    if shuffled and source.options.cache is None:
         block = max(estimate_quality(schedule, source.row_bytes).block_bytes, 1 if again else GOOD_READ_BYTES)
         total = schedule.segments.total * source.row_bytes
         window = min(total, 2 * block * min(costs.batch_size, 2 * costs.ranks))
@@ -356,8 +356,8 @@ def _remedies(costs: EpochCosts, strategy: Strategy) -> list[str]:
         if again:
             remedies.append("smaller chunks (64 KiB to 1 MiB) let more ranks read chunks of their own")
         remedies.append(f'{share}; so does shuffle="global"')
-    elif schedule.uniform and source.global_reads == "rows":
+    elif schedule.uniform and source.options.global_reads == "rows":
         remedies.append(f'{problem}: global_reads="memory" keeps {nbytes_text(strategy.share_bytes)} on each rank')
-    elif source.cache is None and not schedule.uniform:
+    elif source.options.cache is None and not schedule.uniform:
         remedies.append(f"{problem}, since each rank reads its rows of every batch: {share}")
     return remedies

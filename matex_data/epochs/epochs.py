@@ -29,8 +29,8 @@ def strategy_for(
     """
     kind: type[Strategy] = Shared if shared else Streamed
     if schedule.uniform:
-        kind = Streamed if source.global_reads == "rows" else Exchanged
-    elif source.cache == "memory":
+        kind = Streamed if source.options.global_reads == "rows" else Exchanged
+    elif source.options.cache == "memory":
         kind = InMemory
     return kind(source, schedule, ranks, nbytes)
 

@@ -212,7 +212,7 @@ class Exchanged(Strategy):
 
 def _exchange_error(source: Source) -> PartitionError | None:
     """Return the error if the ranks cannot exchange samples in the background, else None."""
-    if source.comm.size == 1 or source.threaded:
+    if source.comm.size == 1 or source.sessions.threaded:
         return None
     return PartitionError(
         'shuffle="global" exchanges samples between the ranks in a thread, which this MPI does not allow',

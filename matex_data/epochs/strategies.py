@@ -21,8 +21,7 @@ from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.locks import cached_property
-from matex_data.machine import free_memory, memory_shortage
-from matex_data.mpi.communicator import Communicator
+from matex_data.machine import memory_shortage
 from matex_data.mpi.processes import is_child_process
 from matex_data.reading.context import ReadContext
 from matex_data.reading.source import Source
@@ -42,10 +41,9 @@ SHARED_SAMPLE = 8  # blocks of a window in a sample of what the ranks read for o
 SAMPLED_PARTNERS = 4  # ranks whose messages are counted
 
 
-def read_bytes(comm: Communicator) -> int:
-    """Return the bytes that each rank reads at once, from the memory that the ranks may use. *Collective*."""
-    least = -comm.maximum(-free_memory())[0]
-    return int(min(READ_BYTES, max(LEAST_READ_BYTES, least // READS_IN_MEMORY)))
+def read_bytes(memory: int) -> int:
+    """Return the bytes that each rank reads at once, by the least memory in bytes that a rank may use."""
+    return int(min(READ_BYTES, max(LEAST_READ_BYTES, memory // READS_IN_MEMORY)))
 
 
 def read_ahead_steps(steps: int, window_steps: int, most: int) -> int:
@@ -191,7 +189,7 @@ class Streamed(Strategy):
             source.comm.agree(single_row_error(source))
             return
         window = schedule.window_rows * source.row_bytes
-        if source.window_bytes is None and window > max(WINDOW_LIMIT, schedule.batch_size * source.row_bytes):
+        if source.options.window_bytes is None and window > max(WINDOW_LIMIT, schedule.batch_size * source.row_bytes):
             own = self.read_steps * (schedule.batch_size // self.ranks) * source.row_bytes
             rank = f"rank {source.comm.rank} of {self.ranks}"
             purpose = f"shuffled windows of {window >> 20} MiB, of which {rank} has its share,"

@@ -112,8 +112,8 @@ def input_batches(
     profile, total = source.profile, 0
     elements = replace(elements, weights=None, targets=None if elements.inputs is not None else elements.targets)
     if elements.names is not None and source.skipped is None:
-        source = source.of_index(source.index.select(elements.names), source.transforms)
-        source.profile = profile
+        selected = source.of_index(source.index.select(elements.names), source.transforms)
+        source = replace(selected, profile=profile)
     fields = source.index.fields
     for arrays, absent in source.windows(source.block(samples)):
         present = {n: np.delete(a, absent, axis=0) for n, a in arrays.items()} if len(absent) else arrays

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from matex_data.errors import PartitionError
 from matex_data.io.mounts import PARALLEL, mount_of, mount_table
 from matex_data.storage.objects import is_url
 
-MODES = ("auto", "collective", "independent")
 MOST_SHARED_FILES = 64  # that all ranks open with ``io="auto"``; of more files, each rank opens those that it reads
 
 
@@ -37,21 +35,15 @@ def choose(io: str, paths: Sequence[str], ranks: int = 2) -> Mode:
 
     Parameters
     ----------
-    io : mode that the user requests, one of ``MODES``.
+    io : "auto", "collective" or "independent".
     paths : of the files.
     ranks : number of them.
-
-    Raises
-    ------
-    PartitionError : there is no such mode.
 
     Examples
     --------
     >>> print(choose("collective", ["events.h5"]))
     all ranks as one, by MPI-IO: as io= says
     """
-    if io not in MODES:
-        raise PartitionError("unknown mode of reading", expected=f"io= one of {MODES}", found=repr(io))
     if ranks == 1:
         return Mode(False, "there is one")
     if len(paths) and is_url(paths[0]):

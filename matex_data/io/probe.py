@@ -45,17 +45,14 @@ def obstacle(comm: Communicator, paths: Sequence[str]) -> str | None:
     """
     node = _number(platform.node(), _boot())
     files = [_identity(path) for path in paths]
-    aborts = bool(_ABORTS.match(MPI.Get_library_version()))
-    numbers = [node, *files]
-    found = comm.maximum(*numbers, *(-number for number in numbers), aborts, _any_local(paths))
-    count = len(numbers)
-    differ = [most != -least for most, least in zip(found[:count], found[count : 2 * count], strict=True)]
-    if found[-2]:
+    one_machine, *same = comm.same(node, *files)
+    aborts, local = comm.maximum(bool(_ABORTS.match(MPI.Get_library_version())), _any_local(paths))
+    if aborts:
         return f"{_library()} ends the process when it reads into separate buffers"
-    if any(differ[1:]):
-        path = paths[differ.index(True, 1) - 1]
+    if not all(same):
+        path = paths[same.index(False)]
         return f"the ranks see different files (size, inode or time of change) as {path!r}"
-    if differ[0] and found[-1]:
+    if local and not one_machine:
         return "the files are on a file system of one machine, and the ranks are on several"
     return None
 

@@ -7,6 +7,7 @@ on one whose user has been deleted on all of them.
 
 from __future__ import annotations
 
+import os
 import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
@@ -99,6 +100,10 @@ class ReadSessions:
         self.threaded = threaded
         self._sessions: list[ReadSession] = []
         self._opening = Lock()
+        self._process = os.getpid()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _in_other_process, (self.comm,)  # which reads the share of this rank, without MPI and open files
 
     def open(
         self, paths: Sequence[str], io: str, profile: Profile | None = None, stamp: StampOf | None = None
@@ -114,6 +119,8 @@ class ReadSessions:
         DataError : a file cannot be opened; MPI has no communicator left.
         PartitionError : another rank does not make this call.
         """
+        if self._process != os.getpid():  # MPI and open files are those of the parent process
+            self._process, self._sessions = os.getpid(), []
         with self.comm.one_thread_at_a_time(self._opening):
             session = self._reserved()
         try:
@@ -149,6 +156,11 @@ class ReadSessions:
 def prepare_process() -> None:
     """Install the hook by which an error ends the job, which no import does. Once in a process."""
     abort.install()
+
+
+def _in_other_process(comm: Communicator) -> ReadSessions:
+    prepare_process()
+    return ReadSessions(comm)
 
 
 def check_environment() -> None:

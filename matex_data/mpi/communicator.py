@@ -4,24 +4,76 @@ from __future__ import annotations
 
 import hashlib
 import pickle
+import struct
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
-from matex_data.locks import Lock
+from matex_data.locks import Lock, cached_property
 from matex_data.machine import out_of_memory
 from matex_data.mpi.deadlines import wait_until, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
+from matex_data.words import exact_text
 
 T = TypeVar("T")
+
+
+LEAST = -(1 << 63)  # of int64
+
+
+@dataclass(frozen=True)
+class Equal:
+    """Arguments that have to be equal on all ranks, which compare a digest of them.
+
+    Parameters
+    ----------
+    arguments : by name.
+    problem, remedy : of the error if they differ.
+    """
+
+    arguments: Mapping[str, Any]
+    problem: str
+    remedy: str
+
+    @cached_property
+    def texts(self) -> dict[str, str]:
+        """Text of each argument, with all numbers of its arrays."""
+        return {name: exact_text(value) for name, value in self.arguments.items()}
+
+    def digest(self) -> list[int]:
+        """Return two numbers of 62 bits, and their negatives."""
+        data = hashlib.blake2b(repr(self.texts).encode("utf-8", "surrogateescape"), digest_size=16).digest()
+        return _with_negative([number >> 2 for number in struct.unpack("<2Q", data)])
+
+    def difference(self, rank: int, of_root: Mapping[str, str]) -> PartitionError | None:
+        """Return the error of this rank, with the arguments that differ from those of rank 0; None if none does."""
+        names = [name for name in dict.fromkeys([*of_root, *self.texts]) if of_root.get(name) != self.texts.get(name)]
+        expected, found = (
+            ", ".join(f"{name}={texts[name]}" for name in names if name in texts) for texts in (of_root, self.texts)
+        )
+        there = f"as on rank 0: {expected}"
+        error = PartitionError(self.problem, expected=there, found=f"on rank {rank}: {found}", remedy=self.remedy)
+        return error if names else None
+
+
+def _with_negative(numbers: Sequence[int]) -> list[int]:
+    """Return numbers whose maximum over all ranks shows which are equal; see `_are_same`."""
+    return [*numbers, *(-number for number in numbers)]
+
+
+def _are_same(maximum: Sequence[int]) -> list[bool]:
+    """Return which numbers are equal on all ranks."""
+    half = len(maximum) // 2
+    return [most == -least for most, least in zip(maximum[:half], maximum[half:], strict=True)]
 
 
 class PendingMaximum:
@@ -230,20 +282,57 @@ class Communicator:
                     self.mpi.Exscan(np.ascontiguousarray(values, np.int64), total)
         return total if self.rank else np.zeros(len(values), np.int64)  # MPI leaves that of rank 0 undefined
 
-    def agree(self, error: BaseException | None) -> None:
-        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
-        if self.alone:
-            first = self._explain(error)
-        else:
-            (failed,) = self.maximum(error is not None)
-            first = self.first_error(error) if failed else None
-        if first is not None:
-            raise first
+    def same(self, *numbers: int) -> list[bool]:
+        """Return which of some int64 are equal on all ranks. *Collective*. Raises like ``maximum``.
 
-    def agreed(self, function: Callable[[], T]) -> T:
+        Examples
+        --------
+        >>> Communicator().same(7, 8)
+        [True, True]
+        """
+        return _are_same(self.maximum(*_with_negative(numbers)))
+
+    def agree(
+        self, error: BaseException | None = None, equal: Equal | None = None, numbers: Sequence[int] = ()
+    ) -> list[int]:
+        """Return the maximum of each number over all ranks, in one reduction with what may be wrong. *Collective*.
+
+        Parameters
+        ----------
+        error : of this rank, on account of which no rank goes on.
+        equal : arguments that have to be equal on all ranks.
+        numbers : int64. What rank 0 decides is ``comm.of_root(number)``.
+
+        Raises
+        ------
+        Exception : the error of the lowest rank that has one, on every rank.
+        PartitionError : arguments differ between the ranks.
+
+        Examples
+        --------
+        >>> Communicator().agree(None, Equal({"batch_size": 8}, "the batches differ", "give the same"), [3])
+        [3]
+        """
+        if self.alone:
+            if error is not None:
+                raise self._explain(error) or error
+            return list(numbers)
+        digest = () if equal is None else equal.digest()
+        failed, *found = self.maximum(error is not None, *digest, *numbers)
+        if failed:
+            raise self.first_error(error) or DataError("a rank reported a failure, but no error")
+        if equal is not None and not all(_are_same(found[: len(digest)])):
+            self.agree(equal.difference(self.rank, self.broadcast(equal.texts)))
+        return found[len(digest) :]
+
+    def of_root(self, number: int) -> int:
+        """Return a number that ``agree`` takes from rank 0: that of this rank, or one below all others."""
+        return int(number) if self.rank == 0 or self.alone else LEAST
+
+    def agreed(self, function: Callable[[], T], equal: Equal | None = None) -> T:
         """Return what a function returns on this rank; raise the error of the lowest rank that has one. *Collective*.
 
-        Errors of any kind count, a warning that is an error included.
+        Errors of any kind count, a warning that is an error included, and arguments that differ; see `agree`.
 
         Examples
         --------
@@ -256,10 +345,10 @@ class Communicator:
             results.append(function())
         except Exception as error:
             failure = error
-        self.agree(failure)
+        self.agree(failure, equal)
         return results.pop()
 
-    def on_root(self, function: Callable[[], T]) -> T:
+    def on_root(self, function: Callable[[], T], equal: Equal | None = None) -> T:
         """Return what a function returns on rank 0, which alone calls it; raise its error on all ranks. *Collective*.
 
         Whatever one rank does for all goes by this way: the others would wait for ever for a rank that has failed.
@@ -269,27 +358,9 @@ class Communicator:
         >>> Communicator().on_root(lambda: ["a.h5", "b.h5"])
         ['a.h5', 'b.h5']
         """
-        value: Any = self.agreed(function if self.rank == 0 else lambda: None)
+        value: Any = self.agreed(function if self.rank == 0 else lambda: None, equal)
         found: T = value if self.alone else self.broadcast(value)
         return found
-
-    def check_equal(self, arguments: str, problem: str, remedy: str) -> None:
-        """Raise ``PartitionError`` on all ranks unless a text is equal on all of them. *Collective*.
-
-        Parameters
-        ----------
-        arguments : the text, of which the ranks compare digests.
-        problem, remedy : of the error.
-        """
-        digest = hashlib.blake2b(arguments.encode(), digest_size=16).digest()
-        (differ,) = self.maximum(digest != self.broadcast(digest))
-        if not differ:
-            return
-        of_rank_0 = self.broadcast(arguments)
-        difference = PartitionError(
-            problem, expected=f"as on rank 0: {of_rank_0}", found=f"on rank {self.rank}: {arguments}", remedy=remedy
-        )
-        self.agree(difference if arguments != of_rank_0 else None)
 
     def first_error(self, own: BaseException | None) -> BaseException | None:
         """Return the error of the lowest rank that has one. *Collective*."""

@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import LISTED, ElementSpec, as_list
+from matex_data.fields import LISTED, ElementSpec, Names, as_list
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
+from matex_data.reading.options import taken
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import encode_categories
@@ -24,7 +26,7 @@ from matex_data.transforms.new_fields import NewFields
 from matex_data.transforms.stack import Stack, check_stack, stack_fields
 from matex_data.transforms.static_fields import add_static_fields
 from matex_data.transforms.weights import check_elements, check_weights
-from matex_data.transforms.windows import WindowShape, sliding_windows
+from matex_data.transforms.windows import WindowShape, sliding_windows, window_shape
 
 STACKED = "inputs"  # name of the field of stack=True
 
@@ -32,6 +34,8 @@ STACKED = "inputs"  # name of the field of stack=True
 @dataclass(frozen=True)
 class Request:
     """Options of ``open_dataset`` that make samples of the rows of the files.
+
+    A new one is a parameter there, and a field here or of what this consists of; the ranks compare all parameters.
 
     Parameters
     ----------
@@ -48,14 +52,28 @@ class Request:
     events: EventOptions
     created: NewFields
     window: WindowShape | None
-    one_hot: tuple[str, ...]
+    one_hot: Names
     stack: Stack
     static_as_inputs: bool
     along: str | None
     missing: Missing
     categories: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, arguments: Mapping[str, Any]) -> Request:
+        """Return the request that arguments of ``open_dataset`` make, by name. Raises like the constructor."""
+        extent = {name: arguments[name] for name in ("window", "stride", "horizon", "lead", "targets")}
+        parts = {
+            "elements": taken(ElementSpec, arguments),
+            "events": taken(EventOptions, arguments),
+            "created": NewFields.of(arguments["file_fields"], arguments["derive"]),
+            "window": None if extent["window"] is None else window_shape(**extent),
+        }
+        return taken(cls, {**arguments, **parts})
+
     def __post_init__(self) -> None:
+        if self.window is not None:
+            self.events.check_windows(self.elements.weights)
         check_missing(self.missing)
         if isinstance(self.missing, Mapping):
             check_rules(self.missing)
@@ -70,7 +88,7 @@ class Request:
         files : number of the files.
         """
         made = [STACKED] if self.stack else []
-        masked = ["*"] if self.missing == "mask" or isinstance(self.missing, Mapping) else list(self.events.pad)
+        masked = ["*"] if self.missing == "mask" or isinstance(self.missing, Mapping) else list(self.events.pad or ())
         named = fields_to_read(self.elements.required, masked, *made, *self.created.expressions)
         named = self.events.fields_to_read(named)
         named = self.created.to_read(None if named is None else [*named, *self.created.expressions])
@@ -131,7 +149,7 @@ def assemble(
     continues = _continuing(request, index, opened)
     index, samples, identity, flat = events.apply(index, opened, elements)
     check_weights(elements, index.fields)
-    index = make_one_hot(index, list(request.one_hot), opened)
+    index = make_one_hot(index, as_list(request.one_hot), opened)
     if request.stack:
         index, elements = _stacked(index, elements, request.stack)
     if request.window is not None:

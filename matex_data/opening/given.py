@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -15,12 +15,13 @@ from matex_data.errors import DataError, near_matches
 from matex_data.index.model import Index
 from matex_data.index.paths import PathTable
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
-from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.opening.folders import roots
 from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.storage import objects
 from matex_data.storage.trust import NONE, Trust
+from matex_data.transforms.categories import without_categories
 
 FIRST_BLOCK = 1 << 12  # paths that are looked for at once
 MOST_NAMED = 4  # paths in an error
@@ -49,26 +50,13 @@ class Given:
     roots: frozenset[str] = frozenset()
 
     @classmethod
-    def of(
-        cls,
-        comm: Communicator,
-        data: Paths | Arrays,
-        arguments: str,
-        format: str | None,
-        stored: str | os.PathLike[str] | None,
-        options: dict[str, Any],
-        trusted: Sequence[str | os.PathLike[str]],
-    ) -> Given:
+    def of(cls, comm: Communicator, arguments: Mapping[str, Any]) -> Given:
         """Return what all ranks are given. *Collective*.
 
         Parameters
         ----------
         comm : the ranks.
-        data, format : arguments of ``open_dataset``.
-        arguments : all its other arguments as text, which the ranks compare.
-        stored : path of the stored index.
-        options : of the reader.
-        trusted : folders and URLs from which bytes may come.
+        arguments : of ``open_dataset``, by name. All but the communicator are compared.
 
         Raises
         ------
@@ -76,73 +64,66 @@ class Given:
             given that only files have.
         PartitionError : the arguments, or the arrays, differ between the ranks.
         """
-        if is_in_memory(data):
-            return cls(PathTable.of([NAME]), _hold(comm, data, arguments, format, stored, options))
-        files, trust, below = _resolve(comm, data, format, arguments, trusted)
-        return cls(files, None, trust, below)
+        compared = {name: value for name, value in arguments.items() if name not in ("paths", "comm", "options")}
+        compared.update(arguments["options"])
+        if is_in_memory(arguments["paths"]):
+            return cls(PathTable.of([NAME]), _hold(comm, arguments, compared))
+        return _resolve(comm, arguments, compared)
 
 
-def _hold(
-    comm: Communicator,
-    arrays: Any,
-    arguments: str,
-    format: str | None,
-    stored: str | os.PathLike[str] | None,
-    options: dict[str, Any],
-) -> Index:
+def _hold(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping[str, Any]) -> Index:
     """Return the index of arrays in memory, after a look at whether all ranks have equal ones. *Collective*."""
-    held, error = None, None
-    try:
+    options = without_categories(arguments["options"])
+
+    def hold() -> Index:
         unknown = [name for name in options if name != "sample_dim"]
-        unknown += [name for name, value in (("format", format), ("index", stored)) if value is not None]
+        unknown += [name for name in ("sample", "format", "index") if arguments[name] is not None]
         if unknown:
             raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
-        held = index_arrays(arrays, options.get("sample_dim"))
-    except DataError as failure:
-        error = failure
-    comm.agree(error)
-    assert held is not None
+        return index_arrays(arguments["paths"], options.get("sample_dim"))
+
+    held = comm.agreed(hold)
     if comm.size > 1:
-        comm.check_equal(
-            f"{arguments}, {digest(held)}",
-            "the ranks open different arrays",
-            "give all samples on every rank, or write them to a file that all ranks open",
-        )
+        remedy = "give all samples on every rank, or write them to a file that all ranks open"
+        comm.agree(equal=Equal({**compared, "arrays": digest(held)}, "the ranks open different arrays", remedy))
     return held
 
 
-def _resolve(
-    comm: Communicator,
-    paths: Paths,
-    format: str | None,
-    arguments: str,
-    trusted: Sequence[str | os.PathLike[str]],
-) -> tuple[PathTable, Trust, frozenset[str]]:
-    """Return the files of ``paths``, what is trusted, and the roots, as rank 0 finds them; see `Given`. *Collective*.
+def _resolve(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping[str, Any]) -> Given:
+    """Return the files of ``paths``, what is trusted, and the roots, as rank 0 finds them. *Collective*.
 
     So a thousand ranks do not list a folder, and have one environment.
     """
+    paths, trusted = arguments["paths"], arguments["trusted"]
+    trees = [trusted] if isinstance(trusted, str | os.PathLike) else list(trusted)
 
-    def found() -> tuple[PathTable, Trust, frozenset[str]]:
-        files = expand(paths, format)
+    def find() -> Given:
+        files = expand(paths, arguments["format"])
         others = _others(paths, files)
         folders = [path for path in others if objects.is_url(path) or Path(path).is_dir()]
-        return PathTable.of(files), Trust.of([*trusted, *folders]) | Trust.of_site(), roots(others)
+        return Given(PathTable.of(files), None, Trust.of([*trees, *folders]) | Trust.of_site(), roots(others))
 
-    packed, trust, below = comm.on_root(found)
     remedy = "call open_dataset with the same arguments on every rank"
-    for given in (_named(paths), arguments):
-        comm.check_equal(given, "the ranks open different data sets", remedy)
-    return packed, trust, below
+    return comm.on_root(find, Equal({"paths": _named(paths), **compared}, "the ranks open different data sets", remedy))
 
 
-def _named(paths: Paths) -> str:
-    """Return a text that is equal for equal arguments: the ranks compare it. Of many paths it has a digest."""
+@dataclass(frozen=True)
+class _Named:
+    """Paths in an error: the first ones, and how many there are."""
+
+    text: str
+
+    def __repr__(self) -> str:
+        return self.text
+
+
+def _named(paths: Paths) -> _Named:
+    """Return what is equal for equal arguments. Of many paths it has a digest."""
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if len(names) <= MOST_NAMED:
-        return f"paths={names}"
+        return _Named(repr(names))
     digest = hashlib.blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return f"paths={names[:MOST_NAMED]} ... ({len(names)} in all, {digest})"
+    return _Named(f"{names[:MOST_NAMED]} ... ({len(names)} in all, {digest})")
 
 
 def _others(paths: Paths, files: Sequence[str]) -> set[str]:

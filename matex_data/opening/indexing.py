@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import sys
 import warnings
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -35,6 +34,7 @@ from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import size_of
 from matex_data.storage.trust import NONE, Trust
+from matex_data.words import exact_text
 
 T = TypeVar("T")
 
@@ -73,7 +73,7 @@ class Reading:
         digest = hashlib.blake2b(digest_size=16)
         joined = "\0".join(files)
         digest.update(os.fsencode("\0".join([joined, *sorted(self.roots)]) if "=" in joined else joined))
-        options = text_of(dict(sorted(self.options.items())))
+        options = exact_text(dict(sorted(self.options.items())))
         names = f"{self.names} and the coordinate" if self.coordinate else self.names
         return f"{version('matex_data')} {self.format} {names} {options} {digest.hexdigest()}"
 
@@ -81,12 +81,6 @@ class Reading:
         """Return the reading of a format, whose reader has an option for the coordinate of the samples, or none."""
         has_option = self.coordinate and format == NETCDF
         return replace(self, options={**self.options, "coordinate": True}) if has_option else self
-
-
-def text_of(value: Any) -> str:
-    """Return a value as text, with all numbers of its arrays."""
-    with np.printoptions(threshold=sys.maxsize, floatmode="unique"):
-        return repr(value)
 
 
 def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path: str | None) -> Index:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -12,7 +13,7 @@ import numpy as np
 
 from matex_data._types import Io
 from matex_data.dataset import Dataset
-from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.fields import Names
 from matex_data.index.runs import Runs
 from matex_data.index.whole import SAMPLE
 from matex_data.io.sessions import read_sessions
@@ -21,18 +22,17 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.opening.assembly import Request, assemble
 from matex_data.opening.further import FurtherFields
 from matex_data.opening.given import Arrays, Given, Paths
-from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts, text_of
+from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
 from matex_data.opening.lookups import refuse_hidden, with_weights
-from matex_data.reading.source import Source
+from matex_data.reading.options import ReadOptions, taken
+from matex_data.reading.source import open_source
 from matex_data.transforms.categories import requested_categories, without_categories
-from matex_data.transforms.events import EventOptions
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.missing import Missing, find_complete
-from matex_data.transforms.new_fields import Derive, NewFields
+from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.stack import Stack
-from matex_data.transforms.windows import window_shape
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -225,23 +225,15 @@ def open_dataset(
     >>> data.schema["brightest"].shape, bool((data.load()["brightest"] > 200).all())
     ((), True)
     """
-    elements = ElementSpec(inputs, targets, weights)
-    events = EventOptions(where, tuple(as_list(flatten)), pad or {}, keep)
-    events.check(window, weights)
-    shape = None if window is None else window_shape(window, stride, horizon, lead, targets)
-    created, hot = NewFields.of(file_fields, derive), tuple(as_list(one_hot))
-    request = Request(elements, events, created, shape, hot, stack, static_as_inputs, along, missing)
+    arguments = dict(locals())
+    request, how = Request.of(arguments), taken(ReadOptions, arguments)
     sessions = read_sessions(comm)
+    if not sessions.threaded:
+        text = "each rank reads independently, and an error of one rank does not stop the others"
+        sessions.comm.on_root(lambda: warnings.warn(f"MPI does not allow calls from threads: {text}", stacklevel=5))
+    given = Given.of(sessions.comm, arguments)
+    how = how if given.memory is None else replace(how, io="independent")
     options = options if sample is None else {**options, SAMPLE: sample}
-    arguments = (
-        f"{inputs=}, {targets=}, {weights=}, {format=}, {where=}, {file_fields=}, {derive=}, {one_hot=}, {flatten=}, "
-        f"{pad=}, {keep=}, {stack=}, {static_as_inputs=}, {window=}, {stride=}, {horizon=}, {lead=}, {along=}, {io=}, "
-        f"{window_bytes=}, {block_bytes=}, {global_reads=}, {cache=}, "
-        f"{missing=}, {on_error=}, {index=}, {trusted=}, options={text_of(options)}"
-    )
-    trees = [trusted] if isinstance(trusted, str | os.PathLike) else list(trusted)
-    given = Given.of(sessions.comm, paths, arguments, format, index, without_categories(options), trees)
-    io = io if given.memory is None else "independent"
     request, reading = _prepare(
         sessions.comm,
         given,
@@ -254,10 +246,10 @@ def open_dataset(
     files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files
     if len(files) >= MANY_FILES:
         return_freed_memory()  # of the entries from which the columns were made
-    opened = partial(Source, sessions, io=io, window_bytes=window_bytes, cache=None, on_error=on_error)
+    opened = partial(open_source, sessions, options=how)
     made = assemble(request, found, reading.names, "sel" in options, opened)
     share_facts(sessions.comm, made.index.files)
-    source = Source(sessions, made.index, io, window_bytes, cache, block_bytes, global_reads, made.identity, on_error)
+    source = open_source(sessions, made.index, how, made.identity)
     samples = find_complete(source, made.samples) if missing == "drop" else made.samples
     imputation = None
     if isinstance(missing, Mapping):

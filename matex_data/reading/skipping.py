@@ -33,7 +33,6 @@ from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 
-ON_ERROR = ("raise", "skip")
 MOST_NAMED = 5  # samples in a warning
 PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
 _OTHER_ERRORS = (ChangedFile, PartitionError, OutOfMemory, FieldNotFound, FunctionError, UnsupportedVersion)

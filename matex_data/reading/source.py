@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import os
-import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from copy import copy
+from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -21,125 +18,97 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
-from matex_data.io.modes import MOST_SHARED_FILES, choose
-from matex_data.io.sessions import ReadSessions, prepare_process
+from matex_data.io.modes import MOST_SHARED_FILES
+from matex_data.io.sessions import ReadSessions
+from matex_data.locks import cached_property
 from matex_data.machine import tasks_of_window
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.processes import is_child_process
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
+from matex_data.reading.options import ReadOptions
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
-from matex_data.reading.skipping import ON_ERROR, SkippedSamples, SkippingRead, Tally
+from matex_data.reading.skipping import SkippedSamples, SkippingRead, Tally
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.sizing import KEPT_WINDOWS, WINDOW_LIMIT
 from matex_data.storage.objects import is_url
 
 LOAD_BYTES = 64 << 20  # of one read of ``load``
-GLOBAL_READS = ("memory", "rows")
 CACHE_BYTES = 64 << 20  # least capacity of the cache of decoded chunks
 
 
+@dataclass(frozen=True, eq=False)
 class Source:
-    """Opened files of one data set.
+    """Opened files of one data set, made by `open_source`. What changes belongs to the objects that it holds.
 
     Parameters
     ----------
-    sessions : communicators and open files of the ranks. *Collective*.
+    sessions : communicators and open files of the ranks.
     index : index of all files, equal on all ranks.
-    io : "auto", "collective" or "independent".
-    window_bytes : limit on the samples that are shuffled together, in bytes over all ranks; None: from the data and the
-        batch size.
-    cache : "memory": each rank reads its shard once and keeps it; None: read in every epoch.
-    block_bytes : size of the blocks that are read and shuffled as one, in bytes; None: from the batch size.
-    global_reads : "memory" or "rows", the access to samples with ``shuffle="global"``.
+    options : of reading.
     transforms : digest or text of the transforms that made the samples of the index; resuming compares it.
-    on_error : "raise", or "skip": leave out samples that cannot be read.
-
-    Attributes
-    ----------
+    profile : counters.
     skipped : samples that cannot be read; None if they are not left out.
-    kept_bytes : memory for a sample that a rank keeps while it reads the block of it; 0: that of the sample itself.
-    draws_within : the samples in the files differ between epochs: images of which a random section is decoded.
-
-    Raises
-    ------
-    PartitionError : unknown ``io``, ``cache``, ``global_reads`` or ``on_error``, or ``block_bytes`` below 1.
+    drawn : fields of which others are computed differ between epochs, as ``draws_within``.
+    repeats : a sample may be in a window several times.
+    shared : whether ranks read blocks for one another; None: by the costs.
+    buffers, scratch : memory of samples, and of bytes to decode.
+    warned : what users have been told of: a poor shuffle, and chunks that are read again and again.
     """
 
-    def __init__(
-        self,
-        sessions: ReadSessions,
-        index: Index,
-        io: str,
-        window_bytes: int | None,
-        cache: str | None,
-        block_bytes: int | None = None,
-        global_reads: str = "memory",
-        transforms: str = "",
-        on_error: str = "raise",
-    ) -> None:
-        if cache not in (None, "memory"):
-            raise PartitionError("unknown cache", expected='cache="memory" or None', found=repr(cache))
-        if global_reads not in GLOBAL_READS:
-            raise PartitionError(
-                "unknown access to samples for a global shuffle",
-                expected=f"global_reads= one of {GLOBAL_READS}",
-                found=repr(global_reads),
-            )
-        if block_bytes is not None and block_bytes < 1:
-            raise PartitionError("a block is too small", expected="block_bytes of 1 or more", found=block_bytes)
-        if on_error not in ON_ERROR:
-            raise PartitionError(
-                "unknown treatment of samples that cannot be read",
-                expected=f"on_error= one of {ON_ERROR}",
-                found=repr(on_error),
-            )
-        self.cache, self.io, self.on_error = cache, io, on_error
-        self.block_bytes, self.global_reads = block_bytes, global_reads
-        self.index, self.transforms = index, transforms
-        self.window_bytes = window_bytes
-        self.row_bytes = max(1, sum(index.row_bytes(name) for name in index.fields))
-        first = next(iter(index.files[:1]), None)
-        self._kept_of_file = max((layout.kept_bytes() for layout in first.layouts.values()), default=0) if first else 0
-        self.kept_bytes = self._kept_of_file // max(1, first.rows) if first else 0
-        self.comm = comm = sessions.comm
-        choose(io, (), ranks=1)  # raises where there is no such mode
-        self.profile = Profile()
-        self.skipped = SkippedSamples(index, self.profile) if on_error == "skip" else None
-        self.shared: bool | None = None  # whether ranks read blocks for one another; None: by the costs
-        self.draws_within = any(field.attributes.get(RANDOM, False) for field in index.fields.values())
-        self.repeats = False  # whether a sample may be in a window several times
-        self.warned: set[str] = set()  # of a poor shuffle, and of chunks that are read again and again
-        self.buffers, self.scratch = BufferPool(), BufferPool(kept=tasks_of_window())
-        self.threaded = sessions.threaded
-        self._sessions = sessions
-        self._process = os.getpid()
-        if not sessions.threaded:
-            text = "each rank reads independently, and an error of one rank does not stop the others"
-            comm.on_root(lambda: warnings.warn(f"this MPI does not allow calls from threads: {text}", stacklevel=7))
+    sessions: ReadSessions
+    index: Index
+    options: ReadOptions
+    transforms: str
+    profile: Profile
+    skipped: SkippedSamples | None
+    drawn: bool = False
+    repeats: bool = False
+    shared: bool | None = None
+    buffers: BufferPool = field(default_factory=BufferPool)
+    scratch: BufferPool = field(default_factory=lambda: BufferPool(kept=tasks_of_window()))
+    warned: set[str] = field(default_factory=set)
 
     @property
-    def options(self) -> dict[str, Any]:
-        """Options of reading, which data sets that are joined have in common."""
-        names = ("io", "window_bytes", "cache", "block_bytes", "global_reads", "on_error")
-        return {name: getattr(self, name) for name in names}
+    def comm(self) -> Communicator:
+        """Ranks that share the data set."""
+        return self.sessions.comm
 
-    def shares_ranks(self, other: Source) -> bool:
-        """Return whether the same ranks share another data set, with the same communicator."""
-        return self._sessions is other._sessions or (self.comm.size == other.comm.size == 1)
+    @cached_property
+    def row_bytes(self) -> int:
+        """Bytes of a sample in memory, about, 1 or more."""
+        return max(1, sum(self.index.row_bytes(name) for name in self.index.fields))
 
-    def of_index(self, index: Index, transforms: str) -> Source:
-        """Open the files of another index with the same options. *Collective*."""
-        return Source(self._sessions, index, transforms=transforms, **self.options)
+    @cached_property
+    def _kept_of_file(self) -> int:
+        first = next(iter(self.index.files[:1]), None)
+        return max((layout.kept_bytes() for layout in first.layouts.values()), default=0) if first else 0
+
+    @cached_property
+    def kept_bytes(self) -> int:
+        """Memory for a sample that a rank keeps while it reads the block of it; 0: that of the sample itself."""
+        return self._kept_of_file // max([1, *(file.rows for file in self.index.files[:1])])
+
+    @property
+    def draws_within(self) -> bool:
+        """True if the samples in the files differ between epochs: images of which a random section is decoded."""
+        return self.drawn or any(one.attributes.get(RANDOM, False) for one in self.index.fields.values())
 
     @property
     def draws(self) -> bool:
         """True if a function that computes fields gets seeds, so that samples differ between epochs."""
         return self.draws_within or self.index.draws
 
+    def shares_ranks(self, other: Source) -> bool:
+        """Return whether the same ranks share another data set, with the same communicator."""
+        return self.sessions is other.sessions or (self.comm.size == other.comm.size == 1)
+
+    def of_index(self, index: Index, transforms: str) -> Source:
+        """Return the files of another index, opened with the same options."""
+        return open_source(self.sessions, index, self.options, transforms)
+
     def with_map(self, index: Index, identity: str) -> Source:
-        """Open the same files with fields that one more function computes. *Collective*.
+        """Return the same files with fields that one more function computes.
 
         Parameters
         ----------
@@ -147,11 +116,10 @@ class Source:
         identity : text that identifies the function.
         """
         source = self.of_index(index, self.transforms + identity)
-        source.draws_within, source.repeats, source.shared = self.draws_within, self.repeats, self.shared
-        return source
+        return replace(source, drawn=self.draws_within, repeats=self.repeats, shared=self.shared)
 
     def kept(self) -> tuple[Source, Drawing | None]:
-        """Return what is kept in memory for many epochs, and the functions to call in each. *Collective*.
+        """Return what is kept in memory for many epochs, and the functions to call in each.
 
         Functions that get seeds are called in each epoch anew, on their inputs, which are kept; others are called once.
 
@@ -159,42 +127,26 @@ class Source:
         ------
         PartitionError : the samples themselves differ between epochs.
         """
-        drawn = drawing(self.index)
-        if self.draws_within or (self.draws if drawn is None else drawn.index.draws):
+        made = drawing(self.index)
+        if self.draws_within or (self.draws if made is None else made.index.draws):
             raise PartitionError(
                 "the samples in memory would have the same random numbers in every epoch",
                 expected="samples that are decoded in every epoch, or functions that get seeds, called last",
                 found="images of which a random section is decoded, or data sets that were joined after map()",
                 remedy="read in every epoch (shuffle=True without cache), or call map() after concat, merge or mix",
             )
-        if drawn is None:
+        if made is None:
             return self, None
-        source = self.of_index(drawn.index, self.transforms)
-        source.profile, source.skipped = self.profile, self.skipped
-        return source, drawn
+        source = self.of_index(made.index, self.transforms)
+        return replace(source, profile=self.profile, skipped=self.skipped), made
 
     def with_index(self, index: Index, transforms: str) -> Source:
         """Return the same opened files with another index, whose rows are the same; they share memory and counters."""
-        source = object.__new__(Source)  # a copy would share no communicator
-        source.__dict__.update({**self.__dict__, "index": index, "transforms": transforms})
-        return source
+        return replace(self, index=index, transforms=transforms)
 
     def alone(self) -> Source:
         """Return the opened files for reads that this process makes on its own."""
-        source = copy(self)
-        source.comm, source.threaded, source._process = Communicator(), True, os.getpid()
-        source._sessions = ReadSessions(source.comm)
-        return source
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to read the share of this rank, without MPI and open files."""
-        comm = Communicator(rank=self.comm.rank, size=self.comm.size)
-        return {**self.__dict__, "comm": comm, "_sessions": None}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        prepare_process()
-        self.__dict__.update(state)
-        self._sessions, self._process = ReadSessions(self.comm), os.getpid()
+        return replace(self, sessions=ReadSessions(Communicator()))
 
     def cache_bytes(self, ranks: int, window_bytes: int = 0) -> int:
         """Return the capacity of a rank's cache of decoded chunks, in bytes.
@@ -207,7 +159,7 @@ class Source:
         # Of each lane two blocks are cached where windows begin and end: a window, and something more.
         windows = KEPT_WINDOWS if self.kept_bytes else 1
         least = max(CACHE_BYTES, self._kept_of_file * 5 // 2)
-        return max(least, windows * max(self.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
+        return max(least, windows * max(self.options.window_bytes or WINDOW_LIMIT, window_bytes * 5 // 4) // ranks)
 
     def read_context(self, window_bytes: int = 0, io: str | None = None) -> ReadContext:
         """Open the files for one reader, of windows of ``window_bytes`` over all ranks. *Collective*.
@@ -217,13 +169,10 @@ class Source:
         window_bytes : of a window, over all ranks.
         io : as of ``Files``; None: that of the data set.
         """
-        if is_child_process() and self._process != os.getpid():
-            self._process = os.getpid()
-            self._sessions = ReadSessions(Communicator(rank=self.comm.rank, size=self.comm.size))
         files = self.index.sources
         of_store = len(files) > 0 and is_url(files.paths[0])  # an object may change between a look at it and a read
         stamp = files.stamp if self._checks_when_opening or of_store else None
-        session = self._sessions.open(files.paths, io or self.io, self.profile, stamp)
+        session = self.sessions.open(files.paths, io or self.options.io, self.profile, stamp)
         return ReadContext(
             session,
             self.index,
@@ -244,13 +193,13 @@ class Source:
         """
         if self.comm.size > 1:
             _ = self.comm.mpi  # raises in a forked process
-        session = self._sessions.open([], "independent")
+        session = self.sessions.open([], "independent")
         return ReadContext(session, self.index, self.buffers, self.scratch, 0, self.profile, lambda: None)
 
     @property
     def _checks_when_opening(self) -> bool:
         """Return whether each rank checks the files that it reads as it opens them: all would be too many."""
-        alone = self.io != "collective" or self.comm.alone
+        alone = self.options.io != "collective" or self.comm.alone
         return alone and len(self.index.sources) > MOST_SHARED_FILES
 
     def _changed_file(self) -> DataError | None:
@@ -402,3 +351,10 @@ class Source:
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
             yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
+
+
+def open_source(sessions: ReadSessions, index: Index, options: ReadOptions, transforms: str = "") -> Source:
+    """Return the files of an index, with memory and counters of their own. Parameters as of `Source`."""
+    profile = Profile()
+    skipped = SkippedSamples(index, profile) if options.on_error == "skip" else None
+    return Source(sessions, index, options, transforms, profile, skipped)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from matex_data.errors import PartitionError
-from matex_data.fields import ElementSpec
+from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
@@ -17,7 +17,7 @@ from matex_data.reading.source import Source
 from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.flatten import Flat, flatten_fields
 from matex_data.transforms.names import matches
-from matex_data.transforms.pad import FIRST, Keep, check_pad, pad_fields, sort_fields
+from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
 from matex_data.transforms.where import find_where
 
 
@@ -31,32 +31,33 @@ class EventOptions:
     flatten : names and patterns of ragged fields whose elements become the samples.
     pad : lengths of ragged fields that become dense, by name or pattern.
     keep : rule by which padding keeps elements.
+
+    Raises
+    ------
+    FormatError : ``where`` is no expression.
+    PartitionError : a length of ``pad`` is below 1; there is nothing to keep.
     """
 
-    where: str | None
-    flatten: tuple[str, ...]
-    pad: Mapping[str, int]
-    keep: Keep
+    where: str | None = None
+    flatten: Names = None
+    pad: Pad | None = None
+    keep: Keep = FIRST
+
+    def __post_init__(self) -> None:
+        _ = self.expression
+        check_pad(self.pad or {})
+        if self.keep != FIRST and not self.pad:
+            raise PartitionError("keep= is a rule for pad=", expected="pad=", found=f"keep={self.keep!r} alone")
 
     @cached_property
     def expression(self) -> Expression | None:
         """Parsed ``where``."""
         return None if self.where is None else parse(self.where)
 
-    def check(self, window: int | None, weights: str | None) -> None:
-        """Raise an error if the options contradict each other.
-
-        Raises
-        ------
-        FormatError : ``where`` is no expression.
-        PartitionError : a length of ``pad`` is below 1; there is nothing to keep; windows would have gaps or no weight.
-        """
-        _ = self.expression
-        check_pad(self.pad)
-        if self.keep != FIRST and not self.pad:
-            raise PartitionError("keep= is a rule for pad=", expected="pad=", found=f"keep={self.keep!r} alone")
+    def check_windows(self, weights: str | None) -> None:
+        """Raise ``PartitionError`` if windows of the samples would have gaps or no weight."""
         given = {"where": self.where, "flatten": self.flatten, "weights": weights}
-        excluded = [name for name, value in given.items() if value] if window is not None else []
+        excluded = [name for name, value in given.items() if value]
         if excluded:
             raise PartitionError(
                 f"window= and {excluded[0]}= exclude each other: windows consist of consecutive events of a file",
@@ -92,7 +93,7 @@ class EventOptions:
         if self.expression is not None and samples is not None:
             samples = find_where(opened, index, samples, self.expression)
         if self.flatten and samples is not None:
-            flat, samples = flatten_fields(opened(index), samples, self.flatten), None
+            flat, samples = flatten_fields(opened(index), samples, as_list(self.flatten)), None
             index, identity = flat.index, flat.digest
         if self.pad:
             index = pad_fields(index, self.pad, self.keep, elements.names)

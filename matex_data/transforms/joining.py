@@ -29,7 +29,7 @@ def check_sources(sources: Sequence[Source]) -> None:
                 expected="one communicator for all of them",
                 remedy="open them with the same comm=",
             )
-        options, found = first.options, other.options
+        options, found = vars(first.options), vars(other.options)
         ignored = {"io"} if is_in_memory(first) or is_in_memory(other) else set()
         differ = [name for name in options if options[name] != found[name] and name not in ignored]
         if differ:

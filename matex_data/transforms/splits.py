@@ -9,7 +9,7 @@ from typing import Any
 from matex_data.errors import PartitionError
 from matex_data.index.chosen import Samples
 from matex_data.index.joined import join_samples
-from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.permutation import check_seed
@@ -130,7 +130,8 @@ class Whole:
     def _assignment(self, fractions: Sequence[float], options: SplitOptions) -> Assignment:
         """Return the set of each sample by its values. *Collective*."""
         remedy = "call split and kfold with the same arguments on every rank"
-        self.comm.check_equal(f"{fractions}, {options}", "the ranks split differently", remedy)
+        arguments = {"fractions": fractions, **vars(options)}
+        self.comm.agree(equal=Equal(arguments, "the ranks split differently", remedy))
         if options.at is not None:
             source, name = self.source_of(options.along)
             return divide_at(source, self.samples, name, options.at, windows=bool(self.ties.overlap))

@@ -21,6 +21,7 @@ from matex_data.epochs.costs import estimate_costs
 from matex_data.epochs.strategies import ORDERED_SAMPLES, READ_BYTES, steps_within
 from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool, Pools
+from tests.support.sources import with_source
 
 ROWS, CHUNK, BATCH = 3000, 50, 60
 TIGHT = 1 << 20  # bytes of a window of five chunks
@@ -96,7 +97,7 @@ def test_ranks_that_share_lanes_read_the_same_chunks(path: Path) -> None:
     assert shared.shared and shared.amplification < 1.05 and not shared.remedies
     assert "each chunk is read by one rank" in str(shared)
     assert 4 < shared.messages_per_step < shared.most_messages_per_step
-    data._source.shared = False
+    data = with_source(data, shared=False)
     costs = data.read_plan(BATCH, ranks=30, ranks_per_node=10)
     assert not costs.shared and costs.messages_per_step < 4
     assert costs.lanes == 2 and costs.amplification > 10
@@ -112,7 +113,7 @@ def test_rows_of_a_block_are_read_as_one_where_many_ranks_need_one_each() -> Non
     few, many = (data.read_plan(64 * ranks, ranks=ranks) for ranks in (256, 10_000))
     assert not few.shared and many.shared
     assert many.mean_read_bytes > 250_000 and many.amplification < 1.05
-    data._source.shared = False
+    data = with_source(data, shared=False)
     assert data.read_plan(640_000, ranks=10_000).mean_read_bytes < 25_000
 
 
@@ -186,7 +187,7 @@ def test_arguments_are_checked(path: Path) -> None:
 def _warned(comm: MPI.Intracomm, path: Path, shared: bool | None) -> list[str]:
     """Return the warnings of two calls of ``batches``."""
     data = md.open_dataset(path, comm=comm, window_bytes=TIGHT)
-    data._source.shared = shared
+    data = with_source(data, shared=shared)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         data.batches(BATCH, shuffle=True, seed=1)

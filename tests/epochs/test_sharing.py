@@ -18,6 +18,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.reading.buffers import BufferPool
 from matex_data.sampling.schedule import Schedule
 from tests.support.ranks import Pools
+from tests.support.sources import with_source
 
 ROWS, BATCH, WIDTH, DEPTH = 1003, 24, 300, 100
 TEXTS = [b"n" * (number % 7) for number in range(ROWS)]
@@ -55,8 +56,7 @@ def _damaged(path: Path, tmp_path: Path) -> Path:
 
 def _opened(comm: MPI.Intracomm, path: Path, shared: bool | None, **options: Any) -> md.Dataset:
     data = md.open_dataset(path, comm=comm, window_bytes=4 * BATCH * WIDTH * 4, **options)
-    data._source.shared = shared
-    return data
+    return with_source(data, shared=shared)
 
 
 def _epochs(comm: MPI.Intracomm, path: Path, shared: bool, shuffle: bool, remainder: str, **options: Any) -> Any:

@@ -23,9 +23,11 @@ from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.io.sessions import read_sessions
 from matex_data.reading.context import NO_ROWS
+from matex_data.reading.options import ReadOptions
 from matex_data.reading.skipping import SkippingRead
-from matex_data.reading.source import Source
+from matex_data.reading.source import open_source
 from tests.support.ranks import Pools
+from tests.support.sources import with_source
 
 ROWS, CHUNK, BATCH = 1003, 16, 24
 BAD_CHUNKS = (3, 40, 41)
@@ -174,9 +176,8 @@ def test_whole_reads_leave_damaged_samples_out(damaged: Path, ranks: Pools, size
 def _damaged_after_opening(comm: MPI.Intracomm, path: Path, options: dict[str, Any]) -> Any:
     """Damage a file behind its index, and return the samples of an epoch and what was skipped."""
     data = open_dataset(path, comm=comm, on_error="skip", **options)
-    data._source.index = data._source.index.with_stamps(
-        dict.fromkeys(data.paths)
-    )  # a file that has changed is refused otherwise
+    unstamped = data._source.index.with_stamps(dict.fromkeys(data.paths))
+    data = with_source(data, index=unstamped)  # a file that has changed is refused otherwise
     comm.barrier()
     if comm.rank == 0:
         DAMAGES[path.suffix](path)
@@ -266,7 +267,8 @@ IMAGE = Field("image", (), np.dtype("u1"), ragged=True, inner=(None, None, 3))
 
 def _images(comm: MPI.Intracomm, cache: str | None, order: dict[str, Any]) -> Any:
     index = Index({"image": IMAGE}, [FileIndex("folder", 60, {"image": Folder()})])
-    source = Source(read_sessions(comm), index, io="independent", window_bytes=1 << 20, cache=cache, on_error="skip")
+    options = ReadOptions("independent", window_bytes=1 << 20, cache=cache, on_error="skip")
+    source = open_source(read_sessions(comm), index, options)
     data = Dataset(source, ElementSpec("image"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

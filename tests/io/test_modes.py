@@ -15,6 +15,7 @@ from matex_data.io import modes
 from matex_data.io.files import Files
 from matex_data.io.modes import MOST_SHARED_FILES, choose
 from matex_data.io.sessions import read_sessions
+from matex_data.reading.options import ReadOptions
 from tests.io.test_mounts import TABLE
 from tests.support.ranks import Pool
 
@@ -46,7 +47,7 @@ def test_hints_choose_collective_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MATEX_IO_HINTS", "romio_cb_read=enable")
     assert choose("auto", ["/home/x.h5"]).collective
     with pytest.raises(PartitionError, match="unknown mode"):
-        choose("parallel", [])
+        ReadOptions(io="parallel")  # type: ignore[arg-type]
 
 
 def _arrays(batch: Any) -> list[Any]:

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.abort import abort_job
+from matex_data.mpi.communicator import Equal
 from matex_data.training.comm.channel import Channel
 
 REMEDY = "train one model after the other in one thread; use more ranks, or processes, to train several at once"
@@ -50,7 +51,7 @@ class TrainingThread:
         try:
             if thread is not threading.main_thread():
                 problem = f"{name}() is called by other threads on other ranks"
-                self._channel.communicator.check_equal(f"the thread {thread.name!r}", problem, REMEDY)
+                self._channel.communicator.agree(equal=Equal({"thread": thread.name}, problem, REMEDY))
             yield
         finally:
             self._training.release()
