@@ -17,7 +17,7 @@ from matex_data.opening.indexing import share_facts
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed
-from matex_data.transforms.joining import check_sources, is_in_memory, join_indexes, join_ties, named
+from matex_data.transforms.joining import check_sources, is_in_memory, join_sources, join_ties, named
 from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, merge_ties, pair_samples
 
 
@@ -49,7 +49,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     (40, {0: 10, 1: 10, 8: 10, 9: 10})
     """
     sources = _sources(datasets)
-    index = join_indexes(sources)
+    index = join_sources(sources)
     _check_elements(datasets, sources)
     totals = [len(source.index) for source in sources]
     first = np.cumsum([0, *totals])
@@ -289,7 +289,7 @@ class _FurtherOfAll:
         """Return the opened files of all with a field, and its name. *Collective*. Raises like ``concat``."""
         found = [data._source_of(name) for data in self.datasets]
         selected = [source.of_index(_only(source.index, field), "") for source, field in found]
-        return selected[0].of_index(join_indexes(selected), ""), found[0][1]
+        return selected[0].of_index(join_sources(selected), ""), found[0][1]
 
 
 def _only(index: Index, name: str) -> Index:

@@ -208,6 +208,22 @@ def is_pattern(name: str) -> bool:
     return any(character in name for character in "*?[")
 
 
+def matching(pattern: str, available: Collection[str]) -> list[str]:
+    """Return the available names that fit a name or pattern. A name that is available is no pattern.
+
+    Parameters
+    ----------
+    pattern : wildcards are those of ``fnmatch``: ``*``, ``?`` and ``[...]``.
+    available : names, in order.
+
+    Examples
+    --------
+    >>> matching("Muon_*", ["nMuon", "Muon_pt"]), matching("hits[0]", ["hits0", "hits[0]"])
+    (['Muon_pt'], ['hits[0]'])
+    """
+    return [pattern] if pattern in available else [name for name in available if fnmatchcase(name, pattern)]
+
+
 def field_of(fields: Schema, name: str) -> Field:
     """Return the field of a name.
 
@@ -223,11 +239,11 @@ def field_of(fields: Schema, name: str) -> Field:
 def expand_names(names: Iterable[str], available: Collection[str], file: str | None = None) -> list[str]:
     """Return the names with each pattern replaced by the available names that match it, without duplicates.
 
-    A name that is available is never a pattern, and a name without wildcards is kept as it is.
+    A name without wildcards is kept as it is.
 
     Parameters
     ----------
-    names : names and patterns; wildcards are those of ``fnmatch``: ``*``, ``?`` and ``[...]``.
+    names : names and patterns; see `matching`.
     available : names of the fields, in order.
     file : path of the file, for the error.
 
@@ -245,8 +261,8 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
         if name in available or not is_pattern(name):
             expanded[name] = None
             continue
-        matching = [other for other in available if fnmatchcase(other, name)]
-        if not matching:
+        found = matching(name, available)
+        if not found:
             raise FieldNotFound(
                 NO_MATCH,
                 file=file,
@@ -254,7 +270,7 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
                 expected=f"a pattern that matches one of {near_matches(name, available)}",
                 found=f"{len(available)} fields, none of which match",
             )
-        expanded.update(dict.fromkeys(matching))
+        expanded.update(dict.fromkeys(found))
     return list(expanded)
 
 

@@ -19,7 +19,7 @@ from pyarrow import json as arrow_json
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import FormatError
-from matex_data.index.decoded import Selection
+from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
@@ -165,12 +165,12 @@ class LineBlocks(ArrowBlocks):
     def end(self) -> int:
         return int((self.offset + self.nbytes).max(initial=0))
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():
             offset, nbytes = self.ranges(int(selection.blocks.number[i]), [0])
             yield ReadRequest(offset, nbytes, on_complete=partial(self._decode, selection, i))
 
-    def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, i: int, stored: Bytes) -> None:
         self.decode_block(selection, i, lambda block, names: self._values(block, names, stored))
 
     def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, Values]:

@@ -16,7 +16,8 @@ from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.united import concatenate
 from matex_data.io.sessions import read_sessions
-from matex_data.reading.source import Source
+from matex_data.reading.options import ReadOptions
+from matex_data.reading.source import open_source
 from matex_data.transforms.names import ragged_fields
 from tests.support.ranks import Pools
 
@@ -53,7 +54,8 @@ def index(*fields: Field) -> Index:
 
 
 def opened(comm: MPI.Intracomm, cache: str | None = None) -> Dataset:
-    source = Source(read_sessions(comm), index(COLOUR, GRAY), io="independent", window_bytes=1 << 20, cache=cache)
+    options = ReadOptions("independent", window_bytes=1 << 20, cache=cache)
+    source = open_source(read_sessions(comm), index(COLOUR, GRAY), options)
     return Dataset(source, ElementSpec())
 
 

@@ -119,7 +119,7 @@ class Chunked(Layout):
         bands = even_blocks(rows, depth)
         number = (bands.number[:, None] * self.band_cells + self._numbers).reshape(-1)
         entry = self.entries(number)
-        selection = Selection(bands, entry, outs, Reserved())
+        selection = SelectedChunks(bands, entry, outs, Reserved())
         whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
         to_read = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
@@ -136,7 +136,7 @@ class Chunked(Layout):
         for chunks in self._groups(np.flatnonzero(to_read)):
             yield self.read_chunks(selection, chunks)
 
-    def read_chunks(self, selection: Selection, chunks: Integers) -> ReadRequest:
+    def read_chunks(self, selection: SelectedChunks, chunks: Integers) -> ReadRequest:
         """Return the read of a group of chunks, which one thread decodes."""
         at = selection.entry[chunks]
         return ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, chunks))
@@ -180,14 +180,14 @@ class Chunked(Layout):
         count = max(1, min(most, max(least, len(chunks) * each // tasks_of_window())) // each)
         return (chunks[start : start + count] for start in range(0, len(chunks), count))
 
-    def _decode(self, selection: Selection, chunks: Integers, stored: Bytes) -> None:
+    def _decode(self, selection: SelectedChunks, chunks: Integers, stored: Bytes) -> None:
         """Decode a group of chunks."""
         ends = np.cumsum(self.nbytes[selection.entry[chunks]]).tolist()
         self.decode_chunks(
             selection, chunks, (stored[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True))
         )
 
-    def decode_chunks(self, selection: Selection, chunks: Integers, stored: Iterable[Bytes | None]) -> None:
+    def decode_chunks(self, selection: SelectedChunks, chunks: Integers, stored: Iterable[Bytes | None]) -> None:
         """Decode chunks; on an error, fail the one, and give up the others that are left.
 
         Parameters
@@ -220,7 +220,7 @@ class Chunked(Layout):
             remedy="the file is damaged there: restore it from its source",
         )
 
-    def _decode_chunk(self, selection: Selection, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
+    def _decode_chunk(self, selection: SelectedChunks, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:
         kept, mask = i in selection.reserved, self.mask_of(entry)
         (path, out), *others = selection.outs
         if not (kept or path or others) and self._decode_in_place(rows, out, stored, mask):
@@ -254,27 +254,27 @@ class Chunked(Layout):
         whole = self.chunk_shape[1:] == out.shape[1:] and not self.axis and not self.chosen
         return whole and self.convert is None and self.dtype == out.dtype and out.flags.c_contiguous
 
-    def _rows(self, selection: Selection, i: int) -> _Rows:
+    def _rows(self, selection: SelectedChunks, i: int) -> _Rows:
         """Return the selected rows of a chunk, counted from its first one, and their destinations."""
         band = i // len(self._cells)
         begin = int(selection.bands.number[band]) * self.chunk_shape[0]
         return selection.bands.rows(band, begin), selection.bands.destinations(band)
 
-    def _scatter(self, selection: Selection, i: int, rows: _Rows, chunk: Array) -> None:
+    def _scatter(self, selection: SelectedChunks, i: int, rows: _Rows, chunk: Array) -> None:
         local, destination = rows
         outer, inner = self._cells[i % len(self._cells)]
         for path, out in selection.outs:
             scatter(out[outer], destination, _region(member(chunk, path), local, inner), self.convert)
 
-    def _copy_cached(self, selection: Selection, i: int, chunk: Chunk, _: Bytes) -> None:
+    def _copy_cached(self, selection: SelectedChunks, i: int, chunk: Chunk, _: Bytes) -> None:
         self._scatter(selection, i, self._rows(selection, i), chunk.value)
 
-    def _fill_pending(self, selection: Selection, i: int) -> None:
+    def _fill_pending(self, selection: SelectedChunks, i: int) -> None:
         """Fill the rows of a chunk that turned out to be missing, and pass it on to the windows that need it."""
         selection.reserved.complete(i, np.broadcast_to(self.fill, self.chunk_shape))
         self._fill(selection, i, EMPTY.view(np.uint8))
 
-    def _fill(self, selection: Selection, i: int, _: Bytes) -> None:
+    def _fill(self, selection: SelectedChunks, i: int, _: Bytes) -> None:
         """Fill the rows of a chunk that was never written."""
         outer = self._cells[i % len(self._cells)][0]
         destination = selection.bands.destinations(i // len(self._cells))
@@ -318,7 +318,7 @@ def _region(chunk: Array, rows: RowIndices, inner: tuple[_Along, ...]) -> Array:
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectedChunks:
     """Chunks that hold selected rows, numbered band by band.
 
     Parameters

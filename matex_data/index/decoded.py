@@ -45,7 +45,7 @@ class DecodedBlocks(Table):
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         blocks = uneven_blocks(rows, self.edges)
-        selection = Selection(blocks, outs, Reserved())
+        selection = SelectedBlocks(blocks, outs, Reserved())
         whole = blocks.count == np.diff(self.edges)[blocks.number]
         to_read = whole.copy()
         for i in np.flatnonzero(~whole).tolist():
@@ -64,7 +64,7 @@ class DecodedBlocks(Table):
         return self, block
 
     @abstractmethod
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         """Yield the reads of the blocks at these positions of the selection; each is passed to `complete` or fails."""
 
     @abstractmethod
@@ -75,7 +75,7 @@ class DecodedBlocks(Table):
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         """Assign ``out[destination]`` the rows of a decoded block, for the field of this name."""
 
-    def decode_block(self, selection: Selection, i: int, decode: Callable[[int, list[str]], Any]) -> None:
+    def decode_block(self, selection: SelectedBlocks, i: int, decode: Callable[[int, list[str]], Any]) -> None:
         """Decode a block by a function of its number and of names of fields, for all who need it; or fail for all.
 
         Parameters
@@ -89,15 +89,15 @@ class DecodedBlocks(Table):
             raise
         self.complete(selection, i, decoded)
 
-    def complete(self, selection: Selection, i: int, block: Any) -> None:
+    def complete(self, selection: SelectedBlocks, i: int, block: Any) -> None:
         """Copy the selected rows of a decoded block, and pass the block on to other windows."""
         selection.reserved.complete(i, block)
         self._scatter(selection, i, block)
 
-    def _copy_cached(self, selection: Selection, i: int, block: Chunk, _: Bytes) -> None:
+    def _copy_cached(self, selection: SelectedBlocks, i: int, block: Chunk, _: Bytes) -> None:
         self._scatter(selection, i, block.value)
 
-    def _scatter(self, selection: Selection, i: int, block: Any) -> None:
+    def _scatter(self, selection: SelectedBlocks, i: int, block: Any) -> None:
         blocks = selection.blocks
         local = blocks.rows(i, int(self.edges[blocks.number[i]]))
         for name, out in selection.outs:
@@ -167,17 +167,17 @@ class ByteRangeBlocks(DecodedBlocks):
     def key(self, block: int, outs: Outputs) -> Hashable:
         return self, block, tuple(name for name, _ in outs)
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():
             at = selection.blocks.number[i : i + 1]
             yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, i))
 
-    def _decode(self, selection: Selection, i: int, stored: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, i: int, stored: Bytes) -> None:
         self.decode_block(selection, i, lambda block, names: self.decode(block, names, stored))
 
 
 @dataclass(frozen=True)
-class Selection:
+class SelectedBlocks:
     """Selected rows, grouped by block.
 
     Parameters

@@ -20,7 +20,7 @@ from matex_data.index.columns import compact, joined
 from matex_data.index.container import ColumnReader, ColumnWriter, member, unpacked
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
 from matex_data.index.groups import Group
-from matex_data.index.paths import PathTable
+from matex_data.index.path_table import PathTable
 from matex_data.index.sources import sources_of
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.locks import Lock, cached_property

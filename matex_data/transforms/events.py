@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from matex_data.errors import PartitionError
-from matex_data.fields import ElementSpec, Names, as_list
+from matex_data.fields import ElementSpec, Names, as_list, matching
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
@@ -16,7 +16,6 @@ from matex_data.locks import cached_property
 from matex_data.reading.source import Source
 from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.flatten import Flat, flatten_fields
-from matex_data.transforms.names import matches
 from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
 from matex_data.transforms.where import find_where
 
@@ -105,4 +104,5 @@ def _only(index: Index, required: Sequence[str] | None) -> Index:
     """Return the index with the fields that any of the required names and patterns fits."""
     if required is None:
         return index
-    return index.select([name for name in index.fields if any(matches(pattern, name) for pattern in required)])
+    wanted = {name for pattern in required for name in matching(pattern, index.fields)}
+    return index.select([name for name in index.fields if name in wanted])

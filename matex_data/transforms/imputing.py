@@ -18,7 +18,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Field, Schema
+from matex_data.fields import MISSING_INTEGER, Field, Schema, is_pattern, matching
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
@@ -27,7 +27,6 @@ from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import merged_counts
 from matex_data.transforms.missing import is_missing, replace_missing
-from matex_data.transforms.names import is_pattern, matches
 from matex_data.transforms.stack import column_axis
 
 KEEP, MEAN, MODE = "nan", "mean", "mode"
@@ -50,7 +49,7 @@ def check_rules(rules: Rules) -> None:
 
 
 @dataclass(frozen=True)
-class Column:
+class FilledColumn:
     """Field, or column of a stack, whose missing values are replaced.
 
     Parameters
@@ -73,7 +72,7 @@ class Column:
         return array[:, self.number] if self.axis == 1 else array[..., self.number]
 
 
-def find_columns(fields: Schema, rules: Rules) -> list[Column]:
+def find_columns(fields: Schema, rules: Rules) -> list[FilledColumn]:
     """Return the columns that the rules apply to; names come before patterns, patterns in their order.
 
     Raises
@@ -81,22 +80,23 @@ def find_columns(fields: Schema, rules: Rules) -> list[Column]:
     FieldNotFound : a name is no field.
     FormatError : a named field cannot have missing values, or has no mean.
     """
-    ordered = sorted(rules, key=is_pattern)
-    found: list[Column] = []
+    known = [column for field in fields.values() for column, _, _ in _columns(field)]
+    ordered = sorted(rules, key=lambda rule: rule not in known)
+    fitting = {rule: set(matching(rule, known)) for rule in ordered}
+    found: list[FilledColumn] = []
     used: set[str] = set()
     for field in fields.values():
         for column, number, axis in _columns(field):
-            pattern = next((one for one in ordered if matches(one, column)), None)
+            pattern = next((one for one in ordered if column in fitting[one]), None)
             if pattern is None:
                 continue
             used.add(pattern)
             rule = rules[pattern]
             if rule == KEEP or not _applies(field, column, rule, named=pattern == column):
                 continue
-            found.append(Column(field.name, number, axis, rule))
+            found.append(FilledColumn(field.name, number, axis, rule))
     unused = next((name for name in ordered if name not in used and not is_pattern(name)), None)
     if unused is not None:
-        known = [column for field in fields.values() for column, _, _ in _columns(field)]
         raise FieldNotFound("missing= names no field", field=unused, expected=f"one of {near_matches(unused, known)}")
     return found
 
@@ -141,7 +141,7 @@ class Imputation:
     mapped : functions of ``map`` have got what it has filled in.
     """
 
-    columns: Sequence[Column]
+    columns: Sequence[FilledColumn]
     index: Index
     transforms: str
     mapped: bool = False
@@ -187,7 +187,7 @@ class Imputation:
         return source.with_index(index, f"{self.transforms}missing {digest}")
 
 
-def _fill(name: str, values: Sequence[tuple[Column, Any]], call: Call) -> None:
+def _fill(name: str, values: Sequence[tuple[FilledColumn, Any]], call: Call) -> None:
     """Replace the missing values of the columns of a field."""
     if name not in call.placed:
         call.fill(name, call.inputs[name])
@@ -202,7 +202,7 @@ class _Mean:
     overflow.
     """
 
-    def __init__(self, column: Column, field: Field) -> None:
+    def __init__(self, column: FilledColumn, field: Field) -> None:
         self._column, self._dtype = column, field.dtype
         self._sums: dict[int, int] = {}
         self._count = 0
@@ -240,7 +240,7 @@ class _Mean:
 class _Mode:
     """Most frequent value; of several the smallest."""
 
-    def __init__(self, column: Column, field: Field) -> None:
+    def __init__(self, column: FilledColumn, field: Field) -> None:
         self._column, self._field = column, field
         self._counts: dict[Any, int] = {}
 
@@ -259,10 +259,10 @@ class _Mode:
         return min(counts, key=lambda value: (-counts[value], value))
 
 
-_TALLIES: dict[Any, Callable[[Column, Field], _Mean | _Mode]] = {MEAN: _Mean, MODE: _Mode}
+_TALLIES: dict[Any, Callable[[FilledColumn, Field], _Mean | _Mode]] = {MEAN: _Mean, MODE: _Mode}
 
 
-def _no_value(column: Column) -> FormatError:
+def _no_value(column: FilledColumn) -> FormatError:
     return FormatError(
         f"missing= needs the {column.rule} of a field without values",
         field=column.name,

@@ -10,8 +10,7 @@ import numpy as np
 from matex_data.errors import FormatError, PartitionError
 from matex_data.index.chosen import Chosen
 from matex_data.index.computed import Computed
-from matex_data.index.joined import join_indexes as joined
-from matex_data.index.joined import join_samples
+from matex_data.index.joined import join_indexes, join_samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.memory import NAME as IN_MEMORY
@@ -51,7 +50,7 @@ def named(source: Source, number: int) -> str:
     return f"data set {number} ({source.index.files.paths[0]!r}, ...)"
 
 
-def join_indexes(sources: Sequence[Source]) -> Index:
+def join_sources(sources: Sequence[Source]) -> Index:
     """Return one index of the samples of all data sets, one after the other.
 
     Raises
@@ -61,7 +60,7 @@ def join_indexes(sources: Sequence[Source]) -> Index:
     """
     for number, source in enumerate(sources[1:], 2):
         _check_same(sources[0], source, number)
-    return joined([source.index for source in sources])
+    return join_indexes([source.index for source in sources])
 
 
 def _check_same(first: Source, other: Source, number: int) -> None:

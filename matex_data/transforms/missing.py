@@ -17,13 +17,12 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field
+from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, matching
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
-from matex_data.transforms.names import matches
 from matex_data.transforms.select import select_samples
 
 MODES = ("nan", "mask", "drop")
@@ -65,7 +64,8 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     by_field = isinstance(missing, Mapping)
     if isinstance(missing, Mapping):
         rules = [rule for rule, value in missing.items() if isinstance(value, Real)]
-        _check_no_integers({n: f for n, f in index.fields.items() if not any(matches(rule, n) for rule in rules)})
+        ruled = {name for rule in rules for name in matching(rule, index.fields)}
+        _check_no_integers({name: field for name, field in index.fields.items() if name not in ruled})
     floats = [field for field in index.fields.values() if _is_nullable(field) and not field.ragged]
     whole = names is None and not by_field
     masked = [f for f in floats if whole or MASK.format(f.name) in (names or ())]

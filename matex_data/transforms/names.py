@@ -2,29 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Schema
-
-
-def is_pattern(name: str) -> bool:
-    """Return whether a name stands for several: ``*`` is any text, ``?`` any character."""
-    return "*" in name or "?" in name
-
-
-def matches(pattern: str, name: str) -> bool:
-    """Return whether a name equals ``pattern``, or fits it.
-
-    >>> matches("Muon_*", "Muon_pt"), matches("Muon_*", "nMuon"), matches("hits[0]", "hits[0]")
-    (True, False, True)
-    """
-    expression = re.escape(pattern).replace(r"\*", ".*").replace(r"\?", ".")
-    return pattern == name or re.fullmatch(expression, name, re.DOTALL) is not None
+from matex_data.fields import MASK, Schema, matching
 
 
 def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, Integers], remedy: str) -> None:
@@ -70,8 +54,8 @@ def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: st
 
     def is_mask(name: str) -> bool:
         base = name.removesuffix(ending)
-        requested = any(matches(other, base) for other in (*names, *made) if other != name)
-        return base != name and requested and any(matches(pattern, base) for pattern in patterns)
+        requested = any(matching(other, [base]) for other in (*names, *made) if other != name)
+        return base != name and requested and any(matching(pattern, [base]) for pattern in patterns)
 
     return [name for name in names if not is_mask(name)]
 
@@ -92,8 +76,8 @@ def ragged_fields(fields: Schema, patterns: Iterable[str], option: str) -> dict[
     """
     ragged = [name for name, field in fields.items() if field.ragged and field.inner == (None,)]
     found: dict[str, str] = {}
-    for pattern in sorted(patterns, key=is_pattern):
-        fitting = [name for name in ragged if matches(pattern, name)]
+    for pattern in sorted(patterns, key=lambda name: name not in ragged):
+        fitting = matching(pattern, ragged)
         if not fitting:
             raise _not_ragged(pattern, fields, ragged, option)
         found = {**dict.fromkeys(fitting, pattern), **found}

@@ -15,7 +15,7 @@ import pyarrow as pa
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.decoded import Selection
+from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
 from matex_data.locks import Lock
 from matex_data.readers.parquet.blocks import ArrowBlocks
@@ -59,7 +59,7 @@ class RecordBatches(ArrowBlocks):
     def columns(self, names: Sequence[str]) -> list[int]:
         return sorted({self.column[name] for name in names})
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         columns = self.columns([name for name, _ in selection.outs])
         for i in positions.tolist():
             block = int(selection.blocks.number[i])
@@ -69,7 +69,7 @@ class RecordBatches(ArrowBlocks):
             on_complete = partial(self._decode, selection, i, offset, nbytes)
             yield ReadRequest(offset, nbytes, fetch=partial(self._fetch, block), on_complete=on_complete)
 
-    def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
         is_kept = i in selection.reserved  # Arrow's arrays are views of the bytes, whose memory is reused
 
         def values(block: int, names: Sequence[str]) -> dict[str, Values]:

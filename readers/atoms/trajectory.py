@@ -15,7 +15,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
-from matex_data.index.decoded import DecodedBlocks, Selection
+from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
@@ -86,7 +86,7 @@ class TrajectoryBlocks(DecodedBlocks):
     def key(self, block: int, outs: Outputs) -> tuple[Any, ...]:
         return self, block, tuple(name for name, _ in outs)
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():
             read = _Read(self.path, range(*self.edges[selection.blocks.number[i] :][:2].tolist()))
             on_complete = partial(self._decode, selection, i, read)
@@ -95,7 +95,7 @@ class TrajectoryBlocks(DecodedBlocks):
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         assign(block[name], rows, out, destination)
 
-    def _decode(self, selection: Selection, i: int, read: _Read, _: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, i: int, read: _Read, _: Bytes) -> None:
         fields = {name: self.fields[name] for name, _ in selection.outs}
         self.decode_block(selection, i, lambda *_: columns_of(self.path, read.rows.start, read.frames, fields))
 

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
-from matex_data.index.decoded import Selection
+from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Limits, ReadRequest
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
@@ -62,7 +62,7 @@ class RowGroups(ArrowBlocks):
             low, high = (bound.astype(member.field.dtype).astype(np.float64) for bound in (low, high))
         return Limits(self.edges, low, high)
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         columns = self.columns([name for name, _ in selection.outs])
         for i in positions.tolist():
             block = int(selection.blocks.number[i])
@@ -74,7 +74,7 @@ class RowGroups(ArrowBlocks):
         """Read the footer, in a thread that waits for the storage."""
         self.footer.metadata()
 
-    def _decode(self, selection: Selection, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
         def values(block: int, names: Sequence[str]) -> dict[str, Values]:
             source = _Ranges(offset, np.cumsum(nbytes) - nbytes, nbytes, stored, self.end())
             return self._values(block, source, names)

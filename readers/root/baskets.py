@@ -25,7 +25,7 @@ from uproot.interpretation.strings import AsStrings
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.decoded import Selection
+from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
 from matex_data.index.table import Outputs
 from matex_data.machine import tasks_of_window
@@ -92,12 +92,12 @@ class Baskets(BranchBlocks):
         elements = max(0.0, self.stored_bytes() * self.ratio - self.rows * per_entry) / self.encoding.dtype.itemsize
         return int(elements * member.field.dtype.itemsize)
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for group in self._groups(selection, positions):
             at = selection.blocks.number[group]
             yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, group))
 
-    def _groups(self, selection: Selection, positions: Integers) -> list[Integers]:
+    def _groups(self, selection: SelectedBlocks, positions: Integers) -> list[Integers]:
         """Split the baskets into groups for one thread each: large ones, but at least two for each thread."""
         if not len(positions):
             return []
@@ -106,7 +106,7 @@ class Baskets(BranchBlocks):
         size = min(most, max(least, float(ends[-1]) / tasks_of_window()))
         return np.split(positions, np.flatnonzero(np.diff(ends // size)) + 1)
 
-    def _decode(self, selection: Selection, positions: Integers, stored: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, positions: Integers, stored: Bytes) -> None:
         """Decode a group of baskets; on an error, fail the one, and give up the others that are left."""
         numbers, end = positions.tolist(), 0
         for done, i in enumerate(numbers):

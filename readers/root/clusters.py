@@ -11,7 +11,7 @@ import awkward as ak
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.decoded import Selection
+from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.index.table import Outputs
 from matex_data.locks import Lock
@@ -42,11 +42,11 @@ class Clusters(BranchBlocks):
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.edges[block + 1] - self.edges[block]) * self.row_bytes
 
-    def block_requests(self, selection: Selection, positions: Integers) -> Iterator[ReadRequest]:
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():
             yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
 
-    def _decode(self, selection: Selection, i: int, _: Bytes) -> None:
+    def _decode(self, selection: SelectedBlocks, i: int, _: Bytes) -> None:
         self.decode_block(selection, i, lambda block, _: self._read(block))
 
     def _read(self, block: int) -> ak.Array:

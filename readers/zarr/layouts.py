@@ -18,7 +18,7 @@ from matex_data.codecs.bounded import BrokenChunk
 from matex_data.codecs.scratch import new_memory
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.chunked import Chunked, Selection
+from matex_data.index.chunked import Chunked, SelectedChunks
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.readers.zarr.arrays import ArrayMetadata
@@ -107,12 +107,12 @@ class FetchedChunks(Chunked):
     def mask_of(self, entry: int) -> int:
         return 0
 
-    def read_chunks(self, selection: Selection, chunks: Integers) -> ReadRequest:
+    def read_chunks(self, selection: SelectedChunks, chunks: Integers) -> ReadRequest:
         fetched = _Fetched(self.source, selection.entry[chunks].tolist())
         on_complete = partial(self._decode_fetched, selection, chunks, fetched)
         return ReadRequest(EMPTY, EMPTY, fetch=fetched.read, on_complete=on_complete)
 
-    def _decode_fetched(self, selection: Selection, chunks: Integers, fetched: _Fetched, _: Bytes) -> None:
+    def _decode_fetched(self, selection: SelectedChunks, chunks: Integers, fetched: _Fetched, _: Bytes) -> None:
         try:
             self.decode_chunks(selection, chunks, fetched.chunks)
         finally:

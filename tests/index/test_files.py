@@ -24,7 +24,7 @@ from matex_data.index.columns import Lists, compact
 from matex_data.index.descriptors import join, separate
 from matex_data.index.files import KEPT, DerivedFiles, FileColumns, FileIndex, FileList, columns_of
 from matex_data.index.model import Index
-from matex_data.index.paths import PathTable
+from matex_data.index.path_table import PathTable
 from matex_data.index.runs import Runs, compress
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.index.strided import Strided

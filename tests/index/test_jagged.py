@@ -14,8 +14,10 @@ from matex_data.codecs.pipeline import Pipeline
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
+from matex_data.index.descriptors import OF_JOB
 from matex_data.index.jagged import Content, Jagged, compact, jagged_columns
 from matex_data.index.model import FileIndex, Index, RowSelection
+from matex_data.index.stored import from_bytes, to_bytes
 from matex_data.index.strided import Strided
 from tests.index.samples import selections
 from tests.support.serial import every_row, read_rows
@@ -81,6 +83,20 @@ def test_neighbouring_samples_are_one_range(tmp_path: Path) -> None:
 def test_offsets_take_the_smallest_type() -> None:
     for last, dtype in ((255, "u1"), (256, "u2"), (1 << 16, "u4"), (1 << 32, "i8")):
         assert compact(np.array([0, last])).dtype == np.dtype(dtype)
+
+
+def test_equal_offsets_are_one_number(tmp_path: Path) -> None:
+    """Lists without elements: their offsets are a view of one number, to which nobody can write."""
+    offsets = compact(np.full(1001, 7))
+    assert offsets.strides == (0,) and offsets.base.nbytes == 8 and not offsets.flags.writeable
+    assert offsets.tolist() == [7] * 1001
+    native = np.dtype("f8")
+    for layout in _layouts(9, np.arange(9.0), tmp_path / "a.bin").values():
+        columns = jagged_columns(offsets, {"x": Content(layout, native)})
+        index = Index({"x": Field("x", (), native, ragged=True)}, [FileIndex(str(tmp_path / "a.bin"), 1000, columns)])
+        restored = from_bytes(to_bytes(index, "key"), OF_JOB)[1]
+        for read in (index, restored):
+            assert [len(values) for values in every_row(read, "x")] == [0] * 1000
 
 
 def test_the_bytes_of_the_elements_count() -> None:
