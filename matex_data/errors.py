@@ -9,7 +9,9 @@ import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, TypeVar
+
+Kind = TypeVar("Kind", bound="DataError")
 
 FULL_TRACEBACK = "MATEX_TRACEBACK"
 """Environment variable; "full": the whole traceback of a ``DataError``."""
@@ -67,39 +69,39 @@ class DataError(Exception):
         return "\n".join(lines)
 
     def at(self, file: str, field: str | None) -> DataError:
-        """Return the error with this location, unless it has one already.
+        """Add this location, unless there is one already; return the error itself, which travels as one object.
 
         Examples
         --------
         >>> print(DataError("the file is empty").at("x.npy", None))
         the file is empty (file 'x.npy')
         """
-        kind, problem, facts = self.__reduce__()[1]
-        facts["file"] = self.file or file
-        facts["field"] = self.field or field
-        return _rebuild(kind, problem, facts)
+        return self._with(file=self.file or file, field=self.field or field)
 
     def at_row(self, row: int) -> DataError:
-        """Return the error with another row.
+        """Replace the row; return the error itself.
 
         Examples
         --------
         >>> DataError("a chunk does not decode", file="x.h5", row=0).at_row(1024).row
         1024
         """
-        kind, problem, facts = self.__reduce__()[1]
-        return _rebuild(kind, problem, {**facts, "row": row})
+        return self._with(row=row)
 
     def within(self, content: str) -> DataError:
-        """Return the error with a byte that is counted in other content than that of the file; itself without a byte.
+        """Say that the byte, if there is one, is counted in other content than the file's; return the error itself.
 
         Examples
         --------
         >>> DataError("a header is damaged", file="x.tar.gz", byte=512).within("the decompressed archive").problem
         'a header is damaged, byte counted in the decompressed archive'
         """
-        kind, problem, facts = self.__reduce__()[1]
-        return self if self.byte is None else _rebuild(kind, f"{problem}, byte counted in {content}", facts)
+        return self if self.byte is None else self._with(problem=f"{self.problem}, byte counted in {content}")
+
+    def _with(self: Kind, **facts: Any) -> Kind:
+        self.__dict__.update(facts)
+        self.args = (self._text(),)
+        return self
 
     def _render_traceback_(self) -> list[str]:
         """Return the lines that IPython shows."""
@@ -189,10 +191,9 @@ class FunctionError(DataError):
     """Function of ``Dataset.map`` that fails, or returns something else than is declared."""
 
     def of_rows(self, first: int, last: int, file: str | None = None) -> FunctionError:
-        """Return the error with the rows that the function got, from one of its file to one of the last file."""
-        kind, problem, facts = self.__reduce__()[1]
+        """Add the rows that the function got, from one of its file to one of the last file; return the error itself."""
         end = f"{last}" if file is None else f"{last} of {file!r}"
-        return kind(f"{problem}, given samples of rows {first} to {end}", **facts)  # type: ignore[no-any-return]
+        return self._with(problem=f"{self.problem}, given samples of rows {first} to {end}")
 
 
 class PartitionError(DataError, ValueError):

@@ -6,9 +6,10 @@ import _thread
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import suppress
+from copy import copy
 from typing import Any
 
-from matex_data.errors import DecodeError
+from matex_data.errors import DataError, DecodeError
 from matex_data.lru import LeastRecentlyUsed
 
 
@@ -50,7 +51,7 @@ class Chunk:
         """Return the decoded chunk, once it is done; raise the error if it has failed."""
         value, error = self._outcomes[0]
         if error is not None:
-            raise error
+            raise _own(error)
         return value
 
     def complete(self, value: Any) -> None:
@@ -75,7 +76,7 @@ class Chunk:
         >>> chunk.failed
         True
         """
-        self._end(None, error)
+        self._end(None, _own(error))
 
     def give_up(self) -> None:
         """Let those who need the chunk read it again.
@@ -116,6 +117,15 @@ class Chunk:
             except IndexError:
                 return
             callback()
+
+
+def _own(error: BaseException) -> BaseException:
+    """Return an error to which one that needs the chunk adds the location of its field, and no other sees it."""
+    if not isinstance(error, DataError):
+        return error
+    own = copy(error)
+    own.__cause__ = error.__cause__
+    return own
 
 
 class Reserved(dict[int, Chunk]):

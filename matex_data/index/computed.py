@@ -327,7 +327,7 @@ class _Window:
             scatter(out, rows, values)
 
     def _located(self, numbers: Integers, error: DataError) -> DataError:
-        """Return the error of a function with the file and the row of its sample."""
+        """Add the file and the row of its sample to the error of a function, and return it."""
         base = self._made.base
         if not len(numbers):
             return error
@@ -362,7 +362,7 @@ def run_steps(
     memory : the array of each variable.
     fields : the field of each variable.
     numbers, epoch : see `Call`.
-    located : makes an error that names the file and the row of a sample.
+    located : adds the file and the row of a sample to an error.
 
     Raises
     ------
@@ -376,7 +376,8 @@ def run_steps(
         try:
             step.function(Call(inputs, outs, of_step, numbers, epoch, given, step.inputs, joined))
         except DataError as error:
-            raise located(error) from (error.__cause__ or error)
+            located(error)
+            raise
 
 
 def _combined(facts: Sequence[LayoutFacts], files: int) -> LayoutFacts:

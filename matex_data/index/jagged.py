@@ -156,7 +156,8 @@ class Jagged(Table):
         except DataError as error:
             if error.row is None:
                 raise
-            raise error.at_row(max(0, int(np.searchsorted(self.offsets, error.row, side="right")) - 1)) from error
+            error.at_row(max(0, int(np.searchsorted(self.offsets, error.row, side="right")) - 1))
+            raise
 
     def _elements(self, rows: RowSelection) -> RowSelection:
         """Return the elements of the samples, one after the other."""

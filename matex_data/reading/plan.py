@@ -164,4 +164,5 @@ def _complete(
     try:
         complete(data)
     except DataError as error:
-        raise error.at(path, field) from error
+        error.at(path, field)
+        raise

@@ -177,7 +177,8 @@ def _inspect(path: str, names: Sequence[str] | None, options: Options, before: F
     try:
         text = plain_text(head, stored)
     except DataError as error:
-        raise error.at(path, None) from error
+        error.at(path, None)
+        raise
     if stored == options.encoding:
         options = replace(options, encoding="utf-8")
     parsed = _parse_head(path, text, size, stored, options, before)

@@ -102,7 +102,8 @@ class ArrowBlocks(DecodedBlocks):
             try:
                 found[name] = decode(table.column(member.column), member)
             except DecodeError as error:
-                raise error.at(self.path, name).at_row(first + (error.row or 0)) from error
+                error.at(self.path, name).at_row(first + (error.row or 0))
+                raise
         return found
 
     def undecodable(self, block: int, names: Sequence[str], byte: int, error: Exception) -> DecodeError:

@@ -44,7 +44,8 @@ def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Cho
             unread[column.name] = str(reason)
             continue
         except DataError as error:
-            raise error.at(path, column.name) from error
+            error.at(path, column.name)
+            raise
         known.update({m.field.name: (m, leaf) for m, leaf in zip(of_column, leaves, strict=True)})
     return known, unread
 

@@ -59,6 +59,7 @@ def open_archive(path: str) -> Iterator[Archive]:
     except DataError as error:
         if not packing:
             raise
-        raise error.at(path, None).within(CONTENT) from error
+        error.at(path, None).within(CONTENT)
+        raise
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error

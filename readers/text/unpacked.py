@@ -44,7 +44,8 @@ def content(path: str, file: IO[bytes]) -> tuple[IO[bytes], str]:
     try:
         return unpacked(file, stored, ITEM, REMEDY), stored
     except DataError as error:
-        raise error.at(path, None) from error
+        error.at(path, None)
+        raise
 
 
 def notice_of(path: str, stored: str) -> str:

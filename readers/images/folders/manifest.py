@@ -111,7 +111,8 @@ def _records(path: str) -> list[list[str]]:
     except OSError as error:
         raise DataError("the manifest cannot be read", file=path, found=error) from error
     except DataError as error:
-        raise error.at(path, None) from error
+        error.at(path, None)
+        raise
 
 
 def _dialect(text: bytes) -> Dialect:
