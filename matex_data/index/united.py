@@ -5,7 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, Protocol
 
@@ -61,6 +61,7 @@ class UnitedFields:
     files : number of files.
     occurrences : fields by name.
     facts : by name: a text, and the first file that has it.
+    fills : values that fields have where a file lacks them, by name; others are missing there.
     """
 
     path: str
@@ -68,16 +69,20 @@ class UnitedFields:
     files: int
     occurrences: Mapping[str, Occurrence]
     facts: Mapping[str, tuple[str, str]]
+    fills: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, path: str, fields: Schema, facts: Mapping[str, str] | None = None) -> UnitedFields:
+    def of(
+        cls, path: str, fields: Schema, facts: Mapping[str, str] | None = None, fills: Mapping[str, Any] | None = None
+    ) -> UnitedFields:
         """Return the union of one file."""
         partly = {name for name, field in fields.items() if field.attributes.get(PARTLY_MISSING)}
         found = {
             n: Occurrence(field, path, int(n not in partly), path if n in partly else None)
             for n, field in fields.items()
         }
-        return cls(path, frozenset(fields), 1, found, {name: (text, path) for name, text in (facts or {}).items()})
+        texts = {name: (text, path) for name, text in (facts or {}).items()}
+        return cls(path, frozenset(fields), 1, found, texts, fills or {})
 
     def of_files(self, files: int) -> UnitedFields:
         """Return the union of so many files with the same fields."""
@@ -100,7 +105,7 @@ class UnitedFields:
             one = mine or theirs
             assert one is not None
             lacking = self.path if mine is None else mine.lacking or other.path
-            return replace(one, field=_nullable(one, lacking), lacking=lacking)
+            return replace(one, field=self._fillable(one, lacking), lacking=lacking)
         field = united(mine.field, theirs.field)
         if field is None:
             raise FormatError(
@@ -112,7 +117,18 @@ class UnitedFields:
                 remedy=REMEDY,
             )
         joined = Occurrence(field, mine.path, mine.files + theirs.files, mine.lacking or theirs.lacking)
-        return joined if joined.lacking is None else replace(joined, field=_nullable(joined, joined.lacking))
+        return joined if joined.lacking is None else replace(joined, field=self._fillable(joined, joined.lacking))
+
+    def _fillable(self, found: Occurrence, lacking: str) -> Field:
+        """Return a field that may have its value of ``absent=``, or else that may be missing."""
+        name = found.field.name
+        return filled_field(found.field, self.fills[name]) if name in self.fills else _nullable(found, lacking)
+
+    def with_absent(self, names: Sequence[str]) -> UnitedFields:
+        """Return the union with those of these fields that no file has, and ``absent=`` gives."""
+        lacking = [name for name in names if name in self.fills and name not in self.occurrences]
+        new = {name: Occurrence(_field_of(name, self.fills[name]), self.path, 0, self.path) for name in lacking}
+        return replace(self, occurrences={**self.occurrences, **new})
 
     def _facts(self, other: UnitedFields) -> dict[str, tuple[str, str]]:
         for name in {**self.facts, **other.facts}:
@@ -149,7 +165,9 @@ class UnitedFields:
 
     def warn(self) -> None:
         """Warn of the fields that files lack."""
-        lacking = {name: found for name, found in self.occurrences.items() if found.lacking is not None}
+        lacking = {
+            n: found for n, found in self.occurrences.items() if found.lacking is not None and n not in self.fills
+        }
         if lacking:
             shown = [
                 f"{name!r} in {self.files - found.files} of {self.files} files, such as {found.lacking!r}"
@@ -305,6 +323,52 @@ def nullable(field: Field) -> Field | None:
     return replace(field, dtype=np.dtype(np.float64)) if field.dtype.kind in "biu" else None
 
 
+def filled_field(field: Field, value: Any) -> Field:
+    """Return the field that holds its values, and a value of ``absent=`` as well.
+
+    >>> filled_field(Field("n", (), np.dtype("i4")), -1).dtype, filled_field(Field("n", (), np.dtype("i4")), 0.5).dtype
+    (dtype('int32'), dtype('float64'))
+
+    Raises
+    ------
+    FormatError : it can hold no such value.
+    """
+    dtype = _field_of(field.name, value).dtype
+    common = None if field.ragged else field.dtype if _holds(field.dtype, value) else _common(field.dtype, dtype)
+    if common is None:
+        raise FormatError(
+            "a value of absent= is none of the field",
+            field=field.name,
+            expected=field.description,
+            found=repr(value),
+            remedy="leave it out of absent=: lists are empty in files that lack them" if field.ragged else None,
+        )
+    return replace(field, dtype=common)
+
+
+def _holds(dtype: np.dtype[Any], value: Any) -> bool:
+    """Return whether a dtype holds a value of ``absent=``, floats to their precision."""
+    if isinstance(value, str | bytes) or dtype.kind in "SUO":
+        return isinstance(value, str | bytes) and dtype.kind in "SUO"
+    if dtype.kind in "fc":
+        return True
+    least, most = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)
+    return bool(least <= value <= most and value == int(value))
+
+
+def _field_of(name: str, value: Any) -> Field:
+    """Return the field of a value of ``absent=`` that no file has."""
+    dtype = np.asarray(value).dtype
+    return Field(name, (), np.dtype(object) if dtype.kind in "SUO" else dtype)
+
+
+def _fill_value(field: Field, value: Any) -> Any:
+    """Return a value of ``absent=`` as rows of the field have it."""
+    if field.dtype.kind in "SO":
+        return value.encode() if isinstance(value, str) else value
+    return field.dtype.type(value).item()
+
+
 def _nullable(found: Occurrence, lacking: str) -> Field:
     field = nullable(found.field)
     if field is None:
@@ -343,11 +407,12 @@ def adapted(file: FileIndex, fields: Schema, union: UnitedFields) -> FileIndex:
     layouts: dict[str, Layout] = {}
     for name, found in union.occurrences.items():
         absent = name not in fields or (_is_null(fields[name]) and found.field != fields[name])
-        layouts[name] = (
-            MissingRows(file.rows, _plain(found.field))
-            if absent
-            else _adapted(file.layouts[name], fields[name], found.field)
-        )
+        if name not in fields and name in union.fills:
+            layouts[name] = Constant(file.rows, _fill_value(found.field, union.fills[name]))
+        elif absent:
+            layouts[name] = MissingRows(file.rows, _plain(found.field))
+        else:
+            layouts[name] = _adapted(file.layouts[name], fields[name], found.field)
     # All columns of a table are read by one call, which has one kind of output.
     tables = {layout.layout.table for layout in layouts.values() if _is_united_column(layout)}  # type: ignore[attr-defined]
     for name, layout in layouts.items():

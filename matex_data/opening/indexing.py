@@ -6,7 +6,7 @@ import hashlib
 import os
 import warnings
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import entry_points, version
 from itertools import accumulate
@@ -58,6 +58,7 @@ class Reading:
     memory : arrays in memory, in place of files.
     trust : where bytes may come from beside the folders of the files; an index does not depend on it.
     roots : folders that the user names, below which those of partitions lie; see `matex_data.opening.folders`.
+    absent : values of fields in the files that lack them, by name.
     """
 
     format: str | None
@@ -67,6 +68,7 @@ class Reading:
     memory: Index | None = None
     trust: Trust = NONE
     roots: frozenset[str] = frozenset()
+    absent: Mapping[str, Any] = field(default_factory=dict)
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
@@ -75,6 +77,7 @@ class Reading:
         digest.update(os.fsencode("\0".join([joined, *sorted(self.roots)]) if "=" in joined else joined))
         options = exact_text(dict(sorted(self.options.items())))
         names = f"{self.names} and the coordinate" if self.coordinate else self.names
+        options += f" {self.absent}" if self.absent else ""
         return f"{version('matex_data')} {self.format} {names} {options} {digest.hexdigest()}"
 
     def resolved(self, format: str) -> Reading:
@@ -209,6 +212,13 @@ def _index_all(
     reading = reading.resolved(resolved)
     read_all = collective_reader(resolved)
     index: Index | None = None
+    if read_all is not None and reading.absent:
+        raise FormatError(
+            f"files of the format {resolved!r} are read as one table, and lack no field alone",
+            expected="no absent=",
+            found=f"absent={dict(reading.absent)!r}",
+            remedy="give what missing values become: missing=",
+        )
     if read_all is not None:
         ranks = MpiRanks(comm)
         try:
@@ -223,7 +233,7 @@ def _index_all(
         indexing = _Indexing(reading, files, resolved, known, stale)
         own, union = _index_share(comm, indexing, format_named(resolved).concurrent)
         by_rank = comm.gather(own)
-        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union, len(files) == 1))
+        index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union, indexing.single))
     comm.agreed(partial(_tell_notices, index))
     if reading.options.get(SAMPLE) is None and FILE in format_named(resolved).samples:
         comm.agreed(partial(_tell_rows, index))
@@ -300,7 +310,8 @@ class _Share:
 class _Collected:
     """Files that a rank indexes, one after the other, with the fields of each."""
 
-    def __init__(self) -> None:
+    def __init__(self, fills: Mapping[str, Any]) -> None:
+        self._fills = fills
         self.first: Index | None = None
         self._builders: list[FileColumnsBuilder] = []
         self._number_of: dict[Hashable, int] = {}
@@ -315,7 +326,7 @@ class _Collected:
         if number == len(self._unions):
             self._builders.append(FileColumnsBuilder())
             path = next(iter(index.files.paths), "")  # of arrays without any file
-            self._unions.append(UnitedFields.of(path, index.fields, index.facts))
+            self._unions.append(UnitedFields.of(path, index.fields, index.facts, self._fills))
         for file in index.files:
             self._builders[number].add(file)
             self._numbers.append(number)
@@ -359,16 +370,16 @@ def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> t
         return indexing.index(number, number == own.start)
 
     def collect() -> _Collected:
-        collected = _Collected()
+        collected = _Collected(indexing.reading.absent)
         for result in made_ahead(index_one, own) if concurrent else (partial(index_one, number) for number in own):
             collected.add(result())
         return collected
 
     collected = comm.agreed(collect)
-    union = unite(comm, collected.unions)
+    union = unite(comm, collected.unions).with_absent(indexing.reading.names or ())
     if indexing.reading.names is None:
         comm.agreed(lambda: collected.check(union))
-    return comm.agreed(lambda: collected.share(union, len(indexing.files) == 1)), union
+    return comm.agreed(lambda: collected.share(union, indexing.single)), union
 
 
 def resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
@@ -396,6 +407,11 @@ class _Indexing:
     known: Index | None
     stale: Collection[int]
 
+    @property
+    def single(self) -> bool:
+        """Whether there is one file, with all fields."""
+        return len(self.files) == 1 and not self.reading.absent
+
     def index(self, number: int, is_first: bool) -> Index:
         """Return the index of a file, with those of the named fields that it has.
 
@@ -413,12 +429,13 @@ class _Indexing:
                 index = self._read(number, names)
                 break
             except FieldNotFound as error:
-                if names is None or error.field not in names or len(self.files) == 1:
+                given = error.field in self.reading.absent
+                if names is None or error.field not in names or (len(self.files) == 1 and not given):
                     raise
                 lacking.append(error)
                 names = [name for name in names if name != error.field] or None
         for absent in lacking if is_first else ():
-            if not self._is_somewhere(str(absent.field)):
+            if absent.field not in self.reading.absent and not self._is_somewhere(str(absent.field)):
                 raise absent
         if lacking and names is None:  # for the number of its rows
             index = index.select([])

@@ -70,6 +70,7 @@ def open_dataset(
     global_reads: Literal["memory", "rows"] = "memory",
     cache: Literal["memory"] | None = None,
     missing: Missing = "nan",
+    absent: Mapping[str, Any] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     index: str | os.PathLike[str] | None = None,
     trusted: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
@@ -160,6 +161,9 @@ def open_dataset(
         "sex": "mode", "*": 0}``: numbers, the mean, the most frequent value of numbers, texts or categories, or "nan"
         to keep them. Means and modes are those of all samples, and after ``split`` or ``kfold`` those of the first
         set, which all sets get.
+    absent : dict of number, bool or text by field name, such as ``{"gmd": nan, "genWeight": 1}``: the value of the
+        field in the files that lack it, in all of them if need be. Integers stay integers, if the value is one. None:
+        a field that files lack is missing there, as ``missing`` treats it.
     on_error : treatment of samples that cannot be read: damaged chunks and images, rows that do not parse. "raise": all
         ranks raise the error. "skip": leave them out of their batches, which become smaller (with ``remainder="pad"``,
         padding of sample weight 0 replaces them). The number of steps stays. Rank 0 warns at the end of each epoch, and
@@ -238,7 +242,7 @@ def open_dataset(
         sessions.comm,
         given,
         request,
-        Reading(format, None, options, memory=given.memory, trust=given.trust, roots=given.roots),
+        Reading(format, None, options, False, given.memory, given.trust, given.roots, absent or {}),
     )
     stored = None if index is None else os.fspath(index)
     found = index_files(sessions.comm, given.files, reading, stored)
