@@ -77,7 +77,7 @@ def _hold(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping[st
 
     def hold() -> Index:
         unknown = [name for name in options if name != "sample_dim"]
-        unknown += [name for name in ("sample", "format", "index") if arguments[name] is not None]
+        unknown += [name for name in ("sample", "format", "index", "absent") if arguments[name] is not None]
         if unknown:
             raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
         return index_arrays(arguments["paths"], options.get("sample_dim"))

@@ -409,7 +409,7 @@ class _Indexing:
 
     @property
     def single(self) -> bool:
-        """Whether there is one file, with all fields."""
+        """Return whether there is one file, with all fields."""
         return len(self.files) == 1 and not self.reading.absent
 
     def index(self, number: int, is_first: bool) -> Index:

@@ -20,7 +20,7 @@ from matex_data.reading.options import ReadOptions
 from matex_data.transforms.events import EventOptions
 from tests.support.ranks import Pool
 
-OF_OPENING = {"paths", "format", "sample", "comm", "index", "trusted", "options"}
+OF_OPENING = {"paths", "format", "sample", "comm", "index", "trusted", "absent", "options"}
 MADE = {"inputs", "targets", "weights", "file_fields", "derive", "stride", "horizon", "lead"}
 OTHERS: dict[str, Any] = {
     "format": "hdf5",
@@ -51,6 +51,7 @@ OTHERS: dict[str, Any] = {
     "on_error": "skip",
     "index": "other.matex",
     "trusted": "/other",
+    "absent": {"x": 1.0},
     "dtype": {"x": "float64"},
 }
 """Another valid value of each option."""
