@@ -22,8 +22,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.epochs.computed import compute_fields
-from matex_data.epochs.skipping import leave_out
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, leave_out
 from matex_data.fields import Field
 from matex_data.index.computed import Drawing
 from matex_data.index.ragged import RaggedOutput
@@ -122,9 +121,8 @@ class ExchangeEpochReader(EpochReader):
             drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
             arrays = self.context.allocate(drawn.rows, len(drawn.positions))
             loaded = LoadedWindow(arrays, drawn.sizes, np.arange(len(drawn.positions), drawn.rows))
-            pad = self._schedule.remainder == "pad"
             finish = None if self._drawing is None else partial(compute_fields, drawn=self._drawing, epoch=self._number)
-            return ExchangedWindow(self.context, self._samples, drawn, loaded, pad, finish)
+            return ExchangedWindow(self.context, self._samples, drawn, loaded, self.pads, finish)
 
 
 class ExchangedWindow(PendingWindow):

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.epochs.exchange import DistributedSamples, exchange_rows
-from matex_data.epochs.skipping import leave_out
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, leave_out
 from matex_data.fields import Field
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs
@@ -25,9 +25,9 @@ from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute
-from matex_data.reading.plan import Arrays, plan_reads
+from matex_data.reading.plan import Arrays
 from matex_data.reading.pool import first_error, wait_for_all
-from matex_data.reading.skipping import SkippingRead
+from matex_data.reading.skipping import SampleRead
 from matex_data.sampling.schedule import EpochOrder, Window
 
 _ABSENT = Field("absent", (), np.dtype(bool))
@@ -77,29 +77,13 @@ class SharedEpochReader(EpochReader):
             # Rows are taken from these arrays one by one: lists in arrays of their own, not in one.
             arrays = context.buffers.arrays(list(context.index.fields.values()), runs.total)
             owned = OwnedSamples(comm, self.epoch, runs, arrays)
-            finish = self._read(runs, arrays)
-            return SharedWindow(context, window, owned, finish, self._schedule.remainder == "pad")
-
-    def _read(self, runs: Runs, arrays: Arrays) -> Callable[[], Integers]:
-        """Start to read samples; return a function that waits for them, and returns the rows of those left out."""
-        context, destination = self.context, np.arange(runs.total)
-        index, files = context.index, context.session.files
-        if self._skipped is None:
-            plan = plan_reads(index, runs, destination, arrays, self._chunks, context.scratch)
-            futures = execute(plan, files)
-            return lambda: _all_present(futures)
-        read = SkippingRead(context, index, self._skipped, self._tally, runs, destination, arrays)
-        plan = read.plan(self._chunks)
-        some = execute(plan, files)
-        return lambda: _absent(read, some)
+            read = self.read(runs, np.arange(runs.total), arrays)
+            futures = execute(read.plan(self._chunks), context.session.files)
+            return SharedWindow(context, window, owned, partial(_absent, read, futures), self.pads)
 
 
-def _all_present(futures: list[Future[None]]) -> Integers:
-    wait_for_all(futures)
-    return np.empty(0, np.int64)
-
-
-def _absent(read: SkippingRead, futures: list[Future[None]]) -> Integers:
+def _absent(read: SampleRead, futures: list[Future[None]]) -> Integers:
+    """Wait for the reads, and return the rows of samples that are left out."""
     error = read.finish(first_error(futures))
     if error is not None:
         raise error

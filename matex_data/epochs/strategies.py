@@ -14,8 +14,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.epochs.sharing import SharedEpochReader
-from matex_data.epochs.skipping import SkippingEpochReader
-from matex_data.epochs.window import EpochReader, LoadedWindow, StrictEpochReader
+from matex_data.epochs.window import EpochReader, FileEpochReader, LoadedWindow
 from matex_data.errors import PartitionError
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index
@@ -202,10 +201,7 @@ class Streamed(Strategy):
         return self.source.read_context(self.schedule.window_rows * self.source.row_bytes)
 
     def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        skipped = self.source.skipped
-        if skipped is not None:
-            return SkippingEpochReader(context, self.schedule, epoch, start, self.read_steps, skipped)
-        return StrictEpochReader(context, self.schedule, epoch, start, self.read_steps)
+        return FileEpochReader(context, self.schedule, epoch, start, self.read_steps, self.source.skipped)
 
     def steps_of(self, number: int) -> tuple[int, int]:
         """Return the first step of a window, and the end of its steps."""

@@ -5,20 +5,22 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
+from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.locks import cached_property
-from matex_data.reading.context import ReadContext
+from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute
-from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
-from matex_data.reading.pool import submit, wait_for_all
-from matex_data.reading.skipping import SkippedSamples, Tally
+from matex_data.reading.plan import Arrays, ReadPlan
+from matex_data.reading.pool import first_error, submit
+from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally, read_samples
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 
@@ -36,6 +38,28 @@ class LoadedWindow:
     arrays: Arrays
     sizes: Integers
     padding: Integers
+
+
+def leave_out(loaded: LoadedWindow, rows: Integers, fields: Schema, pad: bool) -> LoadedWindow:
+    """Return the window without some rows.
+
+    Parameters
+    ----------
+    loaded : the window.
+    rows : int64, rows to leave out.
+    fields : of the arrays.
+    pad : turn the rows into padding, so that the batches keep their sizes.
+    """
+    if not len(rows):
+        return loaded
+    if pad:
+        for name, array in loaded.arrays.items():
+            for row in rows.tolist():
+                fields[name].blank(array[row : row + 1])
+        return replace(loaded, padding=np.union1d(loaded.padding, rows))
+    steps = np.searchsorted(np.cumsum(loaded.sizes), rows, side="right")
+    sizes = loaded.sizes - np.bincount(steps, minlength=len(loaded.sizes))
+    return LoadedWindow({name: np.delete(array, rows, axis=0) for name, array in loaded.arrays.items()}, sizes, NO_ROWS)
 
 
 class PendingWindow(ABC):
@@ -126,6 +150,15 @@ class EpochReader(ABC):
         """Decoded chunks that later windows need."""
         return ChunkCache(self.context.cache_bytes, self._number)
 
+    @property
+    def pads(self) -> bool:
+        """Return whether samples that are left out become padding."""
+        return self._schedule.remainder == "pad"
+
+    def read(self, runs: Runs, destination: Integers, arrays: Arrays) -> SampleRead:
+        """Return the read of samples from files, with or without those that cannot be read."""
+        return read_samples(self.context, self.context.index, runs, destination, arrays, self._skipped, self._tally)
+
     @abstractmethod
     def plan(self, begin: int, end: int) -> PendingWindow:
         """Plan the window of steps ``begin`` to ``end``, and allocate its arrays."""
@@ -139,34 +172,55 @@ class EpochReader(ABC):
             self._skipped.report(self.context.session.status, self._tally, f"of epoch {self._number}")
 
 
-@dataclass
 class FileWindow(PendingWindow):
     """Window that is read from files.
 
+    Samples that cannot be read, with ``on_error="skip"``, leave their batch or become padding of it, so that global
+    batch k has the same samples on any number of ranks. The reads that all ranks have agreed on are made nevertheless.
+
     Parameters
     ----------
-    window : samples of the window.
+    window : samples that are read.
     loaded : its arrays.
-    plan : reads that fill them.
+    read : fills them.
+    plan : of the read.
+    reader : of the epoch.
     """
 
-    window: Window
-    loaded: LoadedWindow
-    plan: ReadPlan
-    _futures: list[Future[None]] = field(default_factory=list)
+    def __init__(
+        self, window: Window, loaded: LoadedWindow, read: SampleRead, plan: ReadPlan, reader: FileEpochReader
+    ) -> None:
+        self.loaded = loaded
+        self._window, self._read, self._plan, self._reader = window, read, plan, reader
+        self._futures: list[Future[None]] = []
+        self._error: Exception | None = None
 
     def start(self, files: Files, profile: Profile) -> None:
-        """Read, and start to decode. *Collective* in collective mode."""
-        with profile.timed("reading"):
-            self._futures = execute(self.plan, files)
-        self.plan = ReadPlan()  # releases the scratch memory
+        """Read, and start to decode. *Collective* in collective mode.
+
+        Where samples are skipped, keep an error for ``wait``: the other ranks go on.
+        """
+        try:
+            with profile.timed("reading"):
+                self._futures = execute(self._plan, files)
+        except Exception as error:
+            if not self._read.skips:
+                raise
+            self._error = error
+        self._plan = ReadPlan()  # releases the scratch memory
 
     def wait(self, profile: Profile) -> None:
-        """Wait until all samples are read and decoded. Raise the first error."""
-        with profile.timed("decoding"):
-            wait_for_all(self._futures)
-            self.window.repeat(self.loaded.arrays)
-        profile.add(samples=self.window.runs.total)
+        """Wait until all samples that can be read are in ``loaded``. Raise the first error that is not in these."""
+        if self._error is None:
+            with profile.timed("decoding"):
+                self._error = first_error(self._futures)
+        failure = self._read.finish(self._error)
+        if failure is not None:
+            raise failure
+        self._window.repeat(self.loaded.arrays)
+        absent = self._window.with_copies(self._read.absent)
+        profile.add(samples=int(self.loaded.sizes.sum()) - len(self.loaded.padding) - len(absent))
+        self.loaded = leave_out(self.loaded, absent, self._reader.context.index.fields, self._reader.pads)
 
 
 class FileEpochReader(EpochReader):
@@ -179,17 +233,7 @@ class FileEpochReader(EpochReader):
             window = self.epoch.window(begin, end, comm.rank, comm.size)
             samples = window.runs.total
             arrays = context.allocate(window.rows, samples)
-            return self._pending(window, LoadedWindow(arrays, window.sizes, np.arange(samples, window.rows)))
-
-    @abstractmethod
-    def _pending(self, window: Window, loaded: LoadedWindow) -> PendingWindow:
-        """Plan the reads that fill the arrays of a window."""
-
-
-class StrictEpochReader(FileEpochReader):
-    """Windows of an epoch that is read from files; a sample that cannot be read is an error."""
-
-    def _pending(self, window: Window, loaded: LoadedWindow) -> FileWindow:
-        index, chunks, scratch = self.context.index, self._chunks, self.context.scratch
-        plan = plan_reads(index, window.runs, window.destination, loaded.arrays, chunks, scratch)
-        return FileWindow(window, loaded, plan)
+            loaded = LoadedWindow(arrays, window.sizes, np.arange(samples, window.rows))
+            read = self.read(window.runs, window.destination, arrays)
+            readable = replace(window, runs=read.runs, destination=read.destination)
+            return FileWindow(readable, loaded, read, read.plan(self._chunks), self)

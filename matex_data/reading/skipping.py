@@ -29,7 +29,7 @@ from matex_data.io.counters import Profile
 from matex_data.locks import Lock
 from matex_data.mpi.activity import busy
 from matex_data.mpi.communicator import Communicator
-from matex_data.reading.context import ReadContext
+from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
 
@@ -163,6 +163,27 @@ def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:
     )
 
 
+@dataclass
+class PlainRead:
+    """Read of samples, each of which is an error if it fails. Parameters as of `SkippingRead`."""
+
+    context: ReadContext
+    index: Index
+    runs: Runs
+    destination: Integers
+    arrays: Arrays
+    absent = NO_ROWS
+    skips = False
+
+    def plan(self, chunks: ChunkCache) -> ReadPlan:
+        """Plan to read the samples at once."""
+        return plan_reads(self.index, self.runs, self.destination, self.arrays, chunks, self.context.scratch)
+
+    def finish(self, error: Exception | None) -> Exception | None:
+        """Return the error of the reads."""
+        return error
+
+
 class SkippingRead:
     """Read of samples of which some may fail.
 
@@ -178,9 +199,12 @@ class SkippingRead:
 
     Attributes
     ----------
+    skips : samples that fail are left out.
     runs, destination : samples that are not known to fail, and their rows.
     absent : int64, rows of the samples that are left out.
     """
+
+    skips = True
 
     def __init__(
         self,
@@ -272,6 +296,24 @@ class SkippingRead:
         except DataError as error:
             return error
         return run(plan, files)
+
+
+SampleRead = PlainRead | SkippingRead
+
+
+def read_samples(
+    context: ReadContext,
+    index: Index,
+    runs: Runs,
+    destination: Integers,
+    arrays: Arrays,
+    skipped: SkippedSamples | None,
+    tally: Tally,
+) -> SampleRead:
+    """Return the read of samples, of which those that fail are left out unless ``skipped`` is None."""
+    if skipped is None:
+        return PlainRead(context, index, runs, destination, arrays)
+    return SkippingRead(context, index, skipped, tally, runs, destination, arrays)
 
 
 def _are_of_one_block(index: Index, samples: Integers, field: str | None) -> bool:

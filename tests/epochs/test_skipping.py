@@ -14,8 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, Dataset, DecodeError, PartitionError, open_dataset
-from matex_data.epochs.skipping import leave_out
-from matex_data.epochs.window import LoadedWindow
+from matex_data.epochs.window import LoadedWindow, leave_out
 from matex_data.errors import OutOfMemory
 from matex_data.fields import ElementSpec, Field
 from matex_data.index.chunked import Chunked
