@@ -108,7 +108,9 @@ def open_dataset(
         have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``, ...).
         A name that is no Python identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields
         ``"Jet_pt > 30"`` has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make
-        one number for each sample, of fields with a shape as well. Texts and categories are compared with texts. The
+        one number for each sample, of fields with a shape as well. ``Jet_pt[0]`` is the first element, missing if there
+        is none, ``Jet_pt[Jet_eta < 2.5]`` those for which a condition is true, and ``nan`` a missing number. Texts and
+        categories are compared with texts. The
         fields are like others, for inputs, targets, ``where``, other derived fields and splits; patterns of ``inputs``
         do not stand for them.
     one_hot : str, or list of str. Fields of texts, categories or integers that become vectors of float32 with an entry

@@ -20,7 +20,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.locks import cached_property
-from matex_data.transforms.expressions import Expression, Numbers, Operand, Reduction
+from matex_data.transforms.expressions import NAN, Element, Elements, Expression, Numbers, Operand, Reduction, TextTest
 from matex_data.transforms.names import check_lengths
 
 TILE = 1 << 18  # numbers that are widened and evaluated at once, 2 MB for each operand
@@ -91,6 +91,10 @@ def delivered_dtype(expression: Expression, dtype: np.dtype[Any], fields: Mappin
 def _operand(expression: Expression, operand: Operand, fields: Mapping[str, Values]) -> Values:
     if isinstance(operand, Reduction):
         return Values(_reduce(operand, evaluate(operand.argument, fields)))
+    if isinstance(operand, Element):
+        return Values(_element(operand, evaluate(operand.argument, fields)))
+    if isinstance(operand, Elements):
+        return _elements(operand, *(evaluate(argument, fields) for argument in operand.arguments))
     values = fields[operand.name]
     content = values.content
     if isinstance(operand, Numbers):
@@ -131,7 +135,7 @@ def _common_lengths(expression: Expression, values: Mapping[str, Values]) -> Int
 
 
 def _name(operand: Operand) -> str:
-    return operand.argument.text if isinstance(operand, Reduction) else operand.name
+    return operand.name if isinstance(operand, Numbers | TextTest) else operand.argument.text
 
 
 def _common_shape(expression: Expression, values: Mapping[str, Values], lengths: Integers | None) -> tuple[int, ...]:
@@ -186,7 +190,7 @@ def _value(node: ast.expr, columns: Mapping[str, Array]) -> Any:
     """Return the value of a syntax tree, which has been checked: an array, or a number."""
     match node:
         case ast.Name():
-            return columns[node.id]
+            return np.nan if node.id == NAN else columns[node.id]
         case ast.Constant():
             return node.value
         case ast.UnaryOp():
@@ -282,6 +286,45 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
     return sums
 
 
+def _element(element: Element, values: Values) -> Array:
+    """Return one of the numbers of each sample; NaN where a list is too short."""
+    argument, number = element.argument, element.number
+    content, lengths = values.content, values.lengths
+    if lengths is None:
+        if content.ndim == 1 or not -content.shape[1] <= number < content.shape[1]:
+            held = f"{content.shape[1]} numbers" if content.ndim > 1 else "one number"
+            raise argument.error(f"{held} for each sample", expected=f"a position {number} in {argument.text!r}")
+        return content[:, number]
+    within = (number < lengths) if number >= 0 else (-number <= lengths)
+    position = np.cumsum(lengths) - (lengths if number >= 0 else 0) + number
+    found = np.zeros(len(lengths), content.dtype)
+    found[within] = content[position[within]]
+    return _or_nan(argument, found, within)
+
+
+def _elements(elements: Elements, values: Values, condition: Values) -> Values:
+    """Return those of the numbers of each sample for which a condition is true, as lists."""
+    argument = elements.argument
+    if condition.content.dtype != bool:
+        raise argument.error("numbers in []", expected="truth values, such as Jet_pt[Jet_pt > 30], or a position")
+    if values.lengths is None or condition.lengths is None:
+        if values.lengths is not condition.lengths or values.content.shape != condition.content.shape:
+            raise argument.error(
+                f"shapes {values.shape} and {condition.shape}", expected="as many truth values as numbers"
+            )
+        if values.content.ndim != 2:
+            raise argument.error(f"samples of shape {values.shape}", expected="a list of numbers for each sample")
+        return Values(values.content[condition.content], condition.content.sum(axis=1))
+    check_lengths(
+        f"{argument.option} selects of lists by others of different lengths: {argument.text!r}",
+        (elements.condition.text, condition.lengths),
+        (argument.text, values.lengths),
+        "use fields of the same objects",
+    )
+    kept = _fold(np.add, condition.content.astype(np.int64), values.lengths, np.zeros((), np.int64))
+    return Values(values.content[condition.content], kept)
+
+
 _EXTREME = {"min": np.minimum, "max": np.maximum}
 
 
@@ -298,8 +341,19 @@ def _extremes(argument: Expression, function: np.ufunc, content: Array, counts: 
         if not content.shape[1]:
             raise argument.error("no numbers in the samples", expected="one number at least in each sample")
         return _fold(function, content, counts, np.zeros((), np.int64))
-    found = _fold(function, content, counts, np.zeros((), np.int64))
-    large = np.flatnonzero(np.abs(found) > EXACT)
+    return _or_nan(argument, _fold(function, content, counts, np.zeros((), np.int64)), counts > 0)
+
+
+def _or_nan(argument: Expression, found: Array, exists: Array) -> Array:
+    """Return numbers of lists, and NaN for lists without them.
+
+    Raises
+    ------
+    FormatError : an integer is not exact in float64.
+    """
+    if found.dtype == bool:
+        raise argument.error("truth values", expected="numbers, of which NaN is one where there are none")
+    large = np.flatnonzero((np.abs(found) > EXACT) & (found.dtype.kind != "f"))
     if len(large):
         raise FormatError(
             "an integer of lists that may be empty is not exact in float64, which has NaN for empty ones",
@@ -309,7 +363,7 @@ def _extremes(argument: Expression, function: np.ufunc, content: Array, counts: 
             found=str(found[large[0]]),
             remedy="store the lists with a fixed length, or compute the number with map()",
         )
-    return np.where(counts > 0, found, np.nan)
+    return np.where(exists, found, np.nan)
 
 
 def _fold(function: np.ufunc, content: Array, counts: Integers, empty: Array) -> Array:

@@ -2,8 +2,9 @@
 
 An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and the
 functions of `FUNCTIONS`. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
-```jets/pt` > 30``. `REDUCTIONS` make one number for each sample of all numbers of the sample. Fields of texts and
-categories are compared with a text by ``==``, ``!=`` and ``in``.
+```jets/pt` > 30``. `REDUCTIONS` make one number for each sample of all numbers of the sample, ``Jet_pt[0]`` takes one
+of them, and ``Jet_pt[Jet_eta < 2.5]`` those for which a condition is true. Fields of texts and categories are compared
+with a text by ``==``, ``!=`` and ``in``. ``nan`` is a missing number.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ FUNCTIONS = (
     *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
 )
 """Functions of NumPy that yield a number for each number."""
+NAN = "nan"
 KEYWORDS = set(kwlist) - {"and", "or", "not"}  # of Python, which are names of columns, such as class
 REMEDY = {
     "where=": "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4); "
@@ -73,8 +75,64 @@ class Reduction:
     function: str
     argument: Expression
 
+    @property
+    def arguments(self) -> tuple[Expression, ...]:
+        """Expressions that it is made of."""
+        return (self.argument,)
 
-Operand = Numbers | TextTest | Reduction
+    def of(self, arguments: Sequence[Expression]) -> Reduction:
+        """Return the same of other arguments."""
+        return replace(self, argument=arguments[0])
+
+
+@dataclass(frozen=True)
+class Element:
+    """One of the numbers of each sample.
+
+    Parameters
+    ----------
+    argument : the numbers.
+    number : position, from 0 on; negative: from the end.
+    """
+
+    argument: Expression
+    number: int
+
+    @property
+    def arguments(self) -> tuple[Expression, ...]:
+        """Expressions that it is made of."""
+        return (self.argument,)
+
+    def of(self, arguments: Sequence[Expression]) -> Element:
+        """Return the same of other arguments."""
+        return replace(self, argument=arguments[0])
+
+
+@dataclass(frozen=True)
+class Elements:
+    """Those of the numbers of each sample for which a condition is true.
+
+    Parameters
+    ----------
+    argument : the numbers.
+    condition : truth values, as many.
+    """
+
+    argument: Expression
+    condition: Expression
+
+    @property
+    def arguments(self) -> tuple[Expression, ...]:
+        """Expressions that they are made of."""
+        return self.argument, self.condition
+
+    def of(self, arguments: Sequence[Expression]) -> Elements:
+        """Return the same of other arguments."""
+        return Elements(*arguments)
+
+
+Made = Reduction | Element | Elements
+Operand = Numbers | TextTest | Made
 
 
 @dataclass(frozen=True)
@@ -96,28 +154,28 @@ class Expression:
 
     @property
     def fields(self) -> list[str]:
-        """Names of all fields, those in the arguments of reductions too, without duplicates."""
+        """Names of all fields, those in arguments too, without duplicates."""
         found: dict[str, None] = {}
         for operand in self.operands.values():
-            inner = operand.argument.fields if isinstance(operand, Reduction) else [operand.name]
-            found.update(dict.fromkeys(inner))
+            names = [operand.name] if isinstance(operand, Numbers | TextTest) else _of(operand, "fields")
+            found.update(dict.fromkeys(names))
         return list(found)
 
     @property
     def outside(self) -> list[str]:
-        """Names of the fields that are not in the arguments of reductions."""
+        """Names of the fields that are in no arguments."""
         operands = self.operands.values()
-        return list(dict.fromkeys(operand.name for operand in operands if not isinstance(operand, Reduction)))
+        return list(dict.fromkeys(operand.name for operand in operands if isinstance(operand, Numbers | TextTest)))
 
     @property
     def numbers(self) -> list[str]:
         """Names of the fields whose numbers are used, without those that are compared with texts."""
         found: dict[str, None] = {}
         for operand in self.operands.values():
-            if isinstance(operand, Reduction):
-                found.update(dict.fromkeys(operand.argument.numbers))
-            elif isinstance(operand, Numbers):
+            if isinstance(operand, Numbers):
                 found[operand.name] = None
+            elif not isinstance(operand, TextTest):
+                found.update(dict.fromkeys(_of(operand, "numbers")))
         return list(found)
 
     def bound(self, fields: Schema) -> Expression:
@@ -145,9 +203,14 @@ class Expression:
         )
 
 
+def _of(made: Made, names: str) -> list[str]:
+    """Return the names that the arguments have."""
+    return [name for argument in made.arguments for name in getattr(argument, names)]
+
+
 def _bound(operand: Operand, fields: Schema) -> Operand:
-    if isinstance(operand, Reduction):
-        return replace(operand, argument=operand.argument.bound(fields))
+    if isinstance(operand, Reduction | Element | Elements):
+        return operand.of([argument.bound(fields) for argument in operand.arguments])
     if isinstance(operand, TextTest) and isinstance(operand.value, str) and operand.name in fields:
         categories = fields[operand.name].attributes.get("categories")
         if fields[operand.name].dtype.kind == "i" and isinstance(categories, Sequence):
@@ -224,7 +287,7 @@ def _is_call(node: ast.Call) -> bool:
 
 _SYNTAX = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Constant, ast.expr_context),
-    *(ast.operator, ast.UAdd, ast.USub, ast.Invert, ast.List, ast.Tuple),
+    *(ast.operator, ast.UAdd, ast.USub, ast.Invert, ast.List, ast.Tuple, ast.Subscript),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
 )
 
@@ -252,6 +315,8 @@ class _Operands(ast.NodeTransformer):
         return self._quoted.get(node.id, node.id) if isinstance(node, ast.Name) else None
 
     def visit_Name(self, node: ast.Name) -> ast.Name:
+        if node.id == NAN:
+            return node
         return self._variable(Numbers(self._quoted.get(node.id, node.id)))
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
@@ -287,6 +352,16 @@ class _Operands(ast.NodeTransformer):
         for test in tests[1:]:
             any_of = ast.BinOp(any_of, ast.BitOr(), test)
         return ast.UnaryOp(ast.Invert(), any_of) if negative else any_of
+
+    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
+        argument, inner = _level(self._whole, self._quoted, node.value), node.slice
+        negative = isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub)
+        number = inner.operand if isinstance(inner, ast.UnaryOp) and negative else inner
+        if not isinstance(number, ast.Constant):
+            return self._variable(Elements(argument, _level(self._whole, self._quoted, inner)))
+        if not isinstance(number.value, int) or isinstance(number.value, bool):
+            raise self._whole.error(f"{ast.unparse(node)!r}", expected="a position, Jet_pt[0], or a condition")
+        return self._variable(Element(argument, -number.value if negative else number.value))
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         assert isinstance(node.func, ast.Name)
