@@ -66,7 +66,7 @@ class Request:
         parts = {
             "elements": taken(ElementSpec, arguments),
             "events": taken(EventOptions, arguments),
-            "created": NewFields.of(arguments["file_fields"], arguments["derive"]),
+            "created": NewFields.of(*(arguments[name] for name in ("file_fields", "derive", "missing_values"))),
             "window": None if extent["window"] is None else window_shape(**extent),
         }
         return taken(cls, {**arguments, **parts})

@@ -32,6 +32,7 @@ from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.missing import Missing, find_complete
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import FIRST, Keep, Pad
+from matex_data.transforms.sentinels import Sentinels
 from matex_data.transforms.stack import Stack
 
 if TYPE_CHECKING:
@@ -70,6 +71,7 @@ def open_dataset(
     global_reads: Literal["memory", "rows"] = "memory",
     cache: Literal["memory"] | None = None,
     missing: Missing = "nan",
+    missing_values: Sentinels | None = None,
     absent: Mapping[str, Any] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     index: str | os.PathLike[str] | None = None,
@@ -110,9 +112,8 @@ def open_dataset(
         ``"Jet_pt > 30"`` has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make
         one number for each sample, of fields with a shape as well. ``Jet_pt[0]`` is the first element, missing if there
         is none, ``Jet_pt[Jet_eta < 2.5]`` those for which a condition is true, and ``nan`` a missing number. Texts and
-        categories are compared with texts. The
-        fields are like others, for inputs, targets, ``where``, other derived fields and splits; patterns of ``inputs``
-        do not stand for them.
+        categories are compared with texts. The fields are like others, for inputs, targets, ``where``, other derived
+        fields and splits; patterns of ``inputs`` do not stand for them.
     one_hot : str, or list of str. Fields of texts, categories or integers that become vectors of float32 with an entry
         for each of the sorted values of all samples, which the attribute ``categories`` of the field lists. Missing
         values have zeros alone.
@@ -163,6 +164,9 @@ def open_dataset(
         "sex": "mode", "*": 0}``: numbers, the mean, the most frequent value of numbers, texts or categories, or "nan"
         to keep them. Means and modes are those of all samples, and after ``split`` or ``kfold`` those of the first
         set, which all sets get.
+    missing_values : number, list of numbers, or dict of these by field or pattern: -9999, ``{"station": [-1, 999]}``.
+        Numbers of the files that stand for missing ones, and are NaN for all other options. Without names, those of all
+        fields of floats; integers that are named become float64.
     absent : dict of number, bool or text by field name, such as ``{"gmd": nan, "genWeight": 1}``: the value of the
         field in the files that lack it, in all of them if need be. Integers stay integers, if the value is one. None:
         a field that files lack is missing there, as ``missing`` treats it.

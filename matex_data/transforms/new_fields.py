@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from matex_data.errors import FormatError
+from matex_data.fields import is_pattern
 from matex_data.index.model import Index
 from matex_data.transforms.derive import add_expressions
 from matex_data.transforms.expressions import Expression, Numbers, in_order, parse
 from matex_data.transforms.file_fields import FileFields, add_file_fields
+from matex_data.transforms.sentinels import Sentinels, check_sentinels, mark_missing
 
 Derive = Mapping[str, str]
 """Expression of each derived field, by name."""
@@ -23,19 +25,23 @@ class NewFields:
     ----------
     file_fields : value ``file_fields=``.
     expressions : of derived fields, by name.
+    sentinels : value ``missing_values=``: numbers of the files that stand for missing ones.
     """
 
     file_fields: FileFields
     expressions: Mapping[str, Expression]
+    sentinels: Sentinels | None = None
 
     @classmethod
-    def of(cls, file_fields: FileFields | None, derive: Derive | None) -> NewFields:
+    def of(cls, file_fields: FileFields | None, derive: Derive | None, sentinels: Sentinels | None = None) -> NewFields:
         """Return the new fields of these options.
 
         Raises
         ------
-        FormatError : ``derive`` is no dict of expressions, or its fields are made of one another.
+        FormatError : ``derive`` is no dict of expressions, or its fields are made of one another; ``sentinels`` are no
+            numbers.
         """
+        check_sentinels(sentinels)
         if not isinstance(derive or {}, Mapping):
             raise FormatError(
                 "derive= needs an expression for each new field",
@@ -44,7 +50,7 @@ class NewFields:
             )
         expressions = {name: parse(text, "derive=") for name, text in (derive or {}).items()}
         in_order(expressions, expressions)
-        return cls(file_fields or {}, expressions)
+        return cls(file_fields or {}, expressions, sentinels)
 
     def __contains__(self, name: str) -> bool:
         return name in self.file_fields or name in self.expressions
@@ -60,6 +66,13 @@ class NewFields:
             return None
         derived = [field for name in in_order(self.expressions, names) for field in self.expressions[name].fields]
         return [name for name in dict.fromkeys([*names, *derived]) if name not in self] or None
+
+    def _sentinels_of(self, names: Sequence[str] | None) -> Sentinels | None:
+        """Return the sentinels, of which those of other fields are left out."""
+        if names is None or not isinstance(self.sentinels, Mapping):
+            return self.sentinels
+        used = set(self.to_read(names) or ())
+        return {rule: numbers for rule, numbers in self.sentinels.items() if is_pattern(rule) or rule in used}
 
     def add(
         self, index: Index, names: Sequence[str] | None = None, encode: Callable[[Index], Index] | None = None
@@ -79,7 +92,7 @@ class NewFields:
         ordered = in_order(self.expressions, self.expressions if names is None else names)
         used = {*(names or ()), *(field for name in ordered for field in self.expressions[name].fields)}
         of_files = {name: values for name, values in self.file_fields.items() if names is None or name in used}
-        index = add_file_fields(index, of_files)
+        index = add_file_fields(mark_missing(index, self._sentinels_of(names)), of_files)
         index = index if encode is None else encode(index)
         return add_expressions(index, {name: self.expressions[name] for name in ordered})
 

@@ -100,7 +100,9 @@ class Statistics(Mapping[str, Moments]):
         return len(self._moments)
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or len(self._moments) != 1:
+        if name.startswith("_"):  # also while it is unpickled, without any attribute
+            raise AttributeError(name)
+        if len(self._moments) != 1:
             raise AttributeError(f"no attribute {name!r}; the fields are {', '.join(map(repr, self._moments))}")
         return getattr(next(iter(self._moments.values())), name)
 

@@ -21,7 +21,7 @@ from matex_data.transforms.events import EventOptions
 from tests.support.ranks import Pool
 
 OF_OPENING = {"paths", "format", "sample", "comm", "index", "trusted", "absent", "options"}
-MADE = {"inputs", "targets", "weights", "file_fields", "derive", "stride", "horizon", "lead"}
+MADE = {"inputs", "targets", "weights", "file_fields", "derive", "missing_values", "stride", "horizon", "lead"}
 OTHERS: dict[str, Any] = {
     "format": "hdf5",
     "sample": "file",
@@ -52,6 +52,7 @@ OTHERS: dict[str, Any] = {
     "index": "other.matex",
     "trusted": "/other",
     "absent": {"x": 1.0},
+    "missing_values": -9999,
     "dtype": {"x": "float64"},
 }
 """Another valid value of each option."""
