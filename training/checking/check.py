@@ -92,7 +92,11 @@ class SelfCheck:
         position : ``first_of_fit``, ``first_of_epoch`` and ``last_of_fit`` of the next step.
         """
         due = self.schedule.due(**position) or self._distributed.watch.due
-        return position.get("first_of_fit", False) or (self.active and due)
+        return position.get("first_of_fit", False) or (self.active and (due or self._decides_anew()))
+
+    def _decides_anew(self) -> bool:
+        """Return whether the next step decides by variables in a way in which no checked step did."""
+        return self._mode != "first" and self._probes is not None and self._probes[0].decisions.new()
 
     def is_new(self, spec: Any) -> bool:
         """Return whether batches have another structure, or other shapes, than those before."""
@@ -228,6 +232,8 @@ class SelfCheck:
             self._distributed.train_on_whole(merge=bool(self.schedule.steps))
         else:
             self._distributed.watch.begin(self._probes[0].read if self._probes else [])
+            if self._probes is not None:
+                self._probes[0].decisions.note()
 
     def _hindrance(self, batch: Any) -> str | None:
         """Return why the model cannot be checked at all, as a clause; None if it can."""

@@ -63,9 +63,9 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         run : the train function of the model, as it is when this is called.
         """
         schedule, executed = self.check.schedule, self.model.steps_per_execution
-        due = schedule.due(first_of_fit=self._first_of_fit, first_of_epoch=self._first_of_epoch)
+        due = self.check.due(first_of_fit=self._first_of_fit, first_of_epoch=self._first_of_epoch)
         self._first_of_fit = self._first_of_epoch = False
-        if self.check.active and (due or self._distributed.watch.due):
+        if self.check.active and due:
             batches = list(itertools.islice(until_out_of_range(iterator), executed))
             if batches:
                 batch = tf.nest.map_structure(without_optionals, batches[0])

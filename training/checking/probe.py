@@ -13,12 +13,13 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.average.optimizer import attach_average
+from matex_data.training.checking.decisions import Decisions
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.checking.ownership import Ownership
 from matex_data.training.checking.state import kept_variables
 from matex_data.training.exact.logs import flat
 from matex_data.training.exact.rows import batch_size, rank_bounds
-from matex_data.training.exact.variables import optimizers
+from matex_data.training.exact.variables import optimizers, replicated_variables
 from matex_data.training.keras_api import ControlFlowGraph
 from matex_data.training.replacements import Replacements
 
@@ -72,6 +73,7 @@ class Probe:
     ----------
     traced : ``trace`` has succeeded.
     read : variables that the step reads and does not write, beside those of optimizers and metrics.
+    decisions : what the step decides by variables alone; of a step on the whole batch.
     """
 
     def __init__(self, distributed: DistributedModel, spec: Any, whole: bool) -> None:
@@ -211,6 +213,12 @@ class Probe:
             self._refuse(ownership, [name for name, v in self._compared.items() if id(v.handle) in own])
         read = {id(v.handle) for v in graph.variables} - written - states - ours - counters
         self.read = [v for key, v in variables.items() if key in read and not v.trainable]
+        if self._whole:
+            alike = {id(v.handle) for v in resources(replicated_variables(model))}
+            layers = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+            alike -= {id(v.handle) for x in layers for v in resources(x.non_trainable_variables)}
+            own_inputs = [tensor for tensor in self._function.inputs if id(outside.get(id(tensor))) not in alike]
+            self.decisions = Decisions(graph, own_inputs, list(variables.values()))
 
     def _refuse(self, ownership: Ownership, own: list[str]) -> None:
         """Raise an error if the step writes or applies what this rank computes from its own rows."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import random
+
+LATER = (1.5, 2.5)
+"""Bounds of the steps before a check, in multiples of those before the latest one."""
 EARLIER = 1.5
 """At the beginning of an epoch a check is due if so many times the steps of the latest one have passed."""
 END = 1.25
@@ -13,8 +17,9 @@ FITS = 8
 class Schedule:
     """Number of steps of a compiled model, and of those before its latest check.
 
-    Checks before steps 1, 2, 3, 5, 9, 17, ..., each after twice as many steps as the one before, cost less the longer a
-    model trains: of the first 1,000 steps eleven are checked.
+    Checks before steps 1, 2, 3, and then before random ones, each after 1.5 to 2.5 times the steps before the latest
+    one, cost less the longer a model trains: of the first 1,000 steps a dozen is checked. The random steps are the
+    same on all ranks, and in each run.
 
     Attributes
     ----------
@@ -29,6 +34,8 @@ class Schedule:
         self.checked: int | None = None
         self.sums = self.whole = False
         self._fits = 0
+        self._random = random.Random(0)
+        self._next = 0
 
     def due(self, first_of_fit: bool = False, first_of_epoch: bool = False, last_of_fit: bool = False) -> bool:
         """Return whether the next step has to be checked."""
@@ -39,9 +46,10 @@ class Schedule:
             return False
         if first_of_fit and (self._fits <= FITS or self._fits & (self._fits - 1) == 0):
             return True
-        factor = END if last_of_fit else EARLIER if first_of_epoch or first_of_fit else 2
-        return self.steps >= max(1, factor * self.checked)
+        factor = END if last_of_fit else EARLIER if first_of_epoch or first_of_fit else LATER[1]
+        return self.steps >= min(self._next, max(1, factor * self.checked))
 
     def note_check(self) -> None:
         """Note that the next step is checked."""
         self.checked = self.steps
+        self._next = self.steps + max(1, round(self._random.uniform(LATER[0] - 1, LATER[1] - 1) * self.steps))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 from matex_data.training.checking.schedule import FITS, Schedule
 
 
@@ -18,13 +20,19 @@ def _checked(steps: int, schedule: Schedule | None = None, epoch: int | None = N
     return found
 
 
-def test_each_check_comes_after_twice_as_many_steps() -> None:
-    assert _checked(1500)[:-1] == [1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025]
+def test_checks_come_at_random_steps_and_ever_fewer() -> None:
+    found = _checked(3000)[:-1]
+    assert found[:3] == [1, 2, 3]
+    assert found == _checked(4000)[: len(found)]  # the same on all ranks
+    assert len(found) < 20
+    assert len({step % 10 for step in found[3:]}) > 4
+    assert all(later <= 2.5 * step for step, later in itertools.pairwise(found))
 
 
 def test_the_end_of_a_fit_is_checked_unless_a_check_was_just_before() -> None:
-    assert _checked(400)[-1] == 400
-    assert _checked(300)[-1] == 257
+    last = _checked(1000)[-2]
+    assert _checked(last * 13 // 10)[-2:] == [last, last * 13 // 10]
+    assert _checked(last * 12 // 10)[-1] == last
 
 
 def test_epochs_add_few_checks() -> None:

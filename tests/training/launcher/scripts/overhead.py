@@ -10,6 +10,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.checking.schedule import Schedule
+
 
 class Own(keras.Sequential):
     def train_step(self, data):
@@ -39,7 +41,12 @@ data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(256).repeat()
 clock = Clock()
 model.fit(data, steps_per_epoch=1000, verbose=0, callbacks=[clock])
 steps = np.diff(clock.times)
-checked = [2**k for k in range(10) if 2**k < 1000]
+schedule, checked = Schedule(), []
+for k in range(1000):
+    if schedule.due(first_of_fit=k == 0, first_of_epoch=k == 0, last_of_fit=k == 999):
+        schedule.note_check()
+        checked.append(k)
+    schedule.steps += 1
 usual = np.median(steps)
 
 
