@@ -97,7 +97,7 @@ class DistributedModel:
         self._replace(self.model, CONTEXT, self)
         self._replace(self.model, "train_step", self.step)
         self._replace(self.model, "train_function", None)
-        self.test = DistributedTestStep(self.model, self._reducer, self._prepare_test)
+        self.test = DistributedTestStep(self.model, self._reducer, self.prepare_test)
         if self.channel.size > 1:
             self._replace(self.model, "test_step", self.test)
             self._replace(self.model, "test_function", None)
@@ -195,6 +195,7 @@ class DistributedModel:
             equal = {id(v) for v in equal_metric_variables(self.model)}
             combine_states(self.channel, [v for v in self.model.metrics_variables if id(v) not in equal], self.model)
         self.step.whole = self.test.whole = True
+        self.test.gathers &= self.step.per_sample is None
         separate_seeds(self.model, 0)
         self.model.make_train_function(force=True)
         object.__setattr__(self.model, "test_function", None)
@@ -216,20 +217,19 @@ class DistributedModel:
         finally:
             self.step.reducer = before
 
-    @contextlib.contextmanager
-    def selecting_rows(self, per_sample: list[bool | None]) -> Iterator[None]:
-        """Context manager: steps that are traced get whole batches, of which they select this rank's rows."""
-        before = self.step.per_sample
-        self.step.per_sample = per_sample
-        try:
-            yield
-        finally:
-            self.step.per_sample = before
+    def evaluate_whole(self) -> None:
+        """Evaluate whole batches from now on, which the ranks gather. *Collective*."""
+        self.test.whole = self.test.gathers = True
+        self.model.make_test_function(force=True)
 
-    def replace_train_function(self, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-        """Run steps by a function of the train function, as it then is, and the iterator over batches."""
-        self._replace(self.model, "make_train_function", TrainFunctionMaker(self.model, call))
-        self.model.make_train_function()
+    def replace_function(self, kind: str, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        """Run steps by a function of the train or test function, as it then is, and the iterator over batches.
+
+        Parameters
+        ----------
+        kind : "train" or "test".
+        """
+        replace_function(self._replacements, self.model, kind, call)
 
     def has_scalar_losses(self) -> bool:
         """Return whether a loss of the latest step was one number for a batch, whose divisor is not known."""
@@ -251,12 +251,12 @@ class DistributedModel:
             replacements.set(layer, "_moments", global_moments(layer, self._reducer))
         return replacements
 
-    def _prepare_test(self, data: Any) -> None:
+    def prepare_test(self, data: Any) -> None:
         """Replace the losses and metrics of a model that is evaluated before it is trained."""
-        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
         if not self._losses_replaced:
             # Some models work in their own test_step alone, and fail with any error elsewhere.
             with tf.init_scope(), contextlib.suppress(Exception):
+                spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
                 self.model._symbolic_build(data_batch=spec)
             self._replace_losses()
 
@@ -291,23 +291,25 @@ class DistributedModel:
     def _reset_metrics(self) -> None:
         type(self.model).reset_metrics(self.model)
         note_reset(self.model)
+        self.test.begins = True
 
     def _epoch_logs(self, logs: Any) -> Any:
         """Return the logs of an epoch or of an evaluation over all ranks. *Collective*."""
-        if self.channel.size == 1 or self.step.whole:
+        evaluated, self.test.running = self.test.running, False
+        if self.channel.size == 1 or self.step.whole or (evaluated and self.test.whole):
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
         average_moving_statistics(self.model, self.channel)
-        return self.combined(logs)
+        return self.combined(logs, evaluated=evaluated)
 
-    def combined(self, logs: Any, of_batch: bool = False) -> Any:
+    def combined(self, logs: Any, of_batch: bool = False, evaluated: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
-        kinds: dict[str, Reduction | None] = {}
-        kinds |= {key: kind for key, kind in self.step.reductions.items() if kind is not None}
-        for key, possible in self.step.possible.items():
-            known = kinds.get(key) or "mean"  # where the graph does not tell it, the checks may
+        step = self.test if evaluated or not (self.step.reductions or self.step.possible) else self.step
+        kinds: dict[str, Reduction | None] = dict(step.reductions)
+        for key, possible in step.possible.items():  # where the graph does not tell it, the checks may
+            known = kinds.get(key) or (
+                "mean" if "mean" in possible or len(possible) > 1 else next(iter(possible), None)
+            )
             kinds[key] = known if known in possible else None
-        for key, kind in self.test.reductions.items():
-            kinds[key] = kind if kinds.get(key, kind) == kind else None
         return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
 
     def _warn_of_own(self, keys: list[str]) -> None:
@@ -334,28 +336,44 @@ class DistributedModel:
                 rows.assign(before)
 
 
-class TrainFunctionMaker:
-    """``make_train_function`` of a model whose train function is called by another function.
+def replace_function(
+    replacements: Replacements, model: Any, kind: str, call: Callable[[Callable[[Any], Any], Any], Any]
+) -> None:
+    """Run the steps of a model by a function of its train, test or predict function, as it then is, and the data.
+
+    Parameters
+    ----------
+    kind : "train", "test" or "predict".
+    """
+    replacements.set(model, f"{kind}_function", getattr(model, f"{kind}_function"))
+    replacements.set(model, f"make_{kind}_function", FunctionMaker(model, kind, call))
+    getattr(model, f"make_{kind}_function")()
+
+
+class FunctionMaker:
+    """``make_train_function`` of a model whose train function is called by another function; or of test and predict.
 
     Attributes
     ----------
     wrapped : the model's own method.
     """
 
-    def __init__(self, model: Any, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-        self.wrapped = model.make_train_function
-        self._model, self._call, self._function = model, call, model.train_function
+    def __init__(self, model: Any, kind: str, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+        self._name = f"{kind}_function"
+        self.wrapped = getattr(model, f"make_{self._name}")
+        self._model, self._call, self._function = model, call, getattr(model, self._name)
 
     def __call__(self, force: bool = False) -> Any:
-        """Make the train function."""
-        object.__setattr__(self._model, "train_function", None if force else self._function)
+        """Make the function."""
+        anew = force or getattr(self._model, self._name) is None
+        object.__setattr__(self._model, self._name, None if anew else self._function)
         self.wrapped(force)
-        self._function = self._model.train_function
-        object.__setattr__(self._model, "train_function", self._run)
+        self._function = getattr(self._model, self._name)
+        object.__setattr__(self._model, self._name, self._run)
         return self._run
 
-    def _run(self, iterator: Any) -> Any:
-        return self._call(lambda batches: self._function(batches), iterator)
+    def _run(self, data: Any) -> Any:
+        return self._call(lambda given: self._function(given), data)
 
 
 def open_context(model: Any) -> DistributedModel | None:

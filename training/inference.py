@@ -14,6 +14,8 @@ from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
+from matex_data.training.checking.check import Mode
+from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, open_context
@@ -37,6 +39,7 @@ def evaluate(
     *,
     batch_size: int | None = None,
     comm: MPI.Intracomm | None = None,
+    verify: Mode = "proven",
     **keras_evaluate_options: Any,
 ) -> Any:
     """Evaluate a compiled Keras model on all ranks, each of which computes its rows of every batch. *Collective*.
@@ -52,6 +55,8 @@ def evaluate(
     batch_size : samples of a global batch of a ``matex_data.Dataset``, a multiple of the number of ranks. None: 32, or
         the next multiple.
     comm : communicator; None: all ranks of the job.
+    verify : which models are checked, a batch of all ranks against their shards, as by ``fit``. If a check fails, all
+        ranks evaluate whole batches.
     keras_evaluate_options : other options of ``keras.Model.evaluate``, such as ``return_dict``.
 
     Returns
@@ -88,7 +93,7 @@ def evaluate(
         batch_weights(channel.communicator).left_to_keras(),
         _evaluating(model, channel, dataset) as (distributed, by_launcher),
     ):
-        data = _marked(dataset, channel) if by_launcher else evaluation_data(distributed, dataset)
+        data = _marked(dataset, channel) if by_launcher else evaluation_data(distributed, dataset, verify)
         return model.evaluate(data, **options)
 
 
@@ -126,6 +131,7 @@ def predict(
     batch_size: int | None = None,
     gather: bool = False,
     comm: MPI.Intracomm | None = None,
+    verify: Mode = "proven",
     **keras_predict_options: Any,
 ) -> Any:
     """Predict with a Keras model on all ranks, each of which computes its share of the samples. *Collective*.
@@ -139,6 +145,7 @@ def predict(
         it. None: 32, or one for each rank.
     gather : return the rows of all ranks on every rank. Otherwise each rank has its own in memory, and no other.
     comm : communicator; None: all ranks of the job.
+    verify : which models are checked, the rows of a first batch against fewer of them, as by ``fit``.
     keras_predict_options : other options of ``keras.Model.predict``.
 
     Returns
@@ -152,7 +159,8 @@ def predict(
     ------
     TypeError : ``dataset`` is neither of these; with ``gather``, an output is sparse or ragged.
     PartitionError : on all ranks, in a callback that runs on one rank alone; outputs do not have one row per sample;
-        batches are padded.
+        batches are padded; a check finds that a row's outputs depend on other rows, so that they are not those of one
+        process.
     DataError : on all ranks, if samples cannot be read.
 
     Examples
@@ -172,13 +180,17 @@ def predict(
             initialize_absent(model)
             check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)
-        run = _Prediction(model, channel, options)
+        known = verify == "never" or (
+            verify != "always" and known_to_predict_rows(channel, model, getattr(dataset, "element_spec", None))
+        )
+        run = _Prediction(model, channel, options, known)
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size
             outputs = run.of_windows(dataset._matex_input_batches(max(1, -(-size // channel.size))))
             sizes = None
         else:
             outputs, sizes = run.of_batches(dataset)
+        run.check_rows()
         return run.gathered(outputs, sizes) if gather else outputs
 
 
@@ -190,10 +202,12 @@ class _Prediction:
     model : Keras model.
     channel : ranks that predict.
     options : of ``keras.Model.predict``.
+    known : the model is known to compute each row by itself.
     """
 
-    def __init__(self, model: Any, channel: Channel, options: dict[str, Any]) -> None:
+    def __init__(self, model: Any, channel: Channel, options: dict[str, Any], known: bool) -> None:
         self._model, self._channel, self._options = model, channel, options
+        self._check = RowCheck(channel, model, known)
 
     def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Any:
         """Return the outputs for windows of samples; the first has one to discard if this rank has none."""
@@ -231,8 +245,24 @@ class _Prediction:
         return self._checked(outputs, samples) if samples else keras.tree.map_structure(lambda o: o[:0], outputs)
 
     def _predict(self, batches: tf.data.Dataset) -> Any:
-        with running_alone():  # ranks have different numbers of windows
+        with running_alone(), self._check.active():  # ranks have different numbers of windows
             return self._model.predict(batches, **self._options)
+
+    def check_rows(self) -> None:
+        """Raise an error if the outputs of a row depend on other rows. *Collective*.
+
+        Raises
+        ------
+        PartitionError : on all ranks.
+        """
+        cause = self._check.cause()
+        if cause is not None:
+            raise PartitionError(
+                f"{self._model.name} predicts a row otherwise if its batch has other rows, and each rank has its own",
+                expected="a model that computes each row by itself",
+                found=cause,
+                remedy='model.predict on data that every rank has as a whole; verify="never", if this is intended',
+            )
 
     def _none(self, spec: Any) -> Any:
         """Return the outputs for no samples."""

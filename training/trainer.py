@@ -19,7 +19,8 @@ from matex_data.training import keras_api
 from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.checking.check import Mode
-from matex_data.training.checking.fitting import FitCheck
+from matex_data.training.checking.evaluating import TestCheck
+from matex_data.training.checking.fitting import FitCheck, model_schedule, rank_report
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.distributed_model import DistributedModel
@@ -178,7 +179,7 @@ def fit(
             options["verbose"] = 0
         if validation_data is not None:
             validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
-            validation_data = evaluation_data(distributed, validation_data)
+            validation_data = evaluation_data(distributed, validation_data, verify if mesh is None else "never")
         if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
             options["callbacks"].append(FitCheck(distributed, verify, data.element_spec))
         history = model.fit(data, validation_data=validation_data, **options)
@@ -261,13 +262,17 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
     return shard_rows(tf.data.Dataset.from_tensor_slices(tuple(data)).batch(batch), channel.rank, channel.size)
 
 
-def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any) -> Any:
-    """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*."""
+def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, verify: Mode) -> Any:
+    """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*.
+
+    Evaluations are checked from now on.
+    """
     if isinstance(distributed, StagedModel):
         return distributed.pad_batches(dataset)
     if distributed.channel.size == 1:
         return dataset
     distributed.test.gathers = True
+    TestCheck(distributed, verify, rank_report(distributed.channel), model_schedule(distributed.model, "test"))
     dataset = distributed.test.pad_batches(dataset)
     return dataset if distributed.test.lockstep else drop_empty_batches(dataset)
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from matex_data.training.checking.batches import iterator_over, until_out_of_range, without_optionals
 from matex_data.training.checking.check import Mode, SelfCheck
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.schedule import Schedule
@@ -34,8 +34,8 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
     def __init__(self, distributed: DistributedModel, mode: Mode, spec: Any) -> None:
         super().__init__()
         self._distributed, self._spec = distributed, spec
-        schedule = None if _has_fixed_rows(distributed.model) else _schedule(distributed.model)
-        self.check = SelfCheck(distributed, mode, _report(distributed.channel), schedule)
+        schedule = None if _has_fixed_rows(distributed.model) else model_schedule(distributed.model)
+        self.check = SelfCheck(distributed, mode, rank_report(distributed.channel), schedule)
         self._first_of_fit = self._first_of_epoch = True
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -45,7 +45,7 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
             self._distributed.train_on_whole()
         if self.check.active and self.check.gathers:
             self._distributed.set_sum_losses(self.check.schedule.sums)
-            self._distributed.replace_train_function(self._checked)
+            self._distributed.replace_function("train", self._checked)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note that the next step is the first of an epoch."""
@@ -77,27 +77,9 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         return run(iterator)
 
 
-def until_out_of_range(iterator: Any) -> Iterator[Any]:
-    """Yield elements until the iterator raises ``OutOfRangeError``."""
-    with contextlib.suppress(tf.errors.OutOfRangeError):
-        yield from iterator
-
-
-def iterator_over(batches: list[Any], spec: Any) -> Any:
-    """Return an iterator of TensorFlow over batches, with the element spec of their dataset, so that a step is traced
-    once.
-    """
-    data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
-    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
-
-
-def without_optionals(leaf: Any) -> Any:
-    """Return None for the optional that stands for None in Keras's datasets."""
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
-
-
 @functools.cache
-def _report(channel: Channel) -> Report:
+def rank_report(channel: Channel) -> Report:
+    """Return the messages of a channel of ranks."""
     return Report(channel.rank, channel.size, 'verify="never"', tells_proven=False)
 
 
@@ -106,10 +88,16 @@ def _has_fixed_rows(model: Any) -> bool:
     return bool(row_states(model)) or any(x.shape[0] is not None for x in tensors_of(model, "inputs") if x.shape)
 
 
-def _schedule(model: Any) -> Schedule:
-    """Return the schedule of a model as it is compiled, which goes on in its next ``fit``."""
-    compiled, schedule = vars(model).get("_matex_schedule", (None, None))
+def model_schedule(model: Any, kind: str = "train") -> Schedule:
+    """Return the schedule of a model as it is compiled, which goes on in its next ``fit`` or evaluation.
+
+    Parameters
+    ----------
+    kind : "train" or "test".
+    """
+    name = f"_matex_{kind}_schedule"
+    compiled, schedule = vars(model).get(name, (None, None))
     if compiled is not model._loss_tracker:
         schedule = Schedule()
-        object.__setattr__(model, "_matex_schedule", (model._loss_tracker, schedule))
+        object.__setattr__(model, name, (model._loss_tracker, schedule))
     return schedule  # type: ignore[no-any-return]

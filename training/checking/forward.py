@@ -23,6 +23,11 @@ def agreed_proof(channel: Channel, model: Any, proof: Proof) -> Proof:
     return proof
 
 
+def specs_of(spec: Any) -> list[Any]:
+    """Return the leaves of the spec of a batch; None for an optional, which stands for None."""
+    return [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
+
+
 class ForwardProofs:
     """Models that are known to compute each row of their data by itself, each looked at once.
 
@@ -66,7 +71,7 @@ class ForwardProofs:
 def _specs(x: Any, y: Any, sample_weight: Any) -> list[Any] | None:
     """Return the specs of the data; None if they are not known."""
     if isinstance(x, tf.data.Dataset):
-        return [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(x.element_spec)]
+        return specs_of(x.element_spec)
     leaves = [leaf for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
     if all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         return [tf.TensorSpec([None, *leaf.shape[1:]] if len(leaf.shape) else [], leaf.dtype) for leaf in leaves]

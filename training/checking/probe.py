@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import keras
 import numpy as np
@@ -17,7 +17,8 @@ from matex_data.training.checking.decisions import Decisions
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.checking.ownership import Ownership
 from matex_data.training.checking.state import kept_variables
-from matex_data.training.exact.logs import flat
+from matex_data.training.exact.logs import Reduction, flat
+from matex_data.training.exact.metrics import own_numbers
 from matex_data.training.exact.rows import batch_size, rank_bounds
 from matex_data.training.exact.variables import optimizers, replicated_variables
 from matex_data.training.keras_api import ControlFlowGraph
@@ -25,6 +26,25 @@ from matex_data.training.replacements import Replacements
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
+
+
+class CheckedStep(Protocol):
+    """Step of training or evaluation that ranks compute on their shards of a batch.
+
+    Attributes
+    ----------
+    per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
+    possible : for numbers that were checked: how those of shards gave that of their union, in all checks.
+    """
+
+    per_sample: list[bool | None] | None
+    possible: dict[str, set[Reduction]]
+
+    def on_rows(self, data: Any) -> Any:
+        """Compute the step on this rank's rows. *Collective*."""
+
+    def on_whole_batch(self, data: Any) -> Any:
+        """Compute the step on the whole batch."""
 
 
 class NotCheckable(Exception):
@@ -39,7 +59,7 @@ class Effects:
     ----------
     arrays : by name: gradients that optimizers get, and the values that the step leaves in other variables. float32 or
         float64; None for a gradient that is None.
-    logs : numbers that the step returns, by key.
+    logs : numbers that the step returns beside results of metrics, by key.
     rows : rows that it was computed from.
     metrics : changes of variables of metrics, by their position among those of numbers.
     """
@@ -61,13 +81,14 @@ class Effects:
 
 
 class Probe:
-    """Traced training step whose effects are undone.
+    """Traced step whose effects are undone.
 
     Parameters
     ----------
-    distributed : model to train.
+    distributed : the model.
+    step : its step.
     spec : element spec of the batches.
-    whole : train on the whole batch, without the other ranks; otherwise on this rank's rows, which is *collective*.
+    whole : compute it on the whole batch, without the other ranks; otherwise on this rank's rows: *collective*.
 
     Attributes
     ----------
@@ -76,8 +97,8 @@ class Probe:
     decisions : what the step decides by variables alone; of a step on the whole batch.
     """
 
-    def __init__(self, distributed: DistributedModel, spec: Any, whole: bool) -> None:
-        self._distributed, self._whole = distributed, whole
+    def __init__(self, distributed: DistributedModel, step: CheckedStep, spec: Any, whole: bool) -> None:
+        self._distributed, self._checked, self._whole = distributed, step, whole
         self._structure = spec
         leaves = tf.nest.flatten(spec)
         self._kept = [leaf is not None and not isinstance(leaf, tf.OptionalSpec) for leaf in leaves]
@@ -120,18 +141,19 @@ class Probe:
                 new = np.array(variable.read_value().numpy())
                 found[name] = new - old[id(variable.handle)] if variable.trainable else new
             states = {i: v.numpy() - old[id(v.handle)] for i, v in enumerate(metrics) if id(v.handle) in old}
-        return Effects(found, states, {key: float(value) for key, value in returned.items()}, int(rows))
+            logs = own_numbers(self._distributed.model, returned)
+        return Effects(found, states, {key: float(value) for key, value in logs.items()}, int(rows))
 
     def _step(self, *tensors: Any) -> tuple[Any, dict[str, Any]]:
         self._calls, self._applied, self._conditional = 0, [], False
-        step, channel = self._distributed.step, self._distributed.channel
+        channel = self._distributed.channel
         remaining = iter(tensors)
         data = tf.nest.pack_sequence_as(self._structure, [next(remaining) if kept else None for kept in self._kept])
         total = batch_size(data)
         whole = (tf.constant(0), tf.cast(total, tf.int32))
         rows = whole if self._whole else rank_bounds(total, channel.rank, channel.size)
         with draws_for_rows(rows, whole[1]), self._captured():
-            logs = (step.train_on_whole_batch if self._whole else step.train_on_rows)(data)
+            logs = (self._checked.on_whole_batch if self._whole else self._checked.on_rows)(data)
         numbers = {key: value for key, value in flat(logs).items() if _is_number(value)}
         return rows[1] - rows[0], numbers
 

@@ -113,6 +113,43 @@ class Report:
             f"  remedy: train it once on batches that are the same on all ranks, which are checked; or {self._never}",
         )
 
+    def evaluates_whole(self, model: Any, cause: str | Verdict, proof: Proof, first: bool) -> None:
+        """Report that a model evaluates whole batches, since shards differ or cannot be compared with them.
+
+        Parameters
+        ----------
+        cause : why they cannot be compared, as a clause; or what differs.
+        first : the model was not checked before.
+        """
+        if isinstance(cause, Verdict):
+            cause = (
+                f"the {cause.name} of shards differs from that of the whole batch by {cause.difference:.2g} of its size"
+            )
+        text = (
+            f"self-check: {model.name} cannot be evaluated on shards of a batch: {cause}\n"
+            "  every rank evaluates whole batches from now on: as one process does, and no faster"
+        )
+        if not first:
+            text += "\n  evaluations before, since the latest check, may have had other results"
+        self._warn(model, f"{text}\n  not proven: {_reasons(proof)}" if proof.reasons else text)
+
+    def predicts_whole(self, model: Any, cause: str) -> None:
+        """Report that a model predicts whole batches on every rank, since a row depends on other rows."""
+        self._warn(
+            model,
+            f"self-check: {model.name} cannot predict shards of a batch: {cause}\n"
+            "  every rank predicts whole batches: as one process does, and no faster",
+        )
+
+    def unchecked_evaluation(self, model: Any, proof: Proof) -> None:
+        """Report that evaluations cannot be checked, since ranks may have different numbers of batches."""
+        self._warn(
+            model,
+            f"self-check: {model.name} is evaluated on this rank's rows, and is neither proven nor checked, since the "
+            f"number of batches is not known: {_reasons(proof)}\n"
+            "  remedy: dataset.apply(tf.data.experimental.assert_cardinality(n)), with the same n on all ranks",
+        )
+
     def computes_whole(self, model: Any, proof: Proof) -> None:
         """Report that a model predicts or evaluates whole batches on every rank."""
         self._print(

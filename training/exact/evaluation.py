@@ -8,11 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.training.exact.logs import Reduction, reductions
-from matex_data.training.exact.rows import batch_size
+from matex_data.training.exact.rows import batch_size, rank_rows
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.step import run_guarded, whole_batch
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.replacements import replaced
 
 
 class DistributedTestStep:
@@ -35,7 +37,11 @@ class DistributedTestStep:
     gathers : the ranks have their own rows of the batches, and gather them to evaluate the whole.
     wrapped : the model's own step.
     alone : validation within ``fit`` runs on whole batches on every rank.
+    running : an evaluation has begun, and its logs are not yet computed.
+    begins : the next step is the first one of an evaluation.
+    per_sample : see ``DistributedStep``.
     reductions : how the numbers among the logs that are no metrics combine over the ranks, by key.
+    possible : see ``DistributedStep``.
     """
 
     def __init__(self, model: Any, reducer: Reducer, prepare: Callable[[Any], None]) -> None:
@@ -45,17 +51,38 @@ class DistributedTestStep:
         self.wrapped: Callable[[Any], Any] = model.test_step
         self._local_function: Any = None
         self.lockstep = True
-        self.whole = self.gathers = self.alone = False
+        self.whole = self.gathers = self.alone = self.running = self.begins = False
+        self.per_sample: list[bool | None] | None = None
         self.reductions: dict[str, Reduction | None] = {}
+        self.possible: dict[str, set[Reduction]] = {}
 
     def __call__(self, data: Any) -> Any:
         """Evaluate this rank's rows. *Collective* in lockstep."""
-        count = batch_size(data)
         if self.whole:
-            return self.wrapped(whole_batch(self._reducer.channel, data) if self.gathers else data)
-        logs = self._of_rows(data, count)
+            return self.on_whole_batch(data)
+        logs = self.on_rows(data)
         self.reductions = reductions(logs)
         return logs
+
+    def on_rows(self, data: Any) -> Any:
+        """Evaluate this rank's rows. *Collective* in lockstep."""
+        if self.per_sample is not None:
+            channel = self._reducer.channel
+            data = rank_rows(data, channel.rank, channel.size, self.per_sample)
+        return self._of_rows(data, batch_size(data))
+
+    def on_whole_batch(self, data: Any) -> Any:
+        """Evaluate the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
+        if self.per_sample is None and self.gathers:
+            if not self.lockstep:
+                raise PartitionError(
+                    f"{self._model.name} evaluates whole batches, which the ranks gather, and the numbers of their "
+                    "batches are not known",
+                    expected="the same number of batches on all ranks",
+                    remedy="dataset.apply(tf.data.experimental.assert_cardinality(n))",
+                )
+            data = whole_batch(self._reducer.channel, data)
+        return self.wrapped(data)
 
     def _of_rows(self, data: Any, count: Any) -> Any:
         if count is None or not self.lockstep:
@@ -89,14 +116,14 @@ class DistributedTestStep:
     def on_this_rank(self) -> Iterator[None]:
         """Context manager: evaluate whole batches on this rank alone."""
         model, distributed_function = self._model, self._model.test_function
-        object.__setattr__(model, "test_step", self.wrapped)
-        object.__setattr__(model, "test_function", self._local_function)
-        try:
-            yield
-        finally:
-            self._local_function = model.test_function
-            object.__setattr__(model, "test_step", self)
-            object.__setattr__(model, "test_function", distributed_function)
+        make = type(model).make_test_function.__get__(model)
+        with replaced(model, test_step=self.wrapped, make_test_function=make):
+            object.__setattr__(model, "test_function", self._local_function)
+            try:
+                yield
+            finally:
+                self._local_function = model.test_function
+                object.__setattr__(model, "test_function", distributed_function)
 
     def on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""

@@ -124,6 +124,12 @@ def _equal_results(key: str, value: Any, results: list[tuple[str, Any]]) -> list
     return sorted(equal, key=lambda i: results[i][0] != key)
 
 
+def own_numbers(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
+    """Return the values of logs that are no results of the model's metrics."""
+    results = _results(model) if logs else []
+    return {key: value for key, value in logs.items() if not _equal_results(key, _number(value), results)}
+
+
 def record_rows(model: Any, count: Any) -> None:
     """Record the number of rows of this rank's batch until logs are combined."""
     if "_matex_rows" not in vars(model):

@@ -50,16 +50,16 @@ def rank_bounds(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
     return _first_row(rows, rank, size), _first_row(rows, rank + 1, size)
 
 
-def rows_between(element: Any, start: int, stop: int, per_sample: Sequence[bool | None]) -> Any:
+def rows_between(element: Any, start: Any, stop: Any, per_sample: Sequence[bool | None]) -> Any:
     """Return rows of a batch; leaves that have no row per sample stay whole.
 
     Parameters
     ----------
-    element : nested eager tensors.
-    start, stop : first row, and the one after the last.
+    element : nested tensors.
+    start, stop : first row, and the one after the last; numbers or scalar tensors.
     per_sample : result of ``leaves_per_sample`` for the dataset.
     """
-    rows = int(batch_size(element))
+    rows = batch_size(element)
     known = zip(tf.nest.flatten(element), per_sample, strict=False)
     selected = [None if leaf is None else _slice_leaf(leaf, rows, start, stop, flag) for leaf, flag in known]
     return tf.nest.pack_sequence_as(element, selected)

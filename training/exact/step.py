@@ -63,12 +63,12 @@ class DistributedStep:
         """Train on this rank's rows. *Collective*."""
         self.traces += 1
         if self.whole:
-            return self.train_on_whole_batch(data)
-        logs = self.train_on_rows(data)
+            return self.on_whole_batch(data)
+        logs = self.on_rows(data)
         self.reductions = reductions(logs)
         return logs
 
-    def train_on_rows(self, data: Any) -> Any:
+    def on_rows(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""
         total = None if self.per_sample is None else batch_size(data)
         if self.per_sample is not None:
@@ -86,7 +86,7 @@ class DistributedStep:
         with self._state.step(weight), self._patches:
             return run_guarded(self._model, self.wrapped, data, count, weight)
 
-    def train_on_whole_batch(self, data: Any) -> Any:
+    def on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
         if self.per_sample is None:
             data = whole_batch(self._channel, data)

@@ -19,9 +19,13 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
+from matex_data.training.checking.batches import iterator_over, until_out_of_range, without_optionals
 from matex_data.training.checking.check import Mode, SelfCheck
+from matex_data.training.checking.evaluating import TestCheck
 from matex_data.training.checking.forward import ForwardProofs
 from matex_data.training.checking.report import Report
+from matex_data.training.checking.rows import RowCheck
+from matex_data.training.checking.schedule import Schedule
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.distributed_model import DistributedModel
@@ -171,11 +175,11 @@ class PatchedCall:
     def _checked(self, iterator: Any, count: int) -> Any:
         """Return an iterator that begins with the batches of an execution, after the self-check of the first one."""
         assert self._check is not None
-        batches = list(itertools.islice(_until_out_of_range(iterator), count))
+        batches = list(itertools.islice(until_out_of_range(iterator), count))
         if not batches:
             return iterator
-        self._check.before_step(tf.nest.map_structure(_without_optionals, batches[0]), self.spec)
-        return _iterator_over(batches, self.spec)
+        self._check.before_step(tf.nest.map_structure(without_optionals, batches[0]), self.spec)
+        return iterator_over(batches, self.spec)
 
     def _recording_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
@@ -221,25 +225,6 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
             self.__dict__["_distributed_dataset"] = append_empty_batches(dataset, missing)
         self.data_adapter = _PaddedAdapter(self.__dict__["data_adapter"], steps)
         self._num_batches = steps
-
-
-def _until_out_of_range(iterator: Any) -> Iterator[Any]:
-    """Yield elements until the iterator raises ``OutOfRangeError``."""
-    with contextlib.suppress(tf.errors.OutOfRangeError):
-        yield from iterator
-
-
-def _iterator_over(batches: list[Any], spec: Any) -> Any:
-    """Return an iterator of TensorFlow over batches, with the element spec of their dataset, so that a step is traced
-    once.
-    """
-    data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
-    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
-
-
-def _without_optionals(leaf: Any) -> Any:
-    """Return None for the optional that stands for None in Keras's datasets."""
-    return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
 class _PaddedAdapter:
@@ -409,6 +394,7 @@ class KerasPatches:
         distributed.__enter__()
         object.__setattr__(model, "_matex_distributed", distributed)
         object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
+        TestCheck(distributed, self._verify, self._report, Schedule())
         return distributed
 
     def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
@@ -540,7 +526,17 @@ class KerasPatches:
             return self._predict_rows(original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
-        outputs = call_within(call, original, options)
+        proof = distributed.model._matex_check.proof if distributed is not None else None
+        known = self._verify == "never" or distributed is None or (proof is not None and proof.proven)
+        check = RowCheck(self._channel, model, known)
+        with check.active():
+            outputs = call_within(call, original, options)
+        cause = check.cause()
+        if cause is not None:
+            if isinstance(options.get("x"), Iterator):
+                raise _consumed(model, cause)
+            self._report.predicts_whole(model, cause)
+            return call_within(None, original, options)
         recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted
         rows = {_rows(leaf) for leaf in keras.tree.flatten(outputs)}
         by_rank = self._channel.host.allgather_object(rows)
@@ -643,6 +639,15 @@ class KerasPatches:
         logs = distributed.combined(original(**{**options, **data}, return_dict=True), of_batch=True)
         logs = pythonify_logs(logs)
         return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+
+def _consumed(model: Any, cause: str) -> PartitionError:
+    return PartitionError(
+        f"{model.name} cannot predict shards of a batch, and its data are taken",
+        expected="a model that computes each row by itself, or data that can be read again",
+        found=cause,
+        remedy="give predict arrays or a tf.data.Dataset in place of a generator",
+    )
 
 
 DATA = ("x", "y", "sample_weight")

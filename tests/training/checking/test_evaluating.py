@@ -1,0 +1,161 @@
+"""Evaluations and predictions that combine rows although training does not: whole, or an error on all ranks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from matex_data.errors import PartitionError
+from tests.support import problems
+from tests.support.launch import run_script
+from tests.support.ranks import Pool, Pools
+
+BATCH = 12
+LAUNCHER = "from matex_data.training.launcher.run import main; main()"
+
+
+def _model(kind: str) -> Any:
+    import keras
+    import tensorflow as tf
+    from keras import ops
+
+    class OwnLoss(keras.Sequential):  # type: ignore[misc]
+        def compute_loss(
+            self, x: Any = None, y: Any = None, y_pred: Any = None, sample_weight: Any = None, training: bool = True
+        ) -> Any:
+            loss = ops.mean(ops.square(ops.one_hot(y, 3) - y_pred))
+            return loss if training else loss + ops.var(y_pred)
+
+    class OwnTest(keras.Sequential):  # type: ignore[misc]
+        def test_step(self, data: Any) -> Any:
+            predicted = self(data[0], training=False)
+            return {"rows": tf.shape(predicted)[0], "spread": ops.var(predicted), "mean": ops.mean(predicted)}
+
+    class OwnCounts(keras.Sequential):  # type: ignore[misc]
+        def test_step(self, data: Any) -> Any:
+            predicted = self(data[0], training=False)
+            return {"rows": tf.shape(predicted)[0], "largest": ops.max(predicted), "mean": ops.mean(predicted)}
+
+    class Centered(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any, training: bool | None = None) -> Any:
+            return x if training else x - ops.mean(x, 0)
+
+    class Normalized(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = keras.layers.BatchNormalization()
+
+        def build(self, shape: Any) -> None:
+            self.inner.build(shape)
+
+        def call(self, x: Any) -> Any:
+            return self.inner(x, training=True)
+
+    class Noisy(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x + 0 * keras.random.normal(ops.shape(x))
+
+    keras.utils.set_random_seed(1)
+    extra = {"layer": [Centered()], "normalized": [Normalized()], "noisy": [Noisy()]}.get(kind, [])
+    cls = {"loss": OwnLoss, "step": OwnTest, "counts": OwnCounts}.get(kind, keras.Sequential)
+    model = cls([keras.Input((problems.FEATURES,)), keras.layers.Dense(7, "tanh"), *extra, keras.layers.Dense(3)])
+    loss = {} if kind == "loss" else {"loss": keras.losses.SparseCategoricalCrossentropy(from_logits=True)}
+    model.compile(keras.optimizers.SGD(0.1), metrics=["accuracy"] if kind == "layer" else None, **loss)
+    return model
+
+
+def _run(comm: Any, kind: str, distributed: bool) -> Any:
+    """Evaluate, train with validation, and evaluate again."""
+    from matex_data import training
+
+    model, arrays = _model(kind), problems.table(40)
+    if not distributed:
+        data = problems.shard(arrays, BATCH, 0, 1)
+        first = model.evaluate(data, verbose=0, return_dict=True)
+        history = model.fit(data, validation_data=data, epochs=2, verbose=0).history
+        return [first, history, model.evaluate(data, verbose=0, return_dict=True)], problems.weights(model)
+    data = problems.shard(arrays, BATCH, comm.rank, comm.size)
+    first = training.evaluate(model, data, comm=comm, verbose=0, return_dict=True)
+    options = {"verify": "never"} if kind == "never" else {}
+    history = training.fit(model, data, validation_data=data, epochs=2, comm=comm, verbose=0, **options).history
+    second = training.evaluate(model, data, comm=comm, verbose=0, return_dict=True)
+    return [first, history, second], problems.weights(model)
+
+
+@pytest.mark.rank_counts(3, slow=(1, 2))
+@pytest.mark.parametrize("kind", ["loss", "layer", "step", "counts", "plain"])
+def test_every_evaluation_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str) -> None:
+    (expected, weights), *_ = ranks(1).run(_run, kind, False)
+    results = pool.run(_run, kind, True, timeout=120)
+    problems.assert_same_weights([found for _, found in results], weights)
+    for found, _ in results:
+        for one, other in zip(found, expected, strict=True):
+            for key, value in other.items():
+                np.testing.assert_allclose(one[key], value, rtol=1e-4, atol=1e-6, err_msg=key)
+
+
+def _predict(comm: Any, kind: str, distributed: bool, **options: Any) -> Any:
+    from matex_data import training
+
+    model, arrays = _model(kind), problems.table(40)
+    before = problems.weights(model)
+    if not distributed:
+        return model.predict(problems.shard(arrays, BATCH, 0, 1), verbose=0)
+    data = problems.shard(arrays, BATCH, comm.rank, comm.size)
+    predicted = training.predict(model, data, gather=True, comm=comm, verbose=0, **options)
+    problems.assert_same_weights([problems.weights(model)], before)
+    return predicted
+
+
+@pytest.mark.rank_counts(3, slow=(1, 2))
+@pytest.mark.parametrize("kind", ["loss", "noisy", "plain"])
+def test_rows_that_are_predicted_by_themselves(ranks: Pools, pool: Pool, kind: str) -> None:
+    (expected, *_) = ranks(1).run(_predict, kind, False)
+    for found in pool.run(_predict, kind, True, timeout=120):
+        np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.rank_counts(3, slow=(2,))
+@pytest.mark.parametrize("kind", ["layer", "normalized"])
+def test_predictions_that_need_other_rows_are_an_error(pool: Pool, kind: str) -> None:
+    outcomes = pool.outcomes(_predict, kind, True, timeout=120)
+    assert all(isinstance(error, PartitionError) for error in outcomes)
+    assert "other rows" in str(outcomes[0])
+    if kind == "layer":
+        pool.run(_predict, kind, True, verify="never")
+
+
+SCRIPT = """
+import keras, numpy as np
+from keras import ops
+
+class Centered(keras.layers.Layer):
+    def call(self, x, training=None):
+        return x if training else x - ops.mean(x, 0)
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "tanh"), Centered(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y, options = x[:, :1], {"batch_size": 12, "shuffle": False, "epochs": 2, "verbose": 0}
+history = model.fit(x, y, validation_data=(x, y), **options).history
+print("NUMBERS", *history["val_loss"], model.evaluate(x, y, batch_size=48, verbose=0),
+      np.abs(model.predict(x, batch_size=48, verbose=0)).sum())
+"""
+
+
+def test_an_unchanged_script_evaluates_and_predicts_whole_batches(tmp_path: Path) -> None:
+    def numbers(done: Any) -> list[float]:
+        (line,) = [line for line in done.stdout.splitlines() if line.startswith("NUMBERS")]
+        return [float(number) for number in line.split()[1:]]
+
+    plain = run_script(0, SCRIPT, timeout=60)
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    found = run_script(2, LAUNCHER, str(script), timeout=120)
+    np.testing.assert_allclose(numbers(found), numbers(plain), rtol=1e-5)
+    assert "cannot be evaluated on shards" in found.stderr
+    assert "cannot predict shards" in found.stderr

@@ -1,0 +1,116 @@
+"""Check of predictions: whether a model computes each row of a batch by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data._types import Array
+from matex_data.mpi.activity import busy
+from matex_data.training.checking.comparison import Rounding, Verdict, compare
+from matex_data.training.checking.draws import draws_for_rows
+from matex_data.training.checking.forward import agreed_proof, specs_of
+from matex_data.training.checking.probe import Effects, resources
+from matex_data.training.checking.rounding import epsilon
+from matex_data.training.checking.state import kept_random_state, kept_variables
+from matex_data.training.comm.channel import Channel
+from matex_data.training.distributed_model import replace_function
+from matex_data.training.exact.listed import Proof, own_method, prove
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
+from matex_data.training.replacements import Replacements
+
+log = logging.getLogger("matex_data.training")
+
+UNITS = 16
+"""Rounding of predictions, in multiples of that of a step: rows may be computed in other groups."""
+
+
+class RowCheck:
+    """Check of the first batch of this rank that a model predicts.
+
+    Parameters
+    ----------
+    channel : ranks that predict.
+    model : the model.
+    known : it is known to compute each row by itself: nothing is checked.
+    """
+
+    def __init__(self, channel: Channel, model: Any, known: bool) -> None:
+        self._channel, self._model = channel, model
+        self._known = known or channel.size == 1
+        self._done = self._known
+        self._own: str | None = None
+
+    def active(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager in which ``model.predict`` is checked once."""
+        replacements = Replacements()
+        if not self._done:
+            replace_function(replacements, self._model, "predict", self._checked)
+        return replacements
+
+    def cause(self) -> str | None:
+        """Return how predictions of rows depend on other rows on a rank, as a clause; None if not. *Collective*."""
+        if self._known:
+            return None
+        by_rank = self._channel.host.allgather_object((self._done, self._own))
+        if self._channel.rank == 0 and not any(done for done, _ in by_rank):
+            log.warning(
+                "the predictions of %s are not checked, since no rank has more than one row of a batch\n"
+                "  remedy: a larger batch_size",
+                self._model.name,
+            )
+        return next((cause for _, cause in by_rank if cause is not None), None)
+
+    def _checked(self, run: Callable[[Any], Any], data: Any) -> Any:
+        batch = data[0] if isinstance(data, list) else data
+        rows = batch_size(batch)
+        if not self._done and rows is not None and int(rows) > 1:
+            self._done = True
+            kept = kept_variables(resources(self._model.non_trainable_variables))
+            with busy("its self-check"), kept_random_state(), kept:
+                self._own = _difference(self._model, batch, int(rows))
+        return run(data)
+
+
+def known_to_predict_rows(channel: Channel, model: Any, spec: Any) -> bool:
+    """Return whether a model consists of layers that compute each row by itself. *Collective*.
+
+    Parameters
+    ----------
+    spec : element spec of its batches; None: all leaves have a row for each sample.
+    """
+    leaves = [] if spec is None else specs_of(spec)
+    proof = prove(model, leaves, [leaf is not None and bool(leaf.shape.rank) for leaf in leaves], losses=False)
+    if own_method(model, "predict_step") is not None:
+        proof = Proof((f"{model.name}: predict_step is a method of the model's own",))
+    return agreed_proof(channel, model, proof).proven
+
+
+def _difference(model: Any, batch: Any, rows: int) -> str | None:
+    flags = leaves_per_sample(batch)
+    parts = [(0, rows), (0, rows // 2), (rows // 2, rows)]
+
+    @tf.function(autograph=False)  # type: ignore[untyped-decorator]
+    def predict(start: Any, stop: Any, batch: Any) -> Any:
+        with draws_for_rows((start, stop), tf.constant(rows)):
+            return model.predict_step(rows_between(batch, start, stop, flags))
+
+    try:
+        whole, *halves = (_arrays(predict(tf.constant(start), tf.constant(stop), batch)) for start, stop in parts)
+    except Exception as error:  # the code of the script may raise anything
+        return f"its predict_step raises {type(error).__name__} for a part of a batch"
+    joined = {name: np.concatenate([half[name] for half in halves]) for name in whole}
+    verdict = compare(Effects({**whole}), Effects({**joined}), Rounding(UNITS * epsilon(model))) if whole else Verdict()
+    return None if verdict.agree else f"{verdict.name} of rows differ by {verdict.difference:.2g} with other rows"
+
+
+def _arrays(outputs: Any) -> dict[str, Array]:
+    """Return outputs by name, as numbers."""
+    leaves = [leaf for leaf in keras.tree.flatten(outputs) if isinstance(leaf, tf.Tensor) and leaf.shape.rank]
+    return {f"predictions {i + 1}": np.asarray(leaf) for i, leaf in enumerate(leaves) if leaf.dtype != tf.string}

@@ -1,0 +1,315 @@
+"""Comparison of a step on shards of a batch with the same step on their union, by pairs of ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from matex_data.machine import memory_shortage
+from matex_data.training.checking.comparison import Rounding, Verdict, compare, finite
+from matex_data.training.checking.pairs import Pairs
+from matex_data.training.checking.probe import CheckedStep, Effects, NotCheckable, Probe
+from matex_data.training.checking.rounding import epsilon, other_roundings
+from matex_data.training.exact.attributes import Attributes
+from matex_data.training.exact.logs import possible_reductions
+from matex_data.training.exact.metrics import change_rules
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
+from matex_data.training.replacements import replaced
+
+if TYPE_CHECKING:
+    from matex_data.training.distributed_model import DistributedModel
+
+COPIES = 3
+"""Memory of a step in multiples of its activations: values, gradients, and one temporary."""
+LEAST_ROWS = 2
+"""Rows of a pair of ranks, at least, to check a step with."""
+
+
+class ShardComparison:
+    """Comparison of one step of a model on shards with the step on their union. Its methods are *collective*.
+
+    Parameters
+    ----------
+    distributed : the model.
+    step : the step, of training or of evaluation.
+
+    Attributes
+    ----------
+    sums : losses that are one number for a batch had to be taken as sums.
+    probe : the step on whole batches; None before it was traced.
+    """
+
+    def __init__(self, distributed: DistributedModel, step: CheckedStep) -> None:
+        self._distributed, self._step = distributed, step
+        self._trains = step is distributed.step
+        self._channel = distributed.channel
+        self._pairs = Pairs(self._channel)
+        self._probes: tuple[Probe, Probe] | None = None
+        self._rounding: Rounding | None = None
+        self._number = 0
+        self._first = True
+        self._spec: Any = None
+        self._rules: list[str] = []
+        self.sums = False
+
+    @property
+    def probe(self) -> Probe | None:
+        """Return the step on whole batches."""
+        return None if self._probes is None else self._probes[0]
+
+    def begin_anew(self) -> None:
+        """Trace the step again before the next comparison."""
+        self._probes = None
+
+    def flags(self, spec: Any) -> list[bool | None]:
+        """Return for each leaf of the batches whether it has one row per sample; see ``leaves_per_sample``."""
+        known = self._step.per_sample or []
+        return known if len(known) == len(tf.nest.flatten(spec)) else leaves_per_sample(spec)
+
+    def compare(self, batch: Any, spec: Any, first: bool) -> tuple[str | None, Verdict]:
+        """Return why the step cannot be compared, as a clause, or None; and the verdict.
+
+        Parameters
+        ----------
+        batch : of all ranks.
+        spec : element spec of such batches.
+        first : it was not compared before.
+        """
+        self._spec, self._first, self.sums = spec, first, False
+        cause = self._agreed(self._hindrance(batch))
+        verdict = Verdict()
+        for number in range(self._pairs.rounds):  # all neighbours: a batch may differ in the rows of some ranks alone
+            if cause is None and verdict.agree:
+                result = self._compare(batch, number)
+                cause = result if isinstance(result, str) else None
+                verdict = verdict if isinstance(result, str) else result
+        return cause, verdict
+
+    def _hindrance(self, batch: Any) -> str | None:
+        """Return why the model cannot be checked at all, as a clause; None if it can."""
+        model = self._distributed.model
+        total = int(batch_size(batch))
+        if model.run_eagerly or tf.config.functions_run_eagerly():
+            return "its Python code runs in every step (run_eagerly), so that a check would run it once more"
+        lengths = {
+            int(tf.shape(leaf)[0])
+            for leaf, known in zip(tf.nest.flatten(batch), self.flags(self._spec), strict=True)
+            if known is None and tf.is_tensor(leaf) and leaf.shape.rank
+        }
+        if lengths - {total}:
+            return f"its inputs have {sorted(lengths | {total})} rows, so that those of a sample are not known"
+        if total < self._channel.size and self._first:
+            return f"its batches have fewer rows ({total}) than there are ranks ({self._channel.size})"
+        return None
+
+    def _compare(self, batch: Any, number: int) -> Verdict | str:
+        """Compare shards with their union; return the verdict, or why it is not known. *Collective*.
+
+        Parameters
+        ----------
+        number : number of the round of pairs.
+        """
+        self._number = number
+        self._pairs.connect(self._number)
+        partner = self._pairs.partner(self._number)
+        union = None if partner is None else self._union(batch)
+        whole: list[Effects] = []
+
+        def run_whole() -> None:
+            probe, _ = self._traced_probes()  # on all ranks: the first call of a layer may create variables
+            if union is not None:
+                whole.append(probe.run(union))
+                if not finite(whole[0]):
+                    raise NotCheckable("no gradient is finite")
+
+        def trace_shards() -> None:
+            if union is not None:
+                self._trace_shards()
+
+        for action in (run_whole, trace_shards):
+            cause = self._agreed(self._failure(action))
+            if cause is not None:
+                return f"{cause}"
+        verdict = self._verdict(union, whole)
+        if not self._agreeing(verdict):
+            self._measure_rounding(union, whole)
+            verdict = self._verdict(union, whole)
+        if not self._agreeing(verdict) and self._first:
+            second = self._verdict_for_sums(union, whole)
+            self.sums = self._agreeing(second)
+            self._distributed.set_sum_losses(self.sums)
+            verdict = second if self.sums else verdict
+        return self._worst(verdict)
+
+    def _verdict_for_sums(self, union: Any, whole: list[Effects]) -> Verdict:
+        """Compare again with losses of one number for a batch as sums. *Collective*."""
+        scalar = self._agreed(True if self._distributed.has_scalar_losses() else None)
+        self._distributed.set_sum_losses(True)
+        if scalar is None or self._agreed(None if union is None else self._failure(self._trace_again)):
+            return Verdict(np.inf)
+        return self._verdict(union, whole)
+
+    def _union(self, batch: Any) -> Any:
+        """Return the rows of this rank and its partner, as many as the memory holds."""
+        total = int(batch_size(batch))
+        start, stop = self._pairs.rows(total, self._number)
+        per_sample = self.flags(self._spec)
+        bytes_per_row = max(1, _bytes(self._distributed.model, batch, total) // max(total, 1))
+        rows = stop - start
+        while rows > LEAST_ROWS and memory_shortage(rows * bytes_per_row, "a batch", remedy="") is not None:
+            rows //= 2
+        return batch if rows == total else rows_between(batch, start, start + rows, per_sample)
+
+    def _traced_probes(self) -> tuple[Probe, Probe]:
+        if self._probes is None:
+            spec = self._relaxed(self._spec)
+            self._probes = (
+                Probe(self._distributed, self._step, spec, True),
+                Probe(self._distributed, self._step, spec, False),
+            )
+            self._trace_probe(0)
+        return self._probes
+
+    def _relaxed(self, spec: Any) -> Any:
+        """Return the spec for a pair of ranks, whose batches have fewer rows than those of all."""
+        if self._channel.size == 2:
+            return spec
+        flags = self.flags(spec)
+        leaves = [
+            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if flag and isinstance(leaf, tf.TensorSpec) else leaf
+            for leaf, flag in zip(tf.nest.flatten(spec), flags, strict=True)
+        ]
+        return tf.nest.pack_sequence_as(spec, leaves)
+
+    def _trace_probe(self, which: int) -> None:
+        """Trace a probe, unless it is traced.
+
+        Raises
+        ------
+        NotCheckable : it cannot be sharded, or Python code changes attributes of the model.
+        """
+        probes = self._probes if which else None
+        if which and (probes is None or probes[1].traced):
+            return
+        assert self._probes is not None
+        attributes = Attributes(self._distributed.model)
+        state, among_all = random.getstate(), self._channel.size == 2
+        try:
+            joined = self._pairs.joined(self._number) if which else contextlib.nullcontext()
+            weighed = self._trains and not among_all
+            with joined, self._distributed.weighed(weighed), replaced(self._step, per_sample=self.flags(self._spec)):
+                self._probes[which].trace()
+        finally:
+            changed = attributes.changed()
+            drew = random.getstate() != state
+            attributes.restore()
+        if changed:
+            raise NotCheckable(f"its Python code changes {changed[0]} when it is called")
+        if drew:
+            raise NotCheckable("its Python code draws random numbers when it is called")
+        if which:
+            self._rules = change_rules(self._distributed.model)
+
+    def _trace_again(self) -> None:
+        """Trace the probe of shards once more, since its losses now count as sums."""
+        assert self._probes is not None
+        self._probes[1].traced = False
+        self._trace_shards()
+
+    def _trace_shards(self) -> None:
+        """Trace the step on shards; batch normalization in training is compared with that of the whole batch."""
+        normalization = self._distributed.global_normalization() if self._trains else contextlib.nullcontext()
+        with normalization, self._distributed.unrounded_gradients():
+            self._trace_probe(1)
+
+    def _verdict(self, union: Any, whole: list[Effects]) -> Verdict:
+        """Compare the shards of this rank's pair with their union. *Collective* within the pair."""
+        if union is None:
+            return Verdict()
+        assert self._probes is not None
+        if self._rounding is None:
+            self._rounding = Rounding(epsilon(self._distributed.model))
+        try:
+            with self._pairs.joined(self._number):
+                sharded = self._probes[1].run(union)
+                combined = self._combined(sharded.metrics)
+                logs = self._channel.host.allgather_object((sharded.logs, sharded.rows))
+        except tf.errors.OpError as error:
+            return Verdict(np.inf, np.inf, f"step ({type(error).__name__}: {error.message.splitlines()[0]})")
+        for key, value in whole[0].logs.items():
+            shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
+            possible = possible_reductions(shards, value) if len(shards) == len(logs) else set()
+            self._step.possible.setdefault(key, possible).intersection_update(possible)
+        known = {i: change for i, change in whole[0].metrics.items() if i in combined}
+        combined = {i: combined[i] for i in known}
+        return compare(Effects(whole[0].named(known)), Effects(sharded.named(combined)), self._rounding)
+
+    def _combined(self, changes: dict[int, Any]) -> dict[int, Any]:
+        """Return the changes of metrics, combined over the ranks of the pair. *Collective* among them."""
+        out: dict[int, Any] = {}
+        for i, change in changes.items():
+            value = np.array(change, np.float64, order="C")
+            if self._rules[i] == "sum":
+                self._channel.host.reduce(value.reshape(-1))
+            if self._rules[i] in ("sum", "equal"):
+                out[i] = value
+        return out
+
+    def _measure_rounding(self, union: Any, whole: list[Effects]) -> None:
+        if union is None:
+            return
+        assert self._probes is not None
+        self._rounding = Rounding(epsilon(self._distributed.model))
+        self._rounding.measure(whole[0], other_roundings(self._probes[0], self._distributed.model, union))
+
+    def _agreeing(self, verdict: Verdict) -> bool:
+        """Return whether all ranks find that shards and their union agree. *Collective*."""
+        failed = np.array([not verdict.agree], np.int64)
+        self._channel.host.reduce(failed, "max")
+        return not failed[0]
+
+    def _worst(self, verdict: Verdict) -> Verdict:
+        """Return the verdict of the rank that differs most. *Collective* if one does."""
+        if self._agreeing(verdict):
+            return verdict
+        by_rank: list[Verdict] = self._channel.host.allgather_object(verdict)
+        return max(by_rank, key=lambda verdict: (not verdict.agree, verdict.excess))
+
+    def _failure(self, action: Callable[[], Any]) -> str | None:
+        """Run an action; return why it failed, as a clause."""
+        try:
+            action()
+        except NotCheckable as reason:
+            return str(reason)
+        except Exception as error:  # the code of the script may raise anything
+            text = next(iter(str(error).strip().splitlines()), "")
+            return f"its step raises {type(error).__name__}: {text}"
+        return None
+
+    def _agreed(self, reason: Any) -> Any:
+        """Return the reason of the first rank that has one; None if none has. *Collective*."""
+        known = np.array([reason is not None], np.int64)
+        self._channel.host.reduce(known, "max")
+        if not known[0]:
+            return None
+        return next(r for r in self._channel.host.allgather_object(reason) if r is not None)
+
+
+def _bytes(model: Any, batch: Any, total: int) -> int:
+    """Return the approximate memory of a step on the whole batch, in bytes: data, activations and gradients."""
+    data = sum(leaf.dtype.size * int(tf.size(leaf)) for leaf in tf.nest.flatten(batch) if isinstance(leaf, tf.Tensor))
+    activations = 0
+    for layer in model._flatten_layers():
+        try:
+            outputs = keras.tree.flatten(layer.output)
+        except (AttributeError, ValueError):  # layers outside of functional models have no output yet
+            continue
+        activations += 4 * sum(int(np.prod([size or 1 for size in x.shape[1:]])) for x in outputs)
+    weights = sum(int(np.prod(v.shape)) * 4 for v in model.trainable_variables)
+    return int(data + COPIES * activations * total + 4 * weights)
