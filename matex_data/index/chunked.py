@@ -57,6 +57,8 @@ class Chunked(Layout):
     convert : writes the field's values for stored ones, element by element; None: they are equal.
     axis : position of the sample axis in the stored chunks. ``shape``, ``chunk_shape`` and ``number`` have it first.
     chosen : ascending entries of each axis of a row that are read, or None for all; (): all of all axes.
+    owner : layout of the same chunks, of which this one has a part of the rows: what one part has decoded serves the
+        others. None: no other layout needs these chunks.
 
     Examples
     --------
@@ -84,6 +86,7 @@ class Chunked(Layout):
     convert: Convert | None = None
     axis: int = 0
     chosen: tuple[range | tuple[int, ...] | None, ...] = ()
+    owner: Chunked | None = None
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -120,12 +123,13 @@ class Chunked(Layout):
         number = (bands.number[:, None] * self.band_cells + self._numbers).reshape(-1)
         entry = self.entries(number)
         selection = SelectedChunks(bands, entry, outs, Reserved())
-        whole = np.repeat(bands.count == np.minimum(depth, self.rows - bands.number * depth), cells)
+        alone = (bands.count == np.minimum(depth, self.rows - bands.number * depth)) & (self.owner is None)
+        whole = np.repeat(alone, cells)
         to_read = whole & (entry >= 0)
         for i in np.flatnonzero(entry < 0).tolist():
             yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._fill, selection, i))
         for i in np.flatnonzero(~whole & (entry >= 0)).tolist():
-            key = (self, int(number[i]))
+            key = (self.owner or self, int(number[i]))
             cached = cache.get(key)
             if cached is not None:
                 copy = partial(self._copy_cached, selection, i, cached)

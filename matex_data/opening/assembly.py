@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any
 
 from matex_data._types import Array
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import LISTED, ElementSpec, Names, as_list
 from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
@@ -23,6 +23,7 @@ from matex_data.transforms.imputing import check_rules
 from matex_data.transforms.missing import Missing, check_missing, fill_missing
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import NewFields
+from matex_data.transforms.patches import PatchShape, patch_shape, ties_of
 from matex_data.transforms.stack import Stack, check_stack, stack_fields
 from matex_data.transforms.static_fields import add_static_fields
 from matex_data.transforms.weights import check_elements, check_weights
@@ -40,6 +41,7 @@ class Request:
     Parameters
     ----------
     elements, events, created, window : structure of a batch, selection, new fields, extent of windows.
+    patches : extent of patches; None: samples are whole.
     categories : fields that become codes.
     one_hot, stack, static_as_inputs, along, missing : arguments of ``open_dataset``.
 
@@ -57,6 +59,7 @@ class Request:
     static_as_inputs: bool
     along: str | None
     missing: Missing
+    patches: PatchShape | None = None
     categories: tuple[str, ...] = ()
 
     @classmethod
@@ -68,10 +71,17 @@ class Request:
             "events": taken(EventOptions, arguments),
             "created": NewFields.of(*(arguments[name] for name in ("file_fields", "derive", "missing_values"))),
             "window": None if extent["window"] is None else window_shape(**extent),
+            "patches": patch_shape(arguments["patch"], arguments["patches_per_image"]),
         }
         return taken(cls, {**arguments, **parts})
 
     def __post_init__(self) -> None:
+        if self.patches is not None and (self.window is not None or self.events.flatten):
+            raise PartitionError(
+                "patch= excludes window= and flatten=",
+                expected="patch= alone",
+                remedy="call window() or flatten() of the data set",
+            )
         if self.window is not None:
             self.events.check_windows(self.elements.weights)
         check_missing(self.missing)
@@ -157,7 +167,8 @@ def assemble(
         index, elements = slid.index, ElementSpec(elements.inputs, slid.targets)
         ties, reshape = slid.ties, slid.reshape
     else:
-        ties = Ties() if flat is None else Ties(events=flat.events)
+        ties = Ties() if request.patches is None else ties_of(index)
+        ties = ties if flat is None else Ties(events=flat.events)
         reshape = _unchanged if flat is None else flat.reshape
     index = fill_missing(index, request.missing, elements.names)
     return Assembled(index, elements, samples, ties, identity, reshape)

@@ -34,6 +34,7 @@ from matex_data.readers.formats import GROUP, format_named
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import size_of
 from matex_data.storage.trust import NONE, Trust
+from matex_data.transforms.patches import PatchShape, patched
 from matex_data.words import exact_text
 
 T = TypeVar("T")
@@ -59,6 +60,7 @@ class Reading:
     trust : where bytes may come from beside the folders of the files; an index does not depend on it.
     roots : folders that the user names, below which those of partitions lie; see `matex_data.opening.folders`.
     absent : values of fields in the files that lack them, by name.
+    patches : of the images of the files, which are the samples; None: whole rows are.
     """
 
     format: str | None
@@ -69,6 +71,7 @@ class Reading:
     trust: Trust = NONE
     roots: frozenset[str] = frozenset()
     absent: Mapping[str, Any] = field(default_factory=dict)
+    patches: PatchShape | None = None
 
     def key(self, files: Sequence[str]) -> str:
         """Return a text that is equal for two indexes of the same files, made in the same way by the same release."""
@@ -100,6 +103,12 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
     ------
     DataError : a file cannot be indexed; the file at ``path`` is no stored index.
     """
+    index = _index_rows(comm, files, reading, path)
+    return index if reading.patches is None else patched(index, reading.patches)
+
+
+def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path: str | None) -> Index:
+    """Return the index of the rows of files; see `index_files`. *Collective*."""
     if reading.memory is not None:
         return memory.select(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:

@@ -32,6 +32,7 @@ from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.missing import Missing, find_complete
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import FIRST, Keep, Pad
+from matex_data.transforms.patches import COUNT
 from matex_data.transforms.sentinels import Sentinels
 from matex_data.transforms.stack import Stack
 
@@ -60,6 +61,8 @@ def open_dataset(
     keep: Keep = FIRST,
     stack: Stack = False,
     static_as_inputs: bool = False,
+    patch: Sequence[int | None] | int | None = None,
+    patches_per_image: int | None = None,
     window: int | None = None,
     stride: int = 1,
     horizon: int | None = None,
@@ -129,6 +132,11 @@ def open_dataset(
     static_as_inputs : bool. Arrays that belong to no sample, such as an orography in a netCDF file, may be named by
         ``inputs`` and ``targets``, and each sample has the whole array, that of the first file. Without names, all
         such arrays with two or more axes are fields.
+    patch : int, or sequence of int, such as (256, 256). Each sample is a part of this extent of the first axes of an
+        image or volume; None stands for a whole axis. Of uncompressed and chunked arrays only these bytes and chunks
+        are read. Fields with fewer axes are repeated. ``split`` keeps the patches of an image in one set.
+    patches_per_image : int. Number of random patches of each image, drawn anew in each epoch, the same on any number of
+        ranks. None: a grid of all of the image, of which the last patch of an axis ends with the axis.
     window : int, in samples. Each sample of the data set is ``window`` consecutive samples of the files, of shape
         (window, ...). With ``horizon`` or ``targets``, the target is the ``horizon`` samples behind the window, of
         shape (horizon, ...): those of ``targets``, or else those of ``inputs``.
@@ -192,8 +200,8 @@ def open_dataset(
 
     Notes
     -----
-    The options apply in the order ``file_fields``, ``derive``, ``where``, ``flatten``, ``pad``, ``one_hot``, ``stack``,
-    ``window``, ``missing``.
+    The options apply in the order ``patch``, ``missing_values``, ``file_fields``, ``derive``, ``where``, ``flatten``,
+    ``pad``, ``one_hot``, ``stack``, ``window``, ``missing``.
 
     Returns
     -------
@@ -251,7 +259,10 @@ def open_dataset(
         Reading(format, None, options, False, given.memory, given.trust, given.roots, absent or {}),
     )
     stored = None if index is None else os.fspath(index)
+    reading = replace(reading, patches=request.patches)
     found = index_files(sessions.comm, given.files, reading, stored)
+    if request.patches is not None:  # further fields, without an image, have as many
+        reading = replace(reading, patches=replace(request.patches, count=int(found.facts[COUNT])))
     # The ranks of a machine have the paths of the index once.
     files: Sequence[str] = found.files.paths if given.files == found.files.paths else given.files
     if len(files) >= MANY_FILES:

@@ -22,6 +22,7 @@ from tests.support.ranks import Pool
 
 OF_OPENING = {"paths", "format", "sample", "comm", "index", "trusted", "absent", "options"}
 MADE = {"inputs", "targets", "weights", "file_fields", "derive", "missing_values", "stride", "horizon", "lead"}
+MADE |= {"patch", "patches_per_image"}
 OTHERS: dict[str, Any] = {
     "format": "hdf5",
     "sample": "file",
@@ -37,6 +38,8 @@ OTHERS: dict[str, Any] = {
     "keep": "first",
     "stack": True,
     "static_as_inputs": True,
+    "patch": 1,
+    "patches_per_image": 2,
     "window": 2,
     "stride": 2,
     "horizon": 1,
