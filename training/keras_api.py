@@ -139,6 +139,7 @@ STEP_METHODS = (
     "__call__",
     "add_loss",
     "compute_loss",
+    "compute_metrics",
     "fit",
     "losses",
     "make_train_function",

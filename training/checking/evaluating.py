@@ -80,9 +80,8 @@ class TestCheck:
         leaves = specs_of(spec)
         self._distributed.prepare_test(spec)
         proof = prove(model, leaves, [leaf is not None and bool(leaf.shape.rank) for leaf in leaves])
-        for name in ("test_step", "compute_metrics"):
-            if own_method(model, name) is not None:
-                proof = Proof((f"{model.name}: {name} is a method of the model's own", *proof.reasons))
+        if own_method(model, "test_step") is not None:
+            proof = Proof((f"{model.name}: test_step is a method of the model's own", *proof.reasons))
         return agreed_proof(self._distributed.channel, model, proof)
 
     def _check(self, batch: Any, spec: Any) -> None:

@@ -17,7 +17,10 @@ from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import gather_rows
+from matex_data.training.replacements import Replacements
 
+OF_BATCH = ("circle", "dice", "tversky")
+"""Functions of ``keras.losses`` whose values depend on all rows of a batch, as a test finds."""
 COMBINED = "_matex_combined"
 """Attribute of a model: values of its metric variables that each rank has of all ranks, by the variables' identity."""
 
@@ -154,14 +157,11 @@ def weighted_means(model: Any, weight: Any) -> Iterator[None]:
     Such scalars are the loss of a batch and the losses of its outputs. The weights of all ranks sum to one, so the
     states of the ranks sum to the state of one process.
     """
-    means = [m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state]
-    for metric in means:
-        object.__setattr__(metric, "update_state", _weighted_update(metric.update_state, weight))
-    try:
+    means = {id(m): m for m in model.metrics if type(m).update_state is keras.metrics.Mean.update_state}
+    with Replacements() as replacements:
+        for metric in means.values():  # a model may list one twice
+            replacements.set(metric, "update_state", _weighted_update(metric.update_state, weight))
         yield
-    finally:
-        for metric in means:
-            object.__delattr__(metric, "update_state")
 
 
 def _weighted_update(original: Any, weight: Any) -> Any:
@@ -192,9 +192,10 @@ def custom_metrics(model: Any) -> list[tuple[Any, Any]]:
     for metric in flat_metrics(model.metrics):
         custom = not type(metric).update_state.__module__.startswith("keras.")
         function = getattr(metric, "_fn", None)
-        by_batch = isinstance(metric, keras.metrics.MeanMetricWrapper) and not _of_keras(function)
-        if custom or by_batch:
-            found.append((metric, None if custom else function))
+        wraps = isinstance(metric, keras.metrics.MeanMetricWrapper)
+        of_batch = wraps and _of_keras(function) and getattr(function, "__name__", "") in OF_BATCH
+        if custom or of_batch or (wraps and not _of_keras(function)):
+            found.append((metric, None if custom or of_batch else function))
     return found
 
 
