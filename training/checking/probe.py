@@ -22,10 +22,20 @@ from matex_data.training.exact.metrics import own_numbers
 from matex_data.training.exact.rows import batch_size, rank_bounds
 from matex_data.training.exact.variables import optimizers, replicated_variables
 from matex_data.training.keras_api import ControlFlowGraph
+from matex_data.training.reduction.ops import REDUCED
 from matex_data.training.replacements import Replacements
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
+
+
+HIDDEN_STATE = (
+    *("LookupTableInsert", "LookupTableRemove", "LookupTableImport", "Queue", "Stack", "Barrier", "Stage", "Unstage"),
+    *("MapStage", "MapUnstage", "OrderedMap", "IteratorGetNext"),
+)
+"""Beginnings of the types of operations that change state outside of variables."""
+RECORDED = "matex_recorded"
+"""Name of the operations by which a probe records gradients."""
 
 
 class CheckedStep(Protocol):
@@ -197,7 +207,7 @@ class Probe:
                     if before is not None:
                         self._recorded[name] += before
 
-            tf.numpy_function(keep, [tf.convert_to_tensor(g) for _, g in given], [])
+            tf.numpy_function(keep, [tf.convert_to_tensor(g) for _, g in given], [], name=RECORDED)
 
     def _find_variables(self) -> None:
         """Find what the traced step reads and writes.
@@ -209,6 +219,8 @@ class Probe:
         if self._conditional and not self._whole:
             raise NotCheckable("it decides within tf.cond or tf.while_loop whether it updates the weights")
         model, graph = self._distributed.model, self._function.graph
+        if self._whole:
+            _refuse_hidden_state(graph)
         outside = {id(inner): outer for outer, inner in graph.captures}
         ownership = Ownership(graph, [tensor for tensor in self._function.inputs if id(tensor) not in outside])
         paths = {id(v.value.handle): v.path for v in model.variables}
@@ -254,6 +266,24 @@ class Probe:
         for optimizer in optimizers(self._distributed.model):
             if hasattr(optimizer, "dynamic_scale"):
                 optimizer.dynamic_scale.assign(1.0)
+
+
+def _refuse_hidden_state(graph: Any) -> None:
+    """Raise an error if a step has state that cannot be put back: of tables, of queues, and of Python code.
+
+    Raises
+    ------
+    NotCheckable : it has.
+    """
+    definition = graph.as_graph_def()
+    for node in (*definition.node, *(node for function in definition.library.function for node in function.node_def)):
+        if node.op in ("PyFunc", "EagerPyFunc") and not any(name in node.name for name in (RECORDED, REDUCED)):
+            raise NotCheckable(
+                f"it calls Python code, which may keep state ({node.name}); if it keeps none, say so by "
+                "tf.numpy_function(..., stateful=False)"
+            )
+        if node.op.startswith(HIDDEN_STATE):
+            raise NotCheckable(f"it changes a table or a queue, which is no variable ({node.name})")
 
 
 def _is_number(value: Any) -> bool:

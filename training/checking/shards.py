@@ -19,7 +19,7 @@ from matex_data.training.checking.rounding import epsilon, other_roundings
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
-from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between, static_rows
 from matex_data.training.replacements import replaced
 
 if TYPE_CHECKING:
@@ -53,7 +53,7 @@ class ShardComparison:
         self._probes: tuple[Probe, Probe] | None = None
         self._rounding: Rounding | None = None
         self._number = 0
-        self._first = True
+        self._first, self._limited = True, False
         self._spec: Any = None
         self._rules: list[str] = []
         self.sums = False
@@ -164,6 +164,9 @@ class ShardComparison:
         rows = stop - start
         while rows > LEAST_ROWS and memory_shortage(rows * bytes_per_row, "a batch", remedy="") is not None:
             rows //= 2
+        if self._limited != (rows < stop - start):
+            self._limited = not self._limited
+            self.begin_anew()
         return batch if rows == total else rows_between(batch, start, start + rows, per_sample)
 
     def _traced_probes(self) -> tuple[Probe, Probe]:
@@ -181,8 +184,11 @@ class ShardComparison:
         if self._channel.size == 2:
             return spec
         flags = self.flags(spec)
+        known = static_rows(spec, flags)
+        even = known is not None and known % self._channel.size == 0 and not self._limited
+        rows = 2 * known // self._channel.size if known is not None and even else None
         leaves = [
-            tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype) if flag and isinstance(leaf, tf.TensorSpec) else leaf
+            tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if flag and isinstance(leaf, tf.TensorSpec) else leaf
             for leaf, flag in zip(tf.nest.flatten(spec), flags, strict=True)
         ]
         return tf.nest.pack_sequence_as(spec, leaves)

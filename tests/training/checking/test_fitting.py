@@ -164,6 +164,63 @@ def test_lists_are_checked_and_gathered_like_rows(ranks: Pools, pool: Pool, spar
     problems.assert_same_weights(pool.run(_fit_lists, sparse, batchwide, True, timeout=120), expected)
 
 
+def _hidden(comm: Any, kind: str, distributed: bool) -> Any:
+    """Train with state that is no variable, or with a loss that knows the number of rows of its batch."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+    queue = tf.queue.FIFOQueue(9, tf.float32, shapes=[()])
+    seen: list[int] = []
+
+    def note(rows: Any) -> Any:
+        seen.append(len(rows))
+        return np.float32(0.1 * len(seen))
+
+    def factor(x: Any) -> Any:
+        key = tf.constant([0], tf.int64)
+        if kind == "table":
+            before = tf.reshape(table.lookup(key), [])
+            table.insert(key, [before + tf.reduce_mean(x)])
+            return before
+        if kind == "queue":
+            before = tf.cond(queue.size() > 0, queue.dequeue, lambda: 0.0)
+            queue.enqueue(tf.reduce_mean(x))
+            return before
+        found = tf.numpy_function(
+            lambda rows: (seen.append(len(rows)), np.float32(0.1 * len(seen)))[1], [x], tf.float32
+        )
+        return tf.reshape(found, [])
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            squares = tf.square(tf.one_hot(y, 3) - y_pred)
+            if kind == "static":
+                return tf.reduce_sum(squares) / (y.shape[0] or 1000)
+            return tf.reduce_mean(squares) * (1 + factor(x))
+
+    keras.utils.set_random_seed(1)
+    model = Own([keras.Input((problems.FEATURES,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1))
+    arrays = problems.table(4 * BATCH)
+    if distributed:
+        training.fit(model, problems.shard(arrays, BATCH, comm.rank, comm.size), epochs=2, comm=comm, verbose=0)
+    else:
+        problems.one_process(model, arrays, BATCH, 2)
+    return problems.weights(model), seen
+
+
+@pytest.mark.rank_counts(3, slow=(2,))
+@pytest.mark.parametrize("kind", ["table", "queue", "python", "static"])
+def test_what_cannot_be_put_back_is_trained_as_in_one_process(ranks: Pools, pool: Pool, kind: str) -> None:
+    (expected, seen), *_ = ranks(1).run(_hidden, kind, False)
+    results = pool.run(_hidden, kind, True, timeout=120)
+    problems.assert_same_weights([weights for weights, _ in results], expected)
+    assert all(found == seen for _, found in results)
+
+
 def _twice(comm: Any, kind: str) -> Any:
     from matex_data import training
     from matex_data.training.checking import check
