@@ -134,23 +134,36 @@ class UnitedRows(Converted):
                 samples[i] = _cast(read[i], self.field.dtype)
             out[rows.destination] = samples
         else:
-            scatter(out, rows.destination, self._converted(rows, read))
+            kind = "a value that all files may have, of which others have missing values or fractions"
+            scatter(out, rows.destination, exact(read, self.field, kind, rows.numbers))
 
-    def _converted(self, rows: RowSelection, read: Array) -> Array:
-        converted = read.astype(self.field.dtype)
-        if self.field.dtype.kind == "f" and read.dtype.kind in "iu" and read.dtype.itemsize > 4:
-            inexact = (converted.astype(read.dtype) != read).reshape(len(read), -1).any(axis=1)
-            if inexact.any():
-                at = int(inexact.argmax())
-                raise DecodeError(
-                    "an integer is not exact in the dtype that all files have in common",
-                    field=self.field.name,
-                    row=int(rows.numbers[at]),
-                    expected=f"a value of {self.field.dtype}, since other files have missing values or fractions",
-                    found=read[at],
-                    remedy="leave the field out, or write it as text",
-                )
-        return converted
+
+def exact(values: Array, field: Field, expected: str, rows: Integers | None = None) -> Array:
+    """Return values in the dtype of a field.
+
+    Parameters
+    ----------
+    expected : what the values are to be, for the error.
+    rows : int64[samples], their numbers; None: they are not known here.
+
+    Raises
+    ------
+    DecodeError : an integer is not exact in this dtype.
+    """
+    converted = values.astype(field.dtype)
+    if field.dtype.kind == "f" and values.dtype.kind in "iu" and values.dtype.itemsize > 4:
+        inexact = (converted.astype(values.dtype) != values).reshape(len(values), -1)
+        if inexact.any():
+            at = int(inexact.any(axis=1).argmax())
+            raise DecodeError(
+                f"an integer is not exact as {field.dtype}",
+                field=field.name,
+                row=None if rows is None else int(rows[at]),
+                expected=expected,
+                found=values.reshape(len(values), -1)[inexact][0],
+                remedy="leave the field out, or write it as text",
+            )
+    return converted
 
 
 def _cast(sample: Array, dtype: np.dtype[Any]) -> Array:

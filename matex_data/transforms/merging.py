@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import DecodeError, FormatError, PartitionError
-from matex_data.fields import field_of
+from matex_data.errors import FormatError, PartitionError
+from matex_data.fields import Field, field_of
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.computed import Call, Made, compute
-from matex_data.index.converted import assign_missing
+from matex_data.index.converted import assign_missing, exact
 from matex_data.index.files import DerivedFiles
 from matex_data.index.joined import all_of
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
@@ -385,23 +385,15 @@ def _with_missing(index: Index) -> Index:
                 found=one.description,
             )
         if field.dtype != one.dtype:
-            index = compute(index, partial(_as_float, name), [name], {name: field})
+            index = compute(index, partial(_as_float, field), [name], {name: field})
     return index
 
 
-def _as_float(name: str, call: Call) -> None:
+def _as_float(field: Field, call: Call) -> None:
     """Convert a field of integers, all of which float64 has."""
-    values = call.inputs[name]
-    found = values.astype(np.float64)
-    if values.dtype.kind in "iu" and (found.astype(values.dtype) != values).any():
-        raise DecodeError(
-            "an integer is not exact as float64, which missing values need",
-            field=name,
-            expected="integers up to 2**53",
-            found=values[found.astype(values.dtype) != values].flat[0],
-            remedy='merge with how="inner", or leave the field out',
-        )
-    call.fill(name, found)
+    call.fill(
+        field.name, exact(call.inputs[field.name], field, "integers up to 2**53, beside which values are missing")
+    )
 
 
 @dataclass(frozen=True, eq=False)

@@ -11,9 +11,10 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import DecodeError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, is_pattern, matching
 from matex_data.index.computed import Call, compute
+from matex_data.index.converted import exact
 from matex_data.index.model import Index
 
 Sentinels = float | Sequence[float] | Mapping[str, float | Sequence[float]]
@@ -55,7 +56,7 @@ def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
         if _applies(field, named, rule):
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))
             values = np.array(_listed(rules[rule]), np.float64)
-            index = compute(index, partial(_mark, name, values), [name], {name: marked})
+            index = compute(index, partial(_mark, marked, values), [name], {name: marked})
     return index
 
 
@@ -79,28 +80,18 @@ def _applies(field: Field, named: bool, rule: str) -> bool:
     return False
 
 
-def _mark(name: str, numbers: Array, call: Call) -> None:
+def _mark(field: Field, numbers: Array, call: Call) -> None:
     """Replace numbers of a field by NaN."""
-    if call.fields[name].ragged:
-        lists = call.lists(name)
-        call.fill(name, _marked(name, lists.values, numbers), lists.offsets)
+    if field.ragged:
+        lists = call.lists(field.name)
+        call.fill(field.name, _marked(field, lists.values, numbers), lists.offsets)
     else:
-        call.fill(name, _marked(name, call.inputs[name], numbers))
+        call.fill(field.name, _marked(field, call.inputs[field.name], numbers))
 
 
-def _marked(name: str, values: Array, numbers: Array) -> Array:
-    """Return values with NaN in place of these numbers, as the dtype of the values has them."""
-    missing = np.isin(values, numbers.astype(values.dtype))
-    if values.dtype.kind == "f":
-        return np.where(missing, values.dtype.type(np.nan), values)
-    found = np.where(missing, np.nan, values.astype(np.float64))
-    inexact = ~missing & (np.abs(found) > 2**53)
-    if inexact.any():
-        raise DecodeError(
-            "an integer is not exact as float64, which missing values need",
-            field=name,
-            expected="integers up to 2**53",
-            found=values[inexact].flat[0],
-            remedy="leave the field out of missing_values=",
-        )
+def _marked(field: Field, values: Array, numbers: Array) -> Array:
+    """Return values in the dtype of a field, with NaN in place of these numbers, as the values have them."""
+    missing = np.isin(values, numbers.astype(values.dtype) if values.dtype.kind == "f" else numbers)
+    found = exact(np.where(missing, values.dtype.type(0), values), field, "integers up to 2**53, beside missing values")
+    found[missing] = np.nan
     return found

@@ -72,6 +72,12 @@ def test_without_names_they_are_those_of_floats(folder: Path) -> None:
     np.testing.assert_array_equal(filled["t"], np.where(ABSENT, np.float32(0.5), T))
 
 
+def test_integers_are_compared_with_the_numbers_themselves(folder: Path) -> None:
+    rules = {"station": [0.5, 3]}
+    found = md.open_dataset(folder / "a.h5", comm=MPI.COMM_SELF, inputs="station", missing_values=rules).load()
+    np.testing.assert_array_equal(found["station"], _expected(STATION, 3))
+
+
 @pytest.mark.parametrize("value", ["-9999", {"t": "x"}, {"t": True}])
 def test_what_is_no_number_is_an_error(folder: Path, value: Any) -> None:
     with pytest.raises(md.FormatError, match="something else than numbers"):
