@@ -452,13 +452,13 @@ def test_random_chains(seed: int, tmp_path: Path, ranks: Any) -> None:
     _run(seed, tmp_path, ranks, ((1, 2), (1, 3))[seed % 2])
 
 
-@pytest.mark.parametrize("seed", range(QUICK // 2))
+@pytest.mark.parametrize("seed", range(QUICK // 3))
 def test_operations_apply_in_any_order(seed: int, tmp_path: Path, ranks: Any) -> None:
     _run(seed, tmp_path, ranks, ((1, 3), (1, 2))[seed % 2], Operations)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(QUICK // 2, ALL // 2, 10))
+@pytest.mark.parametrize("seed", range(QUICK // 3, ALL // 2, 10))
 def test_more_operations_apply_in_any_order(seed: int, tmp_path: Path, ranks: Any) -> None:
     for number in range(seed, seed + 10):
         folder = tmp_path / str(number)

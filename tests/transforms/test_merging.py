@@ -57,7 +57,7 @@ def _runs(comm: Any, folder: Path, how: Any, in_memory: bool) -> Any:
     return merged.load(), list(merged.batches(9, shuffle=True, seed=1))
 
 
-@pytest.mark.rank_counts(1, 3)
+@pytest.mark.rank_counts(3, slow=(1,))
 @pytest.mark.parametrize(("how", "in_memory"), [("left", False), ("inner", True), ("inner", False)])
 def test_many_events_have_the_conditions_of_one_run(pool: Pool, folder: Path, how: Any, in_memory: bool) -> None:
     events, runs, _ = _tables(folder)
@@ -83,7 +83,7 @@ def _labels(comm: Any, folder: Path, how: Any) -> Any:
     return [(part.load()["x"], part.load()["label"]) for part in (merged, train, test)]
 
 
-@pytest.mark.rank_counts(1, 3)
+@pytest.mark.rank_counts(3, slow=(1,))
 @pytest.mark.parametrize("how", ["left", "inner"])
 def test_keys_of_two_fields_and_what_lacks_a_counterpart(pool: Pool, folder: Path, how: Any) -> None:
     events, _, labels = _tables(folder)

@@ -52,7 +52,7 @@ def _loaded(comm: Any, path: Path, **options: Any) -> Any:
     return data.load(), list(data.batches(12, shuffle=True, seed=3, remainder="keep"))
 
 
-@pytest.mark.rank_counts(1, 3)
+@pytest.mark.rank_counts(3, slow=(1,))
 @pytest.mark.parametrize("name", ["contiguous", "chunked", "whole"])
 def test_a_grid_is_all_of_each_image(pool: Pool, folder: Path, name: str) -> None:
     by_rank = pool.run(_loaded, folder / name)
