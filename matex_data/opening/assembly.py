@@ -164,7 +164,7 @@ def assemble(
         index, elements = _stacked(index, elements, request.stack)
     if request.window is not None:
         slid = sliding_windows(index, elements.inputs, elements.targets, request.window, continues)
-        index, elements = slid.index, ElementSpec(elements.inputs, slid.targets)
+        index, elements = slid.index, ElementSpec(slid.inputs, slid.targets)
         ties, reshape = slid.ties, slid.reshape
     else:
         ties = Ties() if request.patches is None else ties_of(index)

@@ -95,7 +95,7 @@ class Selected:
             )
         further = _Reshaped(self.further, slid.reshape).open
         made = replace(self, samples=within, ties=slid.ties, further=further)
-        return made._with_fields(slid.index, ElementSpec(elements.inputs, slid.targets), f"window {shape}")
+        return made._with_fields(slid.index, ElementSpec(slid.inputs, slid.targets), f"window {shape}")
 
     def load(self, names: Sequence[str]) -> dict[str, Array]:
         """Read fields of this rank's block of the samples, also those that batches do not have. *Collective*."""

@@ -189,12 +189,13 @@ class Sliding:
     Parameters
     ----------
     index : whose samples are windows.
-    targets : names of their targets.
+    inputs, targets : names of the windows, and of their targets.
     ties : windows that share rows.
     reshape : turns an index of further fields of the same files into one of their windows, without targets.
     """
 
     index: Index
+    inputs: Names
     targets: Names
     ties: Ties
     reshape: Callable[[Index], Index]
@@ -236,7 +237,8 @@ def sliding_windows(
     columns = {name: (name, False) for name in names} | {AHEAD.format(name): (name, True) for name in ahead}
     slid = Slid(index, columns, shape, chains).index(fields)
     ties = Ties(shape.overlap, slid.first_row[chains.heads])
-    return Sliding(slid, targets_ahead, ties, partial(_slide_further, chains, shape))
+    windows = names if ahead and inputs is None and targets is None else inputs  # a target is one of something
+    return Sliding(slid, windows, targets_ahead, ties, partial(_slide_further, chains, shape))
 
 
 def _slide_further(chains: Chains, shape: WindowShape, index: Index) -> Index:

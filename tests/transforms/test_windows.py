@@ -66,6 +66,19 @@ def test_targets_from_the_inputs(folder: Path) -> None:
     assert x.shape == (12, 6, 3) and y.shape == (12, 2, 3)
 
 
+def test_without_names_windows_of_all_fields_have_those_behind_them_as_targets(folder: Path) -> None:
+    for data in (
+        open_dataset(str(folder), window=3, horizon=2, comm=MPI.COMM_SELF),
+        open_dataset(str(folder), comm=MPI.COMM_SELF).window(3, horizon=2),
+    ):
+        x, y = data.head(1)
+        named = open_dataset(str(folder), inputs=["t", "y"], window=3, horizon=2, comm=MPI.COMM_SELF)
+        expected = named.head(1)
+        for name in ("t", "y"):
+            np.testing.assert_array_equal(x[name], expected[0][name])
+            np.testing.assert_array_equal(y[f"{name}_ahead"], expected[1][f"{name}_ahead"])
+
+
 def test_windows_without_targets(folder: Path) -> None:
     data = open_dataset(str(folder), inputs=["t", "y"], window=6, stride=2, comm=MPI.COMM_SELF)
     batch = next(iter(data.batches(4)))
