@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +39,7 @@ from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
 from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
-from matex_data.transforms.statistics import Statistics, statistics
+from matex_data.transforms.statistics import Statistics, statistics, statistics_by
 from matex_data.transforms.windows import window_shape
 from matex_data.words import counted
 
@@ -764,7 +764,15 @@ class Dataset:
         """
         return self._source.load(self._samples) if fields is None else self._selected.load(as_list(fields))
 
-    def statistics(self, *fields: str, axis: int | Sequence[int] | None = None) -> Statistics:
+    @overload
+    def statistics(self, *fields: str, axis: int | Sequence[int] | None = None) -> Statistics: ...
+
+    @overload
+    def statistics(self, *fields: str, axis: int | Sequence[int] | None = None, by: str) -> dict[Any, Statistics]: ...
+
+    def statistics(
+        self, *fields: str, axis: int | Sequence[int] | None = None, by: str | None = None
+    ) -> Statistics | dict[Any, Statistics]:
         """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.
 
         Each rank reads its block of the samples once. Results do not depend on the number of ranks, up to rounding.
@@ -775,11 +783,13 @@ class Dataset:
         fields : str. Names of fields; none: all numeric fields.
         axis : int or sequence of int. Axes of a batch to keep, such as -1 for channels, as in
             ``keras.layers.Normalization``. None: one number for the whole field.
+        by : str. Field of the data set with one value for each sample, such as "station", or "month" of
+            ``derive={"month": "month(time)"}``: statistics of the samples with each value. None: of all samples.
 
         Returns
         -------
         Mapping of field name to ``Moments``. For a single field, also its attributes ``mean``, ``std``, ``min``,
-        ``max``, ``count`` and ``missing``.
+        ``max``, ``count`` and ``missing``. With ``by``, a dict of these by value, ascending.
 
         Raises
         ------
@@ -792,7 +802,12 @@ class Dataset:
         >>> label = md.open_dataset("events.h5").statistics("label")
         >>> print(label.count, label.min, label.max, label.mean)
         100 0.0 9.0 4.5
+        >>> by_label = md.open_dataset("events.h5").statistics("energy", by="label")
+        >>> len(by_label), int(by_label[3].count)
+        (10, 10)
         """
+        if by is not None:
+            return statistics_by(self._source, self._samples, fields, axis, by)
         return statistics(self._source, self._samples, fields, axis)
 
     def normalization(self, field: str, axis: int | Sequence[int] | None = -1) -> Any:

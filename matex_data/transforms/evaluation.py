@@ -20,7 +20,17 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.locks import cached_property
-from matex_data.transforms.expressions import NAN, Element, Elements, Expression, Numbers, Operand, Reduction, TextTest
+from matex_data.transforms.expressions import (
+    NAN,
+    Element,
+    Elements,
+    Expression,
+    Numbers,
+    Operand,
+    Reduction,
+    TextTest,
+    TimePart,
+)
 from matex_data.transforms.names import check_lengths
 
 TILE = 1 << 18  # numbers that are widened and evaluated at once, 2 MB for each operand
@@ -97,6 +107,8 @@ def _operand(expression: Expression, operand: Operand, fields: Mapping[str, Valu
         return _elements(operand, *(evaluate(argument, fields) for argument in operand.arguments))
     values = fields[operand.name]
     content = values.content
+    if isinstance(operand, TimePart):
+        return Values(_time_part(expression, operand, content), values.lengths)
     if isinstance(operand, Numbers):
         if content.dtype.kind not in "biuf" or content.dtype.itemsize > 8:
             raise expression.error(
@@ -135,7 +147,7 @@ def _common_lengths(expression: Expression, values: Mapping[str, Values]) -> Int
 
 
 def _name(operand: Operand) -> str:
-    return operand.name if isinstance(operand, Numbers | TextTest) else operand.argument.text
+    return operand.name if isinstance(operand, Numbers | TextTest | TimePart) else operand.argument.text
 
 
 def _common_shape(expression: Expression, values: Mapping[str, Values], lengths: Integers | None) -> tuple[int, ...]:
@@ -284,6 +296,20 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
         with np.errstate(invalid="ignore"):
             return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
     return sums
+
+
+def _time_part(expression: Expression, operand: TimePart, times: Array) -> Integers:
+    """Return a number in the date of each time, int64 of the same shape."""
+    from cftime import num2date
+
+    if times.dtype.kind not in "iuf":
+        raise expression.error(f"{times.dtype}", field=operand.name, expected="numbers since a date")
+    if times.dtype.kind == "f" and np.isnan(times).any():
+        raise expression.error("a missing time", field=operand.name, expected="a time for each sample")
+    different, position = np.unique(times, return_inverse=True)
+    dates = num2date(different, operand.units, operand.calendar)
+    name = {"dayofyear": "dayofyr"}.get(operand.part, operand.part)
+    return np.array([getattr(date, name) for date in dates], np.int64)[position].reshape(times.shape)
 
 
 def _element(element: Element, values: Values) -> Array:

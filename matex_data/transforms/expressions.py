@@ -26,6 +26,8 @@ FUNCTIONS = (
     *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
 )
 """Functions of NumPy that yield a number for each number."""
+TIMES = ("year", "month", "day", "hour", "dayofyear")
+"""Functions of a field of times, by its units and calendar."""
 NAN = "nan"
 KEYWORDS = set(kwlist) - {"and", "or", "not"}  # of Python, which are names of columns, such as class
 REMEDY = {
@@ -60,6 +62,23 @@ class TextTest:
 
     name: str
     value: str | int | None
+
+
+@dataclass(frozen=True)
+class TimePart:
+    """Number in the date of a time.
+
+    Parameters
+    ----------
+    name : of the field.
+    part : one of ``TIMES``.
+    units, calendar : of the field, once it is known.
+    """
+
+    name: str
+    part: str
+    units: str = ""
+    calendar: str = "standard"
 
 
 @dataclass(frozen=True)
@@ -132,7 +151,7 @@ class Elements:
 
 
 Made = Reduction | Element | Elements
-Operand = Numbers | TextTest | Made
+Operand = Numbers | TextTest | TimePart | Made
 
 
 @dataclass(frozen=True)
@@ -157,7 +176,7 @@ class Expression:
         """Names of all fields, those in arguments too, without duplicates."""
         found: dict[str, None] = {}
         for operand in self.operands.values():
-            names = [operand.name] if isinstance(operand, Numbers | TextTest) else _of(operand, "fields")
+            names = [operand.name] if isinstance(operand, Numbers | TextTest | TimePart) else _of(operand, "fields")
             found.update(dict.fromkeys(names))
         return list(found)
 
@@ -165,7 +184,9 @@ class Expression:
     def outside(self) -> list[str]:
         """Names of the fields that are in no arguments."""
         operands = self.operands.values()
-        return list(dict.fromkeys(operand.name for operand in operands if isinstance(operand, Numbers | TextTest)))
+        return list(
+            dict.fromkeys(operand.name for operand in operands if isinstance(operand, Numbers | TextTest | TimePart))
+        )
 
     @property
     def numbers(self) -> list[str]:
@@ -174,7 +195,7 @@ class Expression:
         for operand in self.operands.values():
             if isinstance(operand, Numbers):
                 found[operand.name] = None
-            elif not isinstance(operand, TextTest):
+            elif not isinstance(operand, TextTest | TimePart):
                 found.update(dict.fromkeys(_of(operand, "numbers")))
         return list(found)
 
@@ -189,6 +210,12 @@ class Expression:
             if name in fields and MISSING_INTEGER in fields[name].attributes:
                 found = "integers that float64 cannot hold, of which one stands for missing values"
                 raise self.error(found, field=name, expected="numbers without missing values, or floats")
+        for operand in self.operands.values():
+            if isinstance(operand, TimePart) and operand.name in fields:
+                units = fields[operand.name].attributes.get("units")
+                if "since" not in str(units):
+                    found = f"a field of units {units!r}" if units else "a field without units"
+                    raise self.error(found, field=operand.name, expected="times, such as seconds since 1970-01-01")
         return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
 
     def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:
@@ -211,6 +238,9 @@ def _of(made: Made, names: str) -> list[str]:
 def _bound(operand: Operand, fields: Schema) -> Operand:
     if isinstance(operand, Reduction | Element | Elements):
         return operand.of([argument.bound(fields) for argument in operand.arguments])
+    if isinstance(operand, TimePart) and operand.name in fields:
+        known = fields[operand.name].attributes
+        return replace(operand, units=str(known["units"]), calendar=str(known.get("calendar", "standard")))
     if isinstance(operand, TextTest) and isinstance(operand.value, str) and operand.name in fields:
         categories = fields[operand.name].attributes.get("categories")
         if fields[operand.name].dtype.kind == "i" and isinstance(categories, Sequence):
@@ -366,9 +396,14 @@ class _Operands(ast.NodeTransformer):
     def visit_Call(self, node: ast.Call) -> ast.expr:
         assert isinstance(node.func, ast.Name)
         name = node.func.id
+        if name in TIMES:
+            field = self._field(node.args[0]) if len(node.args) == 1 else None
+            if field is None:
+                raise self._whole.error(f"{ast.unparse(node)!r}", expected=f"{name}() of a field of times")
+            return self._variable(TimePart(field, name))
         if name not in REDUCTIONS:
             if name not in FUNCTIONS:
-                near = near_matches(name, (*REDUCTIONS, *FUNCTIONS), 8)
+                near = near_matches(name, (*REDUCTIONS, *TIMES, *FUNCTIONS), 8)
                 raise self._whole.error(f"the function {name!r}", expected=f"one of {near}")
             node.args = [self.visit(argument) for argument in node.args]
             return node

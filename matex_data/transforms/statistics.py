@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data._types import Integers
+from matex_data._types import Array, Integers
 from matex_data.display import table_html
 from matex_data.errors import FormatError
 from matex_data.fields import MASK, Field, field_of
 from matex_data.index.chosen import Samples
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
+from matex_data.transforms.counts import as_value, check_number
 from matex_data.transforms.missing import is_missing
 from matex_data.words import shortened
 
@@ -75,6 +76,9 @@ class Moments:
             np.fmax(self.max, other.max),
             counts,
         )
+
+
+_Groups = dict[Any, dict[str, Moments]]
 
 
 class Statistics(Mapping[str, Moments]):
@@ -139,21 +143,70 @@ def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int
     ------
     FieldNotFound, FormatError : see ``Dataset.statistics``.
     """
+    (found,) = _by_group(source, samples, names, axis, None).values()
+    return found
+
+
+def statistics_by(
+    source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None, by: str
+) -> dict[Any, Statistics]:
+    """Return the moments of fields for each value of another field, by value. *Collective*.
+
+    Raises
+    ------
+    FieldNotFound, FormatError : see ``Dataset.statistics``.
+    """
+    field = field_of(source.index.fields, by)
+    if field.ragged or field.shape:
+        raise FormatError(
+            "statistics are grouped by a field with one value for each sample", field=by, found=field.description
+        )
+    found = _by_group(source, samples, names, axis, by)
+    return {value: found[value] for value in sorted(found)}
+
+
+def _by_group(
+    source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None, by: str | None
+) -> dict[Any, Statistics]:
+    """Return the moments of the samples with each value of a field, or of all by the value None. *Collective*."""
     schema = source.index.fields
-    names = list(names) or [name for name, field in schema.items() if _numeric(field) and not _is_mask(schema, name)]
+    others = [name for name, field in schema.items() if _numeric(field) and not _is_mask(schema, name) and name != by]
+    names = list(names) or others
     for name in names:
         _check(schema, name)
     kept = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
     axes = {name: _kept_axes(schema[name], kept) for name in names}
-    moments = {name: _no_moments(schema[name], axes[name]) for name in names}
+    none = {name: _no_moments(schema[name], axes[name]) for name in names}
+    groups: dict[Any, dict[str, Moments]] = {} if by is not None else {None: none}
 
     def add(_: Integers, arrays: Arrays) -> None:
-        for name, array in arrays.items():
-            moments[name] = reduce(Moments.merge, _moments(array, schema[name], axes[name]), moments[name])
+        for value, rows in [(None, slice(None))] if by is None else _groups(schema[by], arrays[by]):
+            of_group = groups.setdefault(value, none)
+            found = {n: _moments(arrays[n][rows], schema[n], axes[n]) for n in names}
+            groups[value] = {n: reduce(Moments.merge, found[n], of_group[n]) for n in names}
+        if by is not None:
+            check_number(by, len(groups))
 
-    source.use_block(samples, names, add)
-    merged = source.comm.combine(moments, lambda a, b: {name: a[name].merge(b[name]) for name in names})
-    return Statistics(merged, kept, {name: schema[name].shape for name in names if not schema[name].ragged})
+    source.use_block(samples, names if by is None else [*dict.fromkeys([*names, by])], add)
+    shapes = {name: schema[name].shape for name in names if not schema[name].ragged}
+    merged = source.comm.combine(groups, partial(_merged, none))
+    return {value: Statistics(moments, kept, shapes) for value, moments in merged.items()}
+
+
+def _merged(none: dict[str, Moments], a: _Groups, b: _Groups) -> _Groups:
+    """Return the moments of the groups of two ranks."""
+    pairs = {value: (a.get(value, none), b.get(value, none)) for value in {**a, **b}}
+    return {value: {name: one[name].merge(other[name]) for name in none} for value, (one, other) in pairs.items()}
+
+
+def _groups(field: Field, values: Array) -> Iterator[tuple[Any, Any]]:
+    """Yield each value of a field and the samples that have it, without those whose value is missing."""
+    known = np.flatnonzero(~is_missing(values, field))
+    different, inverse = np.unique(values[known], return_inverse=True)
+    order = np.argsort(inverse, kind="stable")
+    edges = np.searchsorted(inverse[order], np.arange(len(different) + 1))
+    for number, value in enumerate(different.tolist()):
+        yield as_value(value), known[order[edges[number] : edges[number + 1]]]
 
 
 def _numeric(field: Field) -> bool:

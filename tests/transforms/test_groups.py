@@ -1,0 +1,82 @@
+"""Statistics of the samples with each value of a field, and parts of dates, compared with pandas and xarray."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import xarray as xr
+from mpi4py import MPI
+
+import matex_data as md
+from tests.support.ranks import Pool
+
+ROWS = 203
+RNG = np.random.default_rng(0)
+FRAME = pd.DataFrame(
+    {
+        "x": np.where(RNG.random(ROWS) < 0.1, np.nan, RNG.normal(5, 2, ROWS)),
+        "y": RNG.integers(0, 9, ROWS),
+        "station": RNG.choice(["north", "south", "east", ""], ROWS),
+        "rare": np.where(np.arange(ROWS) == 100, 7, 1),
+    }
+)
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a table of numbers of stations."""
+    path = tmp_path_factory.mktemp("groups") / "a.parquet"
+    FRAME.to_parquet(path)
+    return path
+
+
+def _grouped(comm: Any, path: Path) -> Any:
+    data = md.open_dataset(path, comm=comm)
+    return data.statistics("x", "y", by="station"), data.statistics("x", by="rare")
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_groups_are_those_of_pandas(pool: Pool, path: Path) -> None:
+    known = FRAME[FRAME["station"] != ""].groupby("station")
+    for by_station, by_rare in pool.run(_grouped, path):
+        assert list(by_station) == ["east", "north", "south"] and list(by_rare) == [1, 7]
+        for station, part in known:
+            for name in ("x", "y"):
+                found = by_station[station][name]
+                np.testing.assert_allclose(found.mean, part[name].mean(), rtol=1e-12)
+                np.testing.assert_allclose(found.std, part[name].std(ddof=0), rtol=1e-12)
+                assert (found.count, found.missing) == (part[name].count(), part[name].isna().sum())
+                assert (found.min, found.max) == (part[name].min(), part[name].max())
+        assert by_rare[7].count + by_rare[7].missing == 1
+
+
+def _climatology(comm: Any, path: Path) -> Any:
+    data = md.open_dataset(path, comm=comm, inputs=["t2m", "month"], derive={"month": "month(time)"})
+    return data.statistics("t2m", axis=(1, 2), by="month")
+
+
+@pytest.mark.rank_counts(3)
+@pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
+def test_a_climatology_is_that_of_xarray(pool: Pool, tmp_path: Path, calendar: str) -> None:
+    time = xr.date_range("2014-01-01", periods=500, freq="36h", calendar=calendar, use_cftime=True)
+    field = xr.DataArray(RNG.normal(size=(500, 3, 4)), {"time": time}, ("time", "lat", "lon"))
+    field.to_dataset(name="t2m").to_netcdf(tmp_path / "a.nc")
+    expected = field.groupby("time.month").mean()
+    for found in pool.run(_climatology, tmp_path / "a.nc"):
+        assert list(found) == list(range(1, 13))
+        for month, of_month in found.items():
+            np.testing.assert_allclose(of_month.mean, expected.sel(month=month), rtol=1e-10)
+    made = {part: f"{part}(time)" for part in ("year", "day", "hour", "dayofyear")}
+    loaded = md.open_dataset(tmp_path / "a.nc", comm=MPI.COMM_SELF, inputs=list(made), derive=made).load()
+    for part, values in loaded.items():
+        np.testing.assert_array_equal(values, getattr(field.time.dt, part))
+
+
+@pytest.mark.parametrize("text", ["month(x)", "month(x + 1)", "hour()"])
+def test_dates_of_what_is_no_time(path: Path, text: str) -> None:
+    with pytest.raises(md.FormatError, match="cannot be evaluated"):
+        md.open_dataset(path, comm=MPI.COMM_SELF, derive={"made": text})
