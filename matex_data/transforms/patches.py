@@ -92,8 +92,8 @@ def patched(index: Index, shape: PatchShape) -> Index:
             expected=f"a field with {len(shape.extent)} axes at least, and samples of one shape",
             found="; ".join(f"{name!r}: {field.description}" for name, field in index.fields.items()),
         )
-    places = [_begins(length, size) for length, size in axes]
-    count = shape.count or shape.drawn or prod(map(len, places))
+    begins = [_begins(length, size) for length, size in axes]
+    count = shape.count or shape.drawn or prod(map(len, begins))
     fields = {name: _cut(field, axes, shape) if name in images else field for name, field in index.fields.items()}
     cut = partial(_patched_file, index.fields, frozenset(images), tuple(axes), shape, count, index.first_row)
     files = DerivedFiles(index.files, cut, index.files.rows * count)
