@@ -254,3 +254,34 @@ def test_code_of_the_readme_runs(tmp_path: Path) -> None:
     done = run_script(2, code, timeout=180, env={"XDG_CACHE_HOME": str(tmp_path)})
     assert done.returncode == 0, done.stderr
     assert "accuracy" in done.stdout
+
+
+def _missing_paths(line: str) -> list[str]:
+    """Return the paths of a line that do not exist; one without folders is beside the one before it."""
+    missing, folder = [], ROOT
+    for name in re.findall(r"`([\w./-]+(?:\.py|\.toml|\.md|\.cfg|/))`", line):
+        found = [base / name for base in (ROOT, folder, folder.parent, ROOT / "matex_data") if (base / name).exists()]
+        missing += [] if found else [name]
+        if found:
+            folder = found[0] if found[0].is_dir() else found[0].parent
+    return missing
+
+
+def test_paths_in_contributing_and_architecture_exist() -> None:
+    assert _missing_paths("`matex_data/sampling/schedule.py` or `permutation.py`, `nowhere.py`") == ["nowhere.py"]
+    for name in ("CONTRIBUTING.md", "docs/architecture.md"):
+        lines = (ROOT / name).read_text().replace("<format>", "csv").replace("readers/csv.py", "readers/idx.py")
+        assert {line: missing for line in lines.splitlines() if (missing := _missing_paths(line))} == {}
+
+
+def test_the_architecture_is_a_page_that_names_every_package() -> None:
+    """Ten minutes: some two thousand words."""
+    text = (ROOT / "docs/architecture.md").read_text()
+    assert len(text.split()) < 2100
+    rows = [
+        line.split("|")[1]
+        for line in text.partition("## Packages")[2].partition("## Glossary")[0].splitlines()[5:]
+        if line
+    ]
+    named = {name for row in rows for name in re.findall(r"`([\w.]+)`", row)}
+    assert named == set(BELOW) - {"", "__main__", "training"}
