@@ -44,14 +44,7 @@ class MpiRanks:
         ------
         Exception : a layout cannot be pickled.
         """
-        own: FileColumns | None = None
-        failure: Exception | None = None
-        try:
-            own = columns_of(files)
-        except Exception as error:  # of any kind: every rank has to raise it
-            failure = error
-        self._comm.agree(failure)
-        by_rank = self._comm.gather(own)
+        by_rank = self._comm.gather(self._comm.agreed(lambda: columns_of(files)))
         return files if by_rank is None else FileColumns.joined(by_rank)
 
     def read(self, path: str, offset: int, memory: NDArray[np.uint8]) -> None:

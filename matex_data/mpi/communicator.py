@@ -230,29 +230,23 @@ class Communicator:
         """Return the Python objects of all ranks, by rank. *Collective*. Raises like ``maximum``."""
         if self.size == 1:
             return [value]
-        with self._exclusive():
-            self.start_maximum([0]).wait()
-            with waiting_for(self.liveness):
-                return list(self.mpi.allgather(value))
+        with self._all_here():
+            return list(self.mpi.allgather(value))
 
     def gather(self, value: Any) -> list[Any] | None:
         """Return the Python objects of all ranks, by rank, on rank 0; None on others. *Collective*."""
         if self.size == 1:
             return [value]
-        with self._exclusive():
-            self.start_maximum([0]).wait()
-            with waiting_for(self.liveness):
-                gathered: list[Any] | None = self.mpi.gather(value)
-                return gathered
+        with self._all_here():
+            gathered: list[Any] | None = self.mpi.gather(value)
+            return gathered
 
     def broadcast(self, value: Any) -> Any:
         """Return the Python object of rank 0. *Collective*. Raises like ``maximum``."""
         if self.size == 1:
             return value
-        with self._exclusive():
-            self.start_maximum([0]).wait()
-            with waiting_for(self.liveness):
-                return self.mpi.bcast(value)
+        with self._all_here():
+            return self.mpi.bcast(value)
 
     def combine(self, value: T, function: Callable[[T, T], T]) -> T:
         """Return one object made of those of all ranks, two at a time along a tree. *Collective*.
@@ -266,20 +260,16 @@ class Communicator:
         """
         if self.size == 1:
             return value
-        with self._exclusive():
-            self.start_maximum([0]).wait()
-            with waiting_for(self.liveness):
-                combined: T = self.mpi.allreduce(value, function)
-                return combined
+        with self._all_here():
+            combined: T = self.mpi.allreduce(value, function)
+            return combined
 
     def sum_of_lower(self, values: Integers) -> Integers:
         """Return the sum of the int64[n] of all ranks below this one. *Collective*. Raises like ``maximum``."""
         total = np.zeros(len(values), np.int64)
         if self.size > 1:
-            with self._exclusive():
-                self.start_maximum([0]).wait()
-                with waiting_for(self.liveness):
-                    self.mpi.Exscan(np.ascontiguousarray(values, np.int64), total)
+            with self._all_here():
+                self.mpi.Exscan(np.ascontiguousarray(values, np.int64), total)
         return total if self.rank else np.zeros(len(values), np.int64)  # MPI leaves that of rank 0 undefined
 
     def same(self, *numbers: int) -> list[bool]:
@@ -401,6 +391,14 @@ class Communicator:
         if not self.alone:
             with waiting_for(self.liveness):
                 self.mpi.Free()
+
+    @contextmanager
+    def _all_here(self) -> Iterator[None]:
+        """Context manager: a blocking call of MPI, which begins once all ranks have come, each within its time."""
+        with self._exclusive():
+            self.start_maximum([0]).wait()
+            with waiting_for(self.liveness):
+                yield
 
     @contextmanager
     def _exclusive(self) -> Iterator[None]:

@@ -19,7 +19,6 @@ from matex_data.transforms.categories import encode_categories
 from matex_data.transforms.categories import one_hot as make_one_hot
 from matex_data.transforms.continuity import find_continuing, sample_coordinate
 from matex_data.transforms.events import EventOptions
-from matex_data.transforms.imputing import check_rules
 from matex_data.transforms.missing import Missing, check_missing, fill_missing
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import NewFields
@@ -85,8 +84,6 @@ class Request:
         if self.window is not None:
             self.events.check_windows(self.elements.weights)
         check_missing(self.missing)
-        if isinstance(self.missing, Mapping):
-            check_rules(self.missing)
         check_stack(self.stack)
         check_elements(self.elements)
 

@@ -107,23 +107,13 @@ def _resolve(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping
     return comm.on_root(find, Equal({"paths": _named(paths), **compared}, "the ranks open different data sets", remedy))
 
 
-@dataclass(frozen=True)
-class _Named:
-    """Paths in an error: the first ones, and how many there are."""
-
-    text: str
-
-    def __repr__(self) -> str:
-        return self.text
-
-
-def _named(paths: Paths) -> _Named:
-    """Return what is equal for equal arguments. Of many paths it has a digest."""
+def _named(paths: Paths) -> tuple[object, ...]:
+    """Return what is equal for equal arguments: the paths; of many, the first ones, their number, and a digest."""
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if len(names) <= MOST_NAMED:
-        return _Named(repr(names))
+        return tuple(names)
     digest = hashlib.blake2b("\0".join(names).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-    return _Named(f"{names[:MOST_NAMED]} ... ({len(names)} in all, {digest})")
+    return (*names[:MOST_NAMED], f"{len(names)} in all", digest)
 
 
 def _others(paths: Paths, files: Sequence[str]) -> set[str]:

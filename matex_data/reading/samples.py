@@ -91,11 +91,8 @@ class SampleReader:
             yield {name: np.delete(array, absent, axis=0) for name, array in arrays.items()} if len(absent) else arrays
 
     def _empty(self, count: int) -> Arrays:
-        try:
-            return {name: field.empty(count) for name, field in self._source.index.fields.items()}
-        except MemoryError as error:
-            self._source.comm.agree(error)
-            raise
+        fields = self._source.index.fields.items()
+        return self._source.comm.agreed(lambda: {name: field.empty(count) for name, field in fields})
 
     def _opened(self) -> tuple[ReadContext, ChunkCache]:
         """Return the open files of this process, which a forked one does not take over, and its decoded chunks."""

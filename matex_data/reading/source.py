@@ -237,13 +237,7 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        arrays: Arrays = {}
-        memory_error: MemoryError | None = None
-        try:
-            arrays = {name: field.empty(runs.total) for name, field in self.index.fields.items()}
-        except MemoryError as error:
-            memory_error = error
-        self.comm.agree(memory_error)
+        arrays = self.comm.agreed(lambda: {name: one.empty(runs.total) for name, one in self.index.fields.items()})
         ranges = ((part, rows, lambda: arrays) for part, rows in self._ranges(runs, self.row_bytes))
         absent = [rows for _, rows in self._read_all(self.index, ranges)]
         return arrays, np.sort(np.concatenate(absent))

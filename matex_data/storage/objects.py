@@ -218,10 +218,7 @@ def folders_of(url: str) -> list[str]:
     ------
     OSError : the store cannot be listed.
     """
-    store, key = _located(url)
-    with _as_os_errors(url):
-        found = store.list_with_delimiter(key.rstrip("/") or None)
-    return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in found["common_prefixes"])
+    return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in _listed(url)["common_prefixes"])
 
 
 def existing_objects(urls: Sequence[str]) -> set[str]:
@@ -256,10 +253,13 @@ def names_in(folder: str) -> set[str]:
     ------
     OSError : the store cannot be listed.
     """
+    return {entry["path"].rpartition("/")[2] for entry in _listed(folder)["objects"]}
+
+
+def _listed(folder: str) -> Any:
     store, key = _located(folder)
     with _as_os_errors(folder):
-        found = store.list_with_delimiter(key.rstrip("/") or None)
-    return {entry["path"].rpartition("/")[2] for entry in found["objects"]}
+        return store.list_with_delimiter(key.rstrip("/") or None)
 
 
 def is_object(url: str) -> bool:

@@ -26,26 +26,12 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import merged_counts
-from matex_data.transforms.missing import is_missing, replace_missing
+from matex_data.transforms.missing import KEEP, MEAN, MODE, is_missing, replace_missing
 from matex_data.transforms.stack import column_axis
 
-KEEP, MEAN, MODE = "nan", "mean", "mode"
 Rule = str | float
 Rules = Mapping[str, Rule]
 """Treatment of missing values by field name or pattern: a number, "mean", "mode", or "nan" to keep them."""
-
-
-def check_rules(rules: Rules) -> None:
-    """Raise ``FormatError`` if the rules are no valid value of ``missing=``."""
-    for name, rule in rules.items():
-        number = isinstance(rule, Real) and not isinstance(rule, bool)
-        if not number and rule not in (KEEP, MEAN, MODE):
-            raise FormatError(
-                "unknown treatment of missing values",
-                field=name,
-                expected='a number, "mean", "mode" or "nan"',
-                found=repr(rule),
-            )
 
 
 @dataclass(frozen=True)

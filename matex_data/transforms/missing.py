@@ -25,22 +25,25 @@ from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
 
-MODES = ("nan", "mask", "drop")
+KEEP, MEAN, MODE = "nan", "mean", "mode"
+MODES, RULES = (KEEP, "mask", "drop"), (KEEP, MEAN, MODE)
 TILE = 1 << 18  # numbers tested at once: temporary arrays stay in the processor's cache
 Missing = str | float | Mapping[str, str | float]
 
 
 def check_missing(missing: Missing) -> None:
-    """Raise ``FormatError`` if ``missing`` is no valid value of ``missing=``; see `check_rules` for dicts."""
-    if isinstance(missing, Mapping):
-        return
-    number = isinstance(missing, Real) and not isinstance(missing, bool)
-    if not number and missing not in MODES:
-        raise FormatError(
-            "unknown treatment of missing values",
-            expected=f"missing= one of {MODES}, a number that replaces them, or a dict by field",
-            found=repr(missing),
-        )
+    """Raise ``FormatError`` if ``missing`` is no valid value of ``missing=``."""
+    by_field = isinstance(missing, Mapping)
+    known, or_dict = (RULES, "") if by_field else (MODES, ", or a dict by field")
+    for name, rule in (missing if isinstance(missing, Mapping) else {None: missing}).items():
+        number = isinstance(rule, Real) and not isinstance(rule, bool)
+        if not number and rule not in known:
+            raise FormatError(
+                "unknown treatment of missing values",
+                field=name,
+                expected=f"missing= one of {known}, a number that replaces them{or_dict}",
+                found=repr(rule),
+            )
 
 
 def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) -> Index:
@@ -58,7 +61,7 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     FormatError : the data already has a field with the name of a mask.
     """
     if isinstance(missing, str) and missing != "mask":
-        if missing == MODES[0]:
+        if missing == KEEP:
             _check_no_integers(index.fields)
         return index
     by_field = isinstance(missing, Mapping)

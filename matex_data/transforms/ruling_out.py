@@ -41,9 +41,9 @@ def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, 
     names = list(columns.values())
     begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
     starts, counts = [], []
-    error: Exception | None = None
     first, last = index.file_of(np.array([begin, max(begin, end - 1)])).tolist() if end > begin else (0, -1)
-    try:
+
+    def look() -> None:
         for number in range(first, last + 1) if _rules_out(tree) else ():
             layouts = {name: index.files[number].layouts[name] for name in names}
             edges, is_possible = _possible(tree, columns, layouts)
@@ -51,9 +51,8 @@ def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, 
             kept = is_possible & (np.diff(edges) > 0)
             starts.append(edges[:-1][kept])
             counts.append(np.diff(edges)[kept])
-    except Exception as failure:  # of any kind: the other ranks have to raise it
-        error = failure
-    source.comm.agree(error)
+
+    source.comm.agreed(look)
     if not _rules_out(tree):
         return samples
     empty = [np.zeros(0, np.int64)]
