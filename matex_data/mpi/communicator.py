@@ -338,7 +338,7 @@ class Communicator:
         self.agree(failure, equal)
         return results.pop()
 
-    def on_root(self, function: Callable[[], T], equal: Equal | None = None) -> T:
+    def on_root(self, function: Callable[[], T]) -> T:
         """Return what a function returns on rank 0, which alone calls it; raise its error on all ranks. *Collective*.
 
         Whatever one rank does for all goes by this way: the others would wait for ever for a rank that has failed.
@@ -348,7 +348,7 @@ class Communicator:
         >>> Communicator().on_root(lambda: ["a.h5", "b.h5"])
         ['a.h5', 'b.h5']
         """
-        value: Any = self.agreed(function if self.rank == 0 else lambda: None, equal)
+        value: Any = self.agreed(function if self.rank == 0 else lambda: None)
         found: T = value if self.alone else self.broadcast(value)
         return found
 

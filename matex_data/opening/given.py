@@ -56,22 +56,28 @@ class Given:
         Parameters
         ----------
         comm : the ranks.
-        arguments : of ``open_dataset``, by name. All but the communicator are compared.
+        arguments : of ``open_dataset``, by name; see `equal_on_all`.
 
         Raises
         ------
         DataError : there are no such files, or something cannot be trusted; the arrays are no data set, or options are
             given that only files have.
-        PartitionError : the arguments, or the arrays, differ between the ranks.
+        PartitionError : the arrays differ between the ranks.
         """
-        compared = {name: value for name, value in arguments.items() if name not in ("paths", "comm", "options")}
-        compared.update(arguments["options"])
         if is_in_memory(arguments["paths"]):
-            return cls(PathTable.of([NAME]), _hold(comm, arguments, compared))
-        return _resolve(comm, arguments, compared)
+            return cls(PathTable.of([NAME]), _hold(comm, arguments))
+        return _resolve(comm, arguments)
 
 
-def _hold(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping[str, Any]) -> Index:
+def equal_on_all(arguments: Mapping[str, Any]) -> Equal:
+    """Return what the ranks compare of the arguments of ``open_dataset``: all but the communicator."""
+    compared = {name: value for name, value in arguments.items() if name not in ("paths", "comm", "options")}
+    paths = "arrays" if is_in_memory(arguments["paths"]) else _named(arguments["paths"])
+    remedy = "call open_dataset with the same arguments on every rank"
+    return Equal({"paths": paths, **compared, **arguments["options"]}, "the ranks open different data sets", remedy)
+
+
+def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> Index:
     """Return the index of arrays in memory, after a look at whether all ranks have equal ones. *Collective*."""
     options = without_categories(arguments["options"])
 
@@ -85,11 +91,11 @@ def _hold(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping[st
     held = comm.agreed(hold)
     if comm.size > 1:
         remedy = "give all samples on every rank, or write them to a file that all ranks open"
-        comm.agree(equal=Equal({**compared, "arrays": digest(held)}, "the ranks open different arrays", remedy))
+        comm.agree(equal=Equal({"arrays": digest(held)}, "the ranks open different arrays", remedy))
     return held
 
 
-def _resolve(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping[str, Any]) -> Given:
+def _resolve(comm: Communicator, arguments: Mapping[str, Any]) -> Given:
     """Return the files of ``paths``, what is trusted, and the roots, as rank 0 finds them. *Collective*.
 
     So a thousand ranks do not list a folder, and have one environment.
@@ -103,8 +109,7 @@ def _resolve(comm: Communicator, arguments: Mapping[str, Any], compared: Mapping
         folders = [path for path in others if objects.is_url(path) or Path(path).is_dir()]
         return Given(PathTable.of(files), None, Trust.of([*trees, *folders]) | Trust.of_site(), roots(others))
 
-    remedy = "call open_dataset with the same arguments on every rank"
-    return comm.on_root(find, Equal({"paths": _named(paths), **compared}, "the ranks open different data sets", remedy))
+    return comm.on_root(find)
 
 
 def _named(paths: Paths) -> tuple[object, ...]:

@@ -21,7 +21,7 @@ from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.opening.assembly import Request, assemble
 from matex_data.opening.further import FurtherFields
-from matex_data.opening.given import Arrays, Given, Paths
+from matex_data.opening.given import Arrays, Given, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
 from matex_data.opening.lookups import refuse_hidden, with_weights
 from matex_data.reading.options import ReadOptions, taken
@@ -244,8 +244,10 @@ def open_dataset(
     ((), True)
     """
     arguments = dict(locals())
-    request, how = Request.of(arguments), taken(ReadOptions, arguments)
     sessions = read_sessions(comm)
+    request, how = sessions.comm.agreed(
+        lambda: (Request.of(arguments), taken(ReadOptions, arguments)), equal_on_all(arguments)
+    )
     if not sessions.threaded:
         text = "each rank reads independently, and an error of one rank does not stop the others"
         sessions.comm.on_root(lambda: warnings.warn(f"MPI does not allow calls from threads: {text}", stacklevel=5))

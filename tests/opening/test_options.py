@@ -73,7 +73,7 @@ def test_each_option_has_what_takes_it() -> None:
     """A parameter that nothing takes, or that two take, is an error here, and so is a name that is none."""
     parameters = list(inspect.signature(md.open_dataset).parameters)
     taking = [field.name for kind in (EventOptions, ReadOptions) for field in fields(kind)]
-    parts = {"elements", "events", "created", "categories"}
+    parts = {"elements", "events", "created", "patches", "categories"}
     taking += [field.name for field in fields(Request) if field.name not in parts]
     assert sorted([*taking, *OF_OPENING, *MADE]) == sorted(parameters)
     assert set(parameters) - {"paths", "comm", "options"} | {"dtype"} == set(OTHERS)
@@ -84,20 +84,28 @@ def _differing(comm: MPI.Intracomm, path: Path) -> dict[str, str]:
     found = {}
     usual = {"window": 3, "targets": "x", "inputs": "x"}
     for name, value in OTHERS.items():
-        of_all = {"targets": "x", "inputs": "x"} if name in ("where", "flatten", "weights") else usual
+        alone = name in ("where", "flatten", "weights", "patch", "patches_per_image")
+        of_all: dict[str, Any] = {"targets": "x", "inputs": "x"} if alone else usual
         options = {**of_all, name: value} if comm.rank == comm.size - 1 else of_all
+        if name == "patches_per_image":
+            options = {**options, "patch": 1}
         if name == "keep":
             options = {**of_all, "pad": {"x": 2}, "keep": {"x": "y"}} if comm.rank else {**of_all, "pad": {"x": 2}}
         try:
             md.open_dataset(path, comm=comm, **options)
         except md.PartitionError as error:
             found[name] = str(error)
+    try:
+        md.open_dataset(path, comm=comm, inputs="x", **({"io": "parallel"} if comm.rank == comm.size - 1 else {}))
+    except md.PartitionError as error:
+        found["wrong"] = str(error)
     return found
 
 
 @pytest.mark.rank_counts(3)
 def test_an_option_that_differs_is_named_alone(pool: Pool, path: Path) -> None:
     for found in pool.run(_differing, path):
+        assert "unknown mode of reading" in found.pop("wrong")  # of the last rank alone, on all of them
         assert list(found) == list(OTHERS)
         for name, error in found.items():
             assert "the ranks open different data sets" in error
