@@ -30,7 +30,14 @@ from matex_data.training.exact.metrics import (
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
 from matex_data.training.exact.step import DistributedStep
-from matex_data.training.exact.variables import build, optimizers, replicated_variables, separate_seeds
+from matex_data.training.exact.variables import (
+    build,
+    build_without_optimizer,
+    optimizers,
+    replicated_variables,
+    replicated_weights,
+    separate_seeds,
+)
 from matex_data.training.exact.watch import Watch
 from matex_data.training.partition.optimizer import Totals
 from matex_data.training.partition.values import broadcast_in
@@ -162,10 +169,14 @@ class DistributedModel:
         element_spec : element spec of the training data.
         whole_batches : every rank gets whole batches, of which its steps select its rows.
         """
-        build(self.model, element_spec)
         if self.channel.size == 1:
+            build(self.model, element_spec)
             return
+        build_without_optimizer(self.model, element_spec)
         check_preprocessing(self.model, self.channel)
+        broadcast_in(self.channel, replicated_weights(self.model))  # an optimizer may copy them when it is built
+        self._warn_of_own_build()
+        build(self.model, element_spec)
         self.broadcast()
         separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
         per_sample = leaves_per_sample(element_spec) if whole_batches else None
@@ -177,6 +188,19 @@ class DistributedModel:
             self.prepared = True
             self._replace_losses()
             self._replace_normalizations()
+
+    def _warn_of_own_build(self) -> None:
+        """Warn once of an optimizer whose variables a method of its own makes, in Keras as a part of each step."""
+        optimizer = self.model.optimizer
+        own = optimizer is not None and not type(optimizer).build.__module__.startswith("keras.")
+        if own and not optimizer.built and self.channel.rank == 0:
+            log.warning(
+                "build() of %s runs before the first step; in one process it runs within it, and what it assigns is "
+                "assigned in each step again\n"
+                "  remedy: give variables their values by add_variable(initializer=...), or call "
+                "optimizer.build(model.trainable_variables) before fit",
+                type(optimizer).__name__,
+            )
 
     def unrounded_gradients(self) -> contextlib.AbstractContextManager[None]:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""

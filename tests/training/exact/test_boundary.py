@@ -103,6 +103,40 @@ def test_different_weights_are_an_error(pool: Pool, tmp_path: Path, saved: bool)
     assert not (tmp_path / "run" / "training.npz").exists()
 
 
+def _copying(comm: Any, kind: str, distributed: bool) -> Any:
+    """Train by an optimizer that pulls weights towards copies of their first values; ranks begin with other weights."""
+    import keras
+    import tensorflow as tf
+
+    class Pulling(keras.optimizers.SGD):  # type: ignore[misc]
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            with tf.init_scope():
+                values = [np.array(v.numpy()) for v in variables]
+            self.copies = values
+            if kind == "variables":
+                self.copies = [
+                    self.add_variable(shape=v.shape, initializer=lambda *_, v=v, **__: tf.convert_to_tensor(v))
+                    for v in variables
+                ]
+
+        def update_step(self, gradient: Any, variable: Any, rate: Any) -> None:
+            copy = self.copies[self._get_variable_index(variable)]
+            self.assign_sub(variable, gradient * rate + 0.1 * (variable - copy))
+
+    model = problems.perceptron(1 + comm.rank)
+    problems.compiled(model, Pulling(0.1))
+    _fit(comm, model, problems.table(40), distributed)
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(3, slow=(1, 2))
+@pytest.mark.parametrize("kind", ["variables", "numpy"])
+def test_optimizers_copy_the_weights_of_rank_0(ranks: Pools, pool: Pool, kind: str) -> None:
+    expected, *_ = ranks(1).run(_copying, kind, False)
+    problems.assert_same_weights(pool.run(_copying, kind, True), expected)
+
+
 def _decay(comm: Any, shard_optimizer: bool) -> Any:
     import keras
 
