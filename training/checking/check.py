@@ -70,7 +70,10 @@ class SelfCheck:
         ----------
         position : ``first_of_fit``, ``first_of_epoch`` and ``last_of_fit`` of the next step.
         """
-        due = self.schedule.due(**position) or self._distributed.watch.due
+        due = self.schedule.due(**position)
+        if due and not self.gathers:
+            return True  # the data are compared, also of models that need no check
+        due |= self._distributed.watch.due
         return position.get("first_of_fit", False) or (self.active and (due or self._decides_anew()))
 
     def _decides_anew(self) -> bool:
@@ -99,6 +102,7 @@ class SelfCheck:
         first = self.schedule.checked is None
         check_same(self._channel, call if first else f"step {self.schedule.steps + 1} of {call}", batch)
         if self._distributed.step.whole or self._mode == "never":
+            self.schedule.note_check()
             return
         if self.proof is None or self.is_new(spec) or self._distributed.step.traces > max(self._traced, 1):
             self._traced = self._distributed.step.traces

@@ -9,6 +9,7 @@ import functools
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -140,3 +141,30 @@ def test_checks_take_less_the_longer_a_model_trains() -> None:
     later, early, *_ = map(float, re.findall("^OVERHEAD (.*)", done.stdout, re.MULTILINE)[0].split())
     assert later < 2  # percent of the time of steps 501 to 1,000
     assert early < 20  # of steps 2 to 500
+
+
+BATCHES_THAT_PART = """
+import random
+import keras, numpy as np, tensorflow as tf
+
+keras.utils.set_random_seed(0)
+own = random.SystemRandom()
+
+def batches():
+    for i in range(40):
+        x = np.full((12, 4), i, "float32") + (own.random() if i > 6 else 0)
+        yield x.astype("float32"), x[:, :1].astype("float32")
+
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile(keras.optimizers.SGD(1e-5), "mse")
+spec = (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1)))
+model.fit(tf.data.Dataset.from_generator(batches, output_signature=spec), verbose=0)
+"""
+
+
+def test_batches_that_differ_later_are_an_error(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(BATCHES_THAT_PART)
+    done = run_script(2, LAUNCHER, str(script), timeout=120)
+    assert done.returncode != 0
+    assert re.search(r"the ranks give step (8|9|1\d) of fit\(\) different data", done.stderr), done.stderr
