@@ -118,7 +118,7 @@ def fit(
     ------
     PartitionError : on all ranks, if the numbers of steps differ, if the checkpoint belongs to other data or to another
         model, if a layout does not fit the model, if all ranks give the same rows as a ``tf.data.Dataset`` of
-        validation data, or if the ranks end with different weights.
+        training or validation data, or if the ranks end with different weights.
     FormatError : on all ranks, if the checkpoint is damaged.
 
     Examples
@@ -165,6 +165,9 @@ def fit(
         stopping_on_request() if checkpoint is not None else contextlib.nullcontext(),
     ):
         options = {**keras_fit_options, "shuffle": False}
+        compared = FirstBatchCheck(channel, whole=False, of="training")
+        if channel.size > 1 and not is_sharded(data):
+            data = compared.recording(data)
         options["initial_epoch"] = max(options.get("initial_epoch") or 0, training_run.start.epoch)
         staged = distributed if isinstance(distributed, StagedModel) else None
         state = functools.partial(ModelState, model, channel)
@@ -174,6 +177,7 @@ def fit(
             *training_run.leading_callbacks(),
             *(staged.gathering_callbacks(user_callbacks) if staged else ()),
             *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
+            compared,
         ]
         if world.rank > 0:
             options["verbose"] = 0

@@ -80,13 +80,14 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     channel : ranks that get batches.
     whole : each rank keeps its rows of a batch that has to be the same on all ranks. Otherwise each rank has its own
         rows, which must not be the same on all ranks.
+    of : "training" or "validation", the data of ``fit`` of which ranks have their own rows.
     """
 
     async_safe = True
 
-    def __init__(self, channel: Channel, whole: bool = True) -> None:
+    def __init__(self, channel: Channel, whole: bool = True, of: str = "validation") -> None:
         super().__init__()
-        self._channel, self._whole = channel, whole
+        self._channel, self._whole, self._of = channel, whole, of
         self._varied = False
         self._leaves: list[LeafDigest] = []
         self._pending = False
@@ -110,12 +111,12 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Compare the digests. *Collective* for the first batch."""
-        if self._whole:
+        if self._whole or self._of == "training":
             self.compare()
 
     def on_test_end(self, logs: Any = None) -> None:
         """Compare the digests. *Collective* for the first evaluation."""
-        if not self._whole:
+        if not self._whole and self._of == "validation":
             self.compare()
 
     def compare(self) -> None:
@@ -131,12 +132,7 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         found = compared(self._channel, self._leaves)
         if not self._whole:
             if found is None and self._varied:
-                raise PartitionError(
-                    "all ranks have the same rows of validation data: metrics would count each of them again",
-                    expected="this rank's rows of every batch, or arrays that each rank has as a whole",
-                    found="the same first batch on all ranks",
-                    remedy="validation_data=md.training.shard(dataset), or the arrays themselves",
-                )
+                raise _same_rows(self._of)
             return
         if found is not None and self._channel.rank == 0:
             log.warning(
@@ -147,3 +143,20 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 found,
                 REMEDY,
             )
+
+
+def _same_rows(of: str) -> PartitionError:
+    """Return the error for data of which all ranks give the same rows.
+
+    Parameters
+    ----------
+    of : "training" or "validation".
+    """
+    twice = {"training": "a step would train on each of them again", "validation": "metrics would count each again"}
+    arrays = ", or arrays that each rank has as a whole" if of == "validation" else ""
+    return PartitionError(
+        f"all ranks have the same rows of {of} data: {twice[of]}",
+        expected=f"this rank's rows of every batch{arrays}",
+        found="the same first batch on all ranks",
+        remedy="md.training.shard(dataset)" + (", or the arrays themselves" if arrays else ""),
+    )

@@ -202,6 +202,25 @@ def test_validation_data_that_all_ranks_have_is_an_error(pool: Pool, table: str)
     assert "shard(dataset)" in str(outcomes[0])
 
 
+def _unsharded(comm: Any, constant: bool) -> None:
+    import tensorflow as tf
+
+    from matex_data import training
+
+    x, y = problems.table(24)
+    arrays = (0 * x, 0 * y) if constant else (x, y)
+    data = tf.data.Dataset.from_tensor_slices(arrays).batch(6, drop_remainder=True)
+    training.fit(problems.compiled(problems.perceptron(), "sgd"), data, comm=comm, verbose=0)
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_training_data_that_all_ranks_have_is_an_error(pool: Pool) -> None:
+    outcomes = pool.outcomes(_unsharded, False)
+    assert all(isinstance(error, PartitionError) == (pool.size > 1) for error in outcomes)
+    assert pool.size == 1 or "shard(dataset)" in str(outcomes[0])
+    pool.run(_unsharded, True)
+
+
 def _resumed(comm: Any, folder: str, part: str) -> Any:
     """Train three epochs with a checkpoint, or again with ``initial_epoch``, or until a callback stops an epoch."""
     import keras
