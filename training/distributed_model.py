@@ -172,7 +172,8 @@ class DistributedModel:
         if self.channel.size == 1:
             build(self.model, element_spec)
             return
-        build_without_optimizer(self.model, element_spec)
+        with contextlib.suppress(Exception):  # some models work in their own train_step alone, which ``build`` traces
+            build_without_optimizer(self.model, element_spec)
         check_preprocessing(self.model, self.channel)
         broadcast_in(self.channel, replicated_weights(self.model))  # an optimizer may copy them when it is built
         self._warn_of_own_build()

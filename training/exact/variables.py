@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import partial
 from typing import Any
 
 import keras
@@ -81,9 +82,19 @@ def build_without_optimizer(model: Any, element_spec: Any) -> None:
     object.__setattr__(model, "optimizer", None)
     try:
         with kept_by_calls(model):
-            model._symbolic_build(data_batch=element_spec)
+            try:
+                model._symbolic_build(data_batch=element_spec)
+            except Exception:  # Keras has no symbolic tensors of lists and sparse rows
+                if model.run_eagerly:
+                    raise
+                tf.function(partial(_call, model)).get_concrete_function(element_spec)
     finally:
         object.__setattr__(model, "optimizer", optimizer)
+
+
+def _call(model: Any, batch: Any) -> Any:
+    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
+    return model(x)
 
 
 def optimizers(model: Any) -> list[Any]:
