@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage
@@ -172,13 +173,11 @@ class DistributedModel:
         if self.channel.size == 1:
             build(self.model, element_spec)
             return
-        with contextlib.suppress(Exception):  # some models work in their own train_step alone, which ``build`` traces
-            build_without_optimizer(self.model, element_spec)
         check_preprocessing(self.model, self.channel)
-        broadcast_in(self.channel, replicated_weights(self.model))  # an optimizer may copy them when it is built
+        equal = self._equal_weights(element_spec)
         self._warn_of_own_build()
         build(self.model, element_spec)
-        self.broadcast()
+        broadcast_in(self.channel, [v for v in replicated_variables(self.model) if id(v) not in equal])
         separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
         per_sample = leaves_per_sample(element_spec) if whole_batches else None
         reducer = None if _equal_batches(self.channel, element_spec, per_sample) else self._reducer
@@ -189,6 +188,22 @@ class DistributedModel:
             self.prepared = True
             self._replace_losses()
             self._replace_normalizations()
+
+    def _equal_weights(self, element_spec: Any) -> set[int]:
+        """Create and broadcast the weights, which an optimizer may copy when it is built; return their identities.
+
+        None of them on any rank where the model cannot be built so: it may work in its own ``train_step`` alone, which
+        ``build`` traces, and which raises what is wrong with it. *Collective*.
+        """
+        failed = np.zeros(1, np.int64)
+        try:
+            build_without_optimizer(self.model, element_spec)
+        except Exception:  # of any kind: the other ranks wait
+            failed[0] = 1
+        self.channel.host.reduce(failed, "max")
+        weights = [] if failed[0] else replicated_weights(self.model)
+        broadcast_in(self.channel, weights)
+        return {id(weight) for weight in weights}
 
     def _warn_of_own_build(self) -> None:
         """Warn once of an optimizer whose variables a method of its own makes, in Keras as a part of each step."""

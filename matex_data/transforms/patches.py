@@ -24,13 +24,16 @@ from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.index.strided import Strided
-from matex_data.index.subset import subset
+from matex_data.index.subset import Picked, subset, taken_shape
 from matex_data.index.transposed import BLOCK_BYTES, Transposed
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import sample_seeds
 from matex_data.sampling.split import Ties
 
 COUNT = "patches of an image"  # fact of an index
+WHOLE = 0.25  # share of the bytes of an image, from which on it is read as a whole and cut in memory
+LINE_BYTES = 8192  # lines up to this length are read as a whole: a read of a part takes as long
+TILE = 1 << 20  # samples that are looked at together
 
 
 @dataclass(frozen=True)
@@ -103,9 +106,11 @@ def patched(index: Index, shape: PatchShape) -> Index:
 
 def ties_of(index: Index) -> Ties:
     """Return what keeps the patches of an image in one set of a split."""
-    first = np.zeros(len(index), bool)
-    first[:: int(index.facts[COUNT])] = True
-    return Ties(events=Chosen.of(first))
+    total, count = len(index), int(index.facts[COUNT])
+    bits = np.empty(-(-total // 8), np.uint8)
+    for low in range(0, total, TILE):  # a bit for each sample, and never a byte
+        bits[low // 8 : (low + TILE) // 8] = np.packbits(np.arange(low, min(low + TILE, total)) % count == 0)
+    return Ties(events=Chosen.of_bits(bits))
 
 
 def _lacks_axes(field: Field, shape: PatchShape) -> bool:
@@ -244,10 +249,11 @@ class Patches(Repeated):
 
     def requests(self, rows: RowSelection, out: Any, cache: ChunkCache) -> Iterator[ReadRequest]:
         numbers, corners = rows.numbers // self.count, self._corners(rows.numbers, cache.epoch)
-        if isinstance(self.layout, Strided | Transposed | Chunked):
-            for at, corner in enumerate(corners.tolist()):
-                row, to = numbers[at : at + 1], rows.destination[at : at + 1]
-                yield from self._part(tuple(corner)).requests(RowSelection(row, row + 1, to), out, cache)
+        covered = self._share * len(numbers) / max(1, len(np.unique(numbers)))  # of the bytes of each row
+        if covered < WHOLE and isinstance(self.layout, Strided | Transposed | Chunked):
+            for corner, at in self._by_corner(rows.numbers, corners):
+                part = RowSelection(numbers[at], numbers[at] + 1, rows.destination[at])
+                yield from self._part(corner).requests(part, out, cache)
             return
         step = max(1, BLOCK_BYTES // max(1, self.field.row_bytes)) * self.count
         for low in range(0, len(numbers), step):
@@ -256,6 +262,11 @@ class Patches(Repeated):
             whole = self.field.empty(len(different))
             cut = partial(self._cut, whole, position, corners[low:high], rows.destination[low:high], out)
             yield from self.read_whole(different, whole, cache, cut)
+
+    @property
+    def _share(self) -> float:
+        """Share of a row that a patch has."""
+        return prod(size / length for length, size in self.axes)
 
     @cached_property
     def _shared(self) -> Layout:
@@ -276,11 +287,27 @@ class Patches(Repeated):
         drawn = [seed % (length - size + 1) for seed, (length, size) in zip(seeds, self.axes, strict=True)]
         return np.stack(drawn, axis=-1)
 
+    def _by_corner(self, numbers: Integers, corners: Integers) -> Iterator[tuple[tuple[int, ...], Integers]]:
+        """Yield corners, and the positions of the patches that begin there, each of another row."""
+        if self.first is not None:
+            yield from ((tuple(corner), np.array([at])) for at, corner in enumerate(corners.tolist()))
+            return
+        of_grid = numbers % self.count
+        for patch in np.unique(of_grid).tolist():
+            yield tuple(self._grid[patch].tolist()), np.flatnonzero(of_grid == patch)
+
     def _part(self, corner: tuple[int, ...]) -> Layout:
         """Return the layout of the part of each row that begins at a corner."""
         pairs = zip(corner, self.axes, strict=True)
-        parts = [range(begin, begin + size) if size < length else None for begin, (length, size) in pairs]
-        return subset(self._shared, self.field.shape, [*parts, *[None] * (len(self.field.shape) - len(parts))])
+        parts: list[range | None] = [range(at, at + size) if size < length else None for at, (length, size) in pairs]
+        shape = self.field.shape
+        parts += [None] * (len(shape) - len(parts))
+        if isinstance(self.layout, Chunked):
+            return subset(self._shared, shape, parts)
+        lines = [prod(shape[axis:]) * self.field.dtype.itemsize for axis in range(len(shape))]
+        read = [part if nbytes > LINE_BYTES else None for part, nbytes in zip(parts, lines, strict=True)]
+        layout, later = subset(self.layout, shape, read), [None if r else p for r, p in zip(read, parts, strict=True)]
+        return layout if all(part is None for part in later) else Picked(layout, taken_shape(shape, read), tuple(later))
 
     def _cut(self, whole: Array, position: Integers, corners: Integers, destination: Integers, out: Any) -> None:
         """Copy patches of whole rows."""

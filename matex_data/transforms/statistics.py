@@ -15,6 +15,7 @@ from matex_data.display import table_html
 from matex_data.errors import FormatError
 from matex_data.fields import MASK, Field, field_of
 from matex_data.index.chosen import Samples
+from matex_data.machine import check_fits
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import as_value, check_number
@@ -22,6 +23,8 @@ from matex_data.transforms.missing import is_missing
 from matex_data.words import shortened
 
 Floats = NDArray[np.float64]
+MOMENTS = 6  # arrays of the moments of a field
+FEWER = "keep fewer axes with axis=, or group by a field of fewer values"
 TILE = 1 << 18  # numbers summed at once: their float64 copies stay in the processor's cache
 
 
@@ -178,6 +181,7 @@ def _by_group(
     axes = {name: _kept_axes(schema[name], kept) for name in names}
     none = {name: _no_moments(schema[name], axes[name]) for name in names}
     groups: dict[Any, dict[str, Moments]] = {} if by is not None else {None: none}
+    nbytes = sum(MOMENTS * 8 * moments.mean.size for moments in none.values())
 
     def add(_: Integers, arrays: Arrays) -> None:
         for value, rows in [(None, slice(None))] if by is None else _groups(schema[by], arrays[by]):
@@ -186,6 +190,7 @@ def _by_group(
             groups[value] = {n: reduce(Moments.merge, found[n], of_group[n]) for n in names}
         if by is not None:
             check_number(by, len(groups))
+            check_fits(len(groups) * nbytes, "the statistics of all groups", remedy=FEWER, field=by)
 
     source.use_block(samples, names if by is None else [*dict.fromkeys([*names, by])], add)
     shapes = {name: schema[name].shape for name in names if not schema[name].ragged}

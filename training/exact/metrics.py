@@ -22,7 +22,7 @@ from matex_data.training.replacements import Replacements
 OF_BATCH = ("circle", "dice", "tversky")
 """Functions of ``keras.losses`` whose values depend on all rows of a batch, as a test finds."""
 COMBINED = "_matex_combined"
-"""Attribute of a model: values of its metric variables that each rank has of all ranks, by the variables' identity."""
+"""Attribute of a model: metric variables and the values that each rank has of all ranks, by the variables' identity."""
 
 
 def combined_logs(
@@ -317,7 +317,7 @@ def combined_values(channel: Channel, model: Any) -> list[Array]:
 
 def note_combined(model: Any) -> None:
     """Note that each rank has the states of all: these count once, and what the ranks add to them is added up."""
-    values = {id(v): np.array(v.value.numpy()) for v in model.metrics_variables if _rule(v) == "sum"}
+    values = {id(v): (v, np.array(v.value.numpy())) for v in model.metrics_variables if _rule(v) == "sum"}
     object.__setattr__(model, COMBINED, values)
 
 
@@ -340,7 +340,8 @@ def _combined(channel: Channel, variables: list[Any], model: Any) -> list[Array]
         ends = np.cumsum([values[i].size for i in chosen])
         for i, end in zip(chosen, ends, strict=True):
             total = flat[end - values[i].size : end].reshape(values[i].shape)
-            known = np.asarray(common.get(id(variables[i]), 0)).astype(exact)
+            _, base = common.get(id(variables[i]), (None, 0))
+            known = np.asarray(base).astype(exact)
             total = total / channel.size if _rule(variables[i]) == "mean" else total - (channel.size - 1) * known
             values[i] = total.astype(values[i].dtype)
     for value, variable in zip(values, variables, strict=True):
