@@ -476,7 +476,7 @@ class KerasPatches:
             return original(**options)
         epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
         with epoch:
-            few = _has_few_rows(options, self._channel.size)
+            few = _has_few_rows(options, self._channel.size) or _limits_steps()
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
                     return call_within(None, original, options)
@@ -519,7 +519,7 @@ class KerasPatches:
         check_same(self._channel, "predict()", options.get("x"))
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
-        few = _has_few_rows(options, self._channel.size)
+        few = _has_few_rows(options, self._channel.size) or _limits_steps()
         if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
             return call_within(None, original, options)
         if _is_one_array(options) and self._proofs.proven(model, options["x"]):
@@ -658,6 +658,12 @@ DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
 """Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
+
+
+def _limits_steps() -> bool:
+    """Return whether ``keras.config.set_max_steps_per_epoch`` cuts evaluations and predictions off, for a trial."""
+    limit = getattr(keras.config, "max_steps_per_epoch", None)  # since Keras 3.8
+    return limit is not None and limit() is not None
 
 
 def _has_few_rows(options: dict[str, Any], size: int) -> bool:
