@@ -143,3 +143,17 @@ class Chosen:
 
 Samples = Runs | Chosen
 """Ascending numbers of samples."""
+
+
+def within(samples: Samples, runs: Runs) -> Samples:
+    """Return those of the samples that are among ascending runs of numbers.
+
+    >>> samples = Runs(np.array([2, 10]), np.array([4, 5]))
+    >>> found = within(samples, Runs(np.array([0, 4]), np.array([3, 8])))
+    >>> found.start.tolist(), found.count.tolist()
+    ([2, 4, 10], [1, 2, 2])
+    """
+    low, high = (samples.rank(edge) for edge in (runs.start, runs.start + runs.count))
+    filled = high > low
+    positions = Runs(low[filled], (high - low)[filled])
+    return samples.at(positions) if isinstance(samples, Chosen) else samples.slice(positions.start, positions.count)

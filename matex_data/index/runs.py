@@ -64,6 +64,19 @@ class Runs:
         found: Integers = self.start[run] + positions - self.first[run]
         return found
 
+    def rank(self, numbers: Integers) -> Integers:
+        """Return how many numbers of an ascending sequence are lower than each of ``numbers``.
+
+        >>> Runs(np.array([2, 10]), np.array([4, 5])).rank(np.array([0, 3, 8, 99])).tolist()
+        [0, 1, 4, 9]
+        """
+        if not len(self.start):
+            return np.zeros_like(numbers)
+        run = np.searchsorted(self.start, numbers, side="right") - 1
+        ahead = np.clip(numbers - self.start[run], 0, self.count[run])
+        found: Integers = np.where(run < 0, 0, self.first[run] + ahead)
+        return found
+
 
 def join(a: Runs, b: Runs) -> Runs:
     """Concatenate two sequences."""

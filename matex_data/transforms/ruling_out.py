@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array
-from matex_data.index.chosen import Samples
+from matex_data.index.chosen import Samples, within
 from matex_data.index.model import Layout
 from matex_data.index.runs import Runs, merge
 from matex_data.reading.source import Source
@@ -23,12 +23,12 @@ _UNKNOWN = (np.array(-np.inf), np.array(np.inf))
 def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, str]) -> Samples:
     """Return the samples of blocks in which an expression may be true, equal on all ranks. *Collective*.
 
-    Each rank looks at the bounds in its block of the samples.
+    Each rank looks at the bounds in its block of all rows of the files.
 
     Parameters
     ----------
     source : opened files.
-    samples : all samples of the files.
+    samples : samples to choose from, ascending.
     code : Python expression.
     columns : field name of each variable of the expression.
 
@@ -39,7 +39,7 @@ def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, 
     tree = ast.parse(code, mode="eval").body
     index = source.index
     names = list(columns.values())
-    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
+    begin, end = rank_range(len(index), source.comm.rank, source.comm.size)
     starts, counts = [], []
     first, last = index.file_of(np.array([begin, max(begin, end - 1)])).tolist() if end > begin else (0, -1)
 
@@ -58,7 +58,8 @@ def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, 
     empty = [np.zeros(0, np.int64)]
     own = merge(Runs(np.concatenate(empty + starts), np.concatenate(empty + counts)))
     by_rank = source.comm.allgather((own.start, own.count))
-    return merge(Runs(np.concatenate([start for start, _ in by_rank]), np.concatenate([count for _, count in by_rank])))
+    starts, counts = ([part[side] for part in by_rank] for side in (0, 1))
+    return within(samples, merge(Runs(np.concatenate(starts), np.concatenate(counts))))
 
 
 def _possible(

@@ -452,6 +452,24 @@ def test_random_chains(seed: int, tmp_path: Path, ranks: Any) -> None:
     _run(seed, tmp_path, ranks, ((1, 2), (1, 3))[seed % 2])
 
 
+def _selected(comm: MPI.Intracomm, folder: str) -> list[list[int]]:
+    """Return the samples of conditions on a part of the samples, which has gaps."""
+    data = open_dataset(f"{folder}/a", inputs=["n", "b"], comm=comm)
+    parts = [data.where("n % 5 < 4"), *data.split(0.6, 0.4, seed=1)]
+    return [part.where("(b > -20) & (n > 3)").where("b % 3 > 0").load()["n"].tolist() for part in parts]
+
+
+def test_conditions_on_a_part_of_the_samples(tmp_path: Path, ranks: Any) -> None:
+    write(tmp_path, 3)
+    whole = read(tmp_path, "a")
+    met = (whole["b"] > -20) & (whole["n"] > 3) & (whole["b"] % 3 > 0)
+    for size in (1, 3):
+        by_rank = ranks(size).run(_selected, str(tmp_path))
+        found = [list(chained.from_iterable(rows)) for rows in zip(*by_rank, strict=True)]
+        assert found[0] == whole["n"][met & (whole["n"] % 5 < 4)].tolist()
+        assert sorted(found[1] + found[2]) == whole["n"][met].tolist()
+
+
 @pytest.mark.parametrize("seed", range(QUICK // 3))
 def test_operations_apply_in_any_order(seed: int, tmp_path: Path, ranks: Any) -> None:
     _run(seed, tmp_path, ranks, ((1, 3), (1, 2))[seed % 2], Operations)
