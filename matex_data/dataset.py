@@ -431,6 +431,11 @@ class Dataset:
         imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
         return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, imputation)
 
+    def _of_rank(self, rank: int, ranks: int) -> Dataset:
+        """Return the data set as one rank of others, to which MPI does not connect this process."""
+        rest = self._samples, self._ties, self._further, self._mixture, self._imputation
+        return Dataset(self._source.alone(rank, ranks), self._elements, *rest)
+
     def _returned_fields(self, function: SampleFunction) -> Schema:
         """Return the fields that a function returns for the first sample, which this rank reads."""
         source = self._source.alone()

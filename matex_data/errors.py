@@ -238,14 +238,16 @@ class RanksNotConnected(PartitionError):
     """
 
     def __init__(self, processes: int, variable: str, library: str) -> None:
-        torch = "not torchrun, " if variable == "WORLD_SIZE" else ""
+        torch, connected = "", ""
+        if variable == "WORLD_SIZE":
+            torch, connected = "not torchrun, ", ", or share matex_data.torch.IterableDataset by torch.distributed"
         super().__init__(
             f"a launcher started {processes} processes, and MPI connects none of them: each would be rank 0 of 1",
             expected=f"{processes} ranks ({variable} in the environment)",
             found=f"1 rank, with {library}",
             remedy=f"start them with {torch}the mpiexec that belongs to this MPI library; under Slurm with "
             "srun --mpi=pmi2 or --mpi=pmix (srun --mpi=list shows which there are); "
-            "MATEX_ALLOW_SINGLETONS=1 allows processes that are meant to be independent",
+            f"MATEX_ALLOW_SINGLETONS=1 allows processes that are meant to be independent{connected}",
         )
 
     def __reduce__(self) -> tuple[Any, ...]:

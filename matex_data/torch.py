@@ -14,6 +14,7 @@ import numpy as np
 from matex_data._types import Remainder
 from matex_data.batching import Shuffle
 from matex_data.dataset import Dataset as Samples
+from matex_data.errors import PartitionError
 from matex_data.sampling.state import State
 
 if TYPE_CHECKING:
@@ -48,6 +49,9 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
     and delivers every n-th batch of it, so that each sample comes once; without workers, threads read ahead, which is
     mostly faster.
 
+    Of processes that ``torch.distributed`` connects and MPI does not, such as those of ``torchrun``, each has the share
+    of its rank there. These cannot compare their arguments: ``shuffle=True`` needs a seed, ``shuffle="global"`` MPI.
+
     Parameters
     ----------
     dataset : matex_data.Dataset.
@@ -55,7 +59,8 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
 
     Raises
     ------
-    PartitionError : see ``Dataset.batches``.
+    PartitionError : see ``Dataset.batches``; MPI and ``torch.distributed`` have different numbers of ranks;
+        ``torch.distributed`` was initialised after this data set was made.
     ModuleNotFoundError : PyTorch is not installed.
 
     Examples
@@ -79,7 +84,8 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
         start: State | None = None,
     ) -> None:
         super().__init__()
-        self._batches = dataset.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
+        shared = _of_process_group(dataset)
+        self._batches = shared.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
 
     def __len__(self) -> int:
         """Return the number of batches of the next epoch."""
@@ -89,6 +95,9 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
         """Yield this rank's batches of the next epoch, or those of this worker, as tensors. *Collective*."""
         from torch.utils.data import get_worker_info
 
+        ranks = self._batches.comm.size
+        if _process_group()[1] not in (1, ranks):
+            raise _other_ranks(ranks, "make the data set after torch.distributed.init_process_group()")
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         yield from map(_as_tensors, itertools.islice(self._batches, first, None, step))
@@ -162,6 +171,40 @@ class Dataset(SampleBase):  # type: ignore[misc]
         """Return the samples of a batch, which are read in one go."""
         batch = self._dataset[numbers]
         return [_row(batch, row) for row in range(len(numbers))]
+
+
+def _process_group() -> tuple[int, int]:
+    """Return rank and number of the processes of ``torch.distributed``: 0 and 1 if it is not initialised."""
+    from torch import distributed
+
+    known = distributed.is_available() and distributed.is_initialized()
+    return (distributed.get_rank(), distributed.get_world_size()) if known else (0, 1)
+
+
+def _of_process_group(dataset: Samples) -> Samples:
+    """Return the data set, with the ranks of ``torch.distributed`` where MPI has one.
+
+    Raises
+    ------
+    PartitionError : MPI has several ranks, and another number of them.
+    """
+    rank, ranks = _process_group()
+    if ranks in (1, dataset.ranks):
+        return dataset
+    if dataset.ranks > 1:
+        raise _other_ranks(
+            dataset.ranks, "start as many processes as torch.distributed has, or initialise it with MPI's"
+        )
+    return dataset._of_rank(rank, ranks)
+
+
+def _other_ranks(ranks: int, remedy: str) -> PartitionError:
+    return PartitionError(
+        "torch.distributed has another number of ranks than this data set",
+        expected=f"{ranks} of the data set",
+        found=f"{_process_group()[1]} of torch.distributed",
+        remedy=remedy,
+    )
 
 
 def _as_tensors(element: Any) -> Any:

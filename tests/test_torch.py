@@ -14,7 +14,7 @@ import pytest
 
 from matex_data import open_dataset
 from tests.support.frameworks import needs
-from tests.support.launch import run_script
+from tests.support.launch import environment, run_script
 
 SAMPLES, BATCH = 72, 12
 
@@ -117,6 +117,68 @@ def test_tensors_and_texts(path: Path) -> None:
     assert batch["name"][7] == b"sample 7"
     batch = next(iter(DataLoader(matex_data.torch.Dataset(data), sampler=[70, 3], batch_size=2)))
     assert batch["x"].tolist() == [[140.0, 141.0], [6.0, 7.0]] and batch["name"] == [b"sample 70", b"sample 3"]
+
+
+DISTRIBUTED = """
+import sys
+from torch import distributed
+from torch.utils.data import DataLoader
+import matex_data as md
+import matex_data.torch
+
+if __name__ == "__main__":
+    data = md.open_dataset(sys.argv[1], inputs="x", targets="y")
+    early = md.torch.IterableDataset(data, 12)
+    ranks, rank = map(int, sys.argv[3:])
+    distributed.init_process_group("gloo", init_method=f"file://{sys.argv[2]}", world_size=ranks, rank=rank)
+    for attempt in (lambda: next(iter(early)), lambda: md.torch.IterableDataset(data, 12, shuffle=True)):
+        try:
+            attempt()
+        except md.PartitionError as error:
+            print(error)
+    batches = md.torch.IterableDataset(data, 12, shuffle=True, seed=1)
+    for workers in (0, 2):
+        method = "fork" if workers else None
+        loader = DataLoader(batches, batch_size=None, num_workers=workers, multiprocessing_context=method)
+        print("rows", [y.tolist() for x, y in loader])
+"""
+
+
+@needs("torch")
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_of_torch_distributed(path: Path, tmp_path: Path, ranks: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DISTRIBUTED)
+    common = environment(MATEX_ALLOW_SINGLETONS="1", WORLD_SIZE=str(ranks))
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(script), str(path), str(tmp_path / "store"), str(ranks), str(rank)],
+            env=common | {"LOCAL_RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        )
+        for rank in range(ranks)
+    ]  # fmt: skip
+    printed = [process.communicate(timeout=200)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * ranks, printed
+    one = open_dataset(path, inputs="x", targets="y").batches(BATCH, shuffle=True, seed=1)
+    epochs = [[sorted(y.tolist()) for _, y in one] for _ in range(2)]
+    for number, epoch in enumerate(epochs):
+        lines = ([line[5:] for line in output.splitlines() if line.startswith("rows ")] for output in printed)
+        of_ranks = [json.loads(rows[number]) for rows in lines]
+        assert [sorted(chain(*batch)) for batch in zip(*of_ranks, strict=True)] == epoch
+    assert all("make the data set after torch.distributed.init_process_group()" in output for output in printed)
+    assert all("or with a seed" in output for output in printed)
+
+
+@needs("torch")
+def test_other_ranks_than_torch_distributed(path: Path) -> None:
+    code = (
+        "import sys, torch.distributed as group, matex_data as md, matex_data.torch\n"
+        "group.is_initialized, group.get_world_size, group.get_rank = lambda: True, lambda: 3, lambda: 0\n"
+        "md.torch.IterableDataset(md.open_dataset(sys.argv[1]), 12)\n"
+    )
+    done = run_script(2, code, str(path))
+    assert done.returncode and "torch.distributed has another number of ranks than this data set" in done.stderr
+    assert "expected: 2 of the data set" in done.stderr and "found: 3 of torch.distributed" in done.stderr
 
 
 def test_without_pytorch(path: Path) -> None:

@@ -186,7 +186,8 @@ class Communicator:
         """
         if self._mpi is None or is_child_process():
             raise PartitionError(
-                f"this process was forked by rank {self.rank}, and cannot exchange data with the other ranks",
+                f"this process has the share of rank {self.rank} without MPI (it was forked, or is a rank of "
+                "torch.distributed), and cannot exchange data with the other ranks",
                 remedy="make collective calls before the fork (or before the data set is pickled); afterwards, iterate "
                 "over batches() of a dataset without shuffling, or with a seed: they hold the samples of this rank",
             )

@@ -144,9 +144,9 @@ class Source:
         """Return the same opened files with another index, whose rows are the same; they share memory and counters."""
         return replace(self, index=index, transforms=transforms)
 
-    def alone(self) -> Source:
-        """Return the opened files for reads that this process makes on its own."""
-        return replace(self, sessions=ReadSessions(Communicator()))
+    def alone(self, rank: int = 0, size: int = 1) -> Source:
+        """Return the opened files for reads that this process makes on its own, of the share of a rank."""
+        return replace(self, sessions=ReadSessions(Communicator(rank=rank, size=size)))
 
     def cache_bytes(self, ranks: int, window_bytes: int = 0) -> int:
         """Return the capacity of a rank's cache of decoded chunks, in bytes.
