@@ -5,19 +5,22 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError
+from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.index.model import Index
 from matex_data.mpi.communicator import Communicator
-from matex_data.opening.indexing import Reading, index_files
+from matex_data.opening.indexing import NETCDF, Reading, index_files, resolve_format
 from matex_data.reading.source import Source
-from matex_data.transforms.continuity import sample_coordinate
+from matex_data.transforms.continuity import sample_coordinate, warn_of_order
 from matex_data.transforms.new_fields import NewFields
+
+MOST_CHECKED = 256  # files whose order in time is looked at: two values of each are read
 
 
 @dataclass(frozen=True)
@@ -93,6 +96,24 @@ class FurtherFields:
                 remedy="open the data set again",
             )
         return self.opened(self.reshape(index.select([found]))), found
+
+    def warn_of_order(self, index: Index) -> None:
+        """Warn on rank 0 of files that overlap in time, or are not in its order. *Collective*.
+
+        Where the times are not among the fields, netCDF files without a stored index are opened for them.
+
+        Parameters
+        ----------
+        index : of the samples, which are rows of the files.
+        """
+        name, format, options = sample_coordinate(index.fields), self.reading.format, self.reading.options
+        if not 1 < len(self.files) <= MOST_CHECKED:
+            return
+        if name is not None:
+            warn_of_order(self.opened(index.select([name])), name)
+        elif self.stored is None and resolve_format(self.comm, self.files[0], format, options) == NETCDF:
+            with suppress(DataError):  # without times that all files have alike nothing is known of their order
+                warn_of_order(*self.open(None))
 
     def _path(self, name: str) -> str | None:
         """Return the path of the stored index of a field."""

@@ -281,6 +281,8 @@ def open_dataset(
         imputation = imputation if imputation.learns else None
     rows = found.files.rows
     further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape, stored)
+    if request.window is None and request.patches is None:
+        further.warn_of_order(made.index)
     return Dataset(source, made.elements, samples, made.ties, further.open, imputation=imputation)
 
 

@@ -64,6 +64,42 @@ def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) 
     return continues
 
 
+def warn_of_order(source: Source, name: str) -> None:
+    """Warn on rank 0 if files overlap in time, or are not in its order. *Collective*. Two values of each are read.
+
+    Parameters
+    ----------
+    source : the files.
+    name : of the coordinate of the samples; of another one than times nothing is said.
+    """
+    index, field = source.index, source.index.fields[name]
+    if (
+        field.ragged
+        or field.shape
+        or field.dtype.kind not in "iuf"
+        or "since" not in str(field.attributes.get("units"))
+    ):
+        return
+    filled = np.flatnonzero(index.files.rows)
+    edges = np.stack([index.first_row[filled], index.first_row[filled + 1] - 1], axis=1)
+    first, last = np.sort(_read(source, name, edges), axis=1).T
+    later = np.argsort(first, kind="stable")
+    latest = np.maximum.accumulate(last[later])
+    overlapping = np.flatnonzero(first[later][1:] <= latest[:-1])
+    if len(overlapping):
+        at = overlapping[0]
+        pair = later[: at + 1][np.argmax(last[later[: at + 1]])], later[at + 1]
+        text = "overlap", "so that the sets of a split may have the same times"
+    elif (first[1:] <= last[:-1]).any():
+        at = np.flatnonzero(first[1:] <= last[:-1])[0]
+        pair, text = (at, at + 1), ("are not in order", "so that the sets of a split do not follow one another")
+    else:
+        return
+    one, other = (index.files.paths[int(filled[number])] for number in pair)
+    message = f"files {text[0]} in {name!r}, such as {one!r} and {other!r}, {text[1]}: split(at=[...]) divides by times"
+    source.comm.on_root(lambda: warnings.warn(message, stacklevel=7))
+
+
 def _read(source: Source, name: str, rows: Integers) -> Array:
     """Return the values of a coordinate, float64 of the shape of ``rows``. *Collective*."""
     numbers = np.unique(rows)

@@ -168,3 +168,39 @@ def test_the_warning_of_a_poor_shuffle_has_remedies_for_windows(tmp_path: Path) 
     with pytest.warns(UserWarning, match="windows share rows.*window_bytes=.*larger stride=") as said:
         data.batches(64, shuffle=True, seed=1)
     assert "block_bytes" not in str(said[0].message)
+
+
+ORDERS = {
+    "overlap": ({"a": 0, "b": 48, "c": 40}, ("files overlap in 'time'", "c.nc", "b.nc", "split(at=[...])")),
+    "touch": ({"a": 0, "b": 23}, ("files overlap in 'time'", "a.nc", "b.nc")),
+    "order": ({"apr": 72, "feb": 24, "jan": 0, "mar": 48}, ("files are not in order in 'time'", "apr.nc", "feb.nc")),
+    "series": ({"a": 0, "b": 24, "c": 72}, ()),
+}
+
+
+def _said(comm: MPI.Intracomm, folder: str, inputs: str | None, window: int | None) -> list[str]:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data = open_dataset(folder, inputs=inputs, window=window, comm=comm)
+    assert inputs is None or list(data.schema) == [inputs]
+    return [str(warning.message) for warning in said]
+
+
+@pytest.mark.parametrize("inputs", ["z", None])
+@pytest.mark.parametrize("case", ORDERS)
+def test_files_that_overlap_or_are_out_of_order_are_said_once(
+    tmp_path: Path, pool: Pool, case: str, inputs: str | None
+) -> None:
+    begins, words = ORDERS[case]
+    for name, hour in begins.items():
+        time = pd.date_range("2010-01-01", periods=24, freq="h") + pd.Timedelta(hours=hour)
+        xr.Dataset({"z": ("time", np.zeros(24))}, {"time": time}).to_netcdf(tmp_path / f"{name}.nc")
+    by_rank = pool.run(_said, str(tmp_path), inputs, None)
+    assert [len(said) for said in by_rank] == [bool(words)] + [0] * (pool.size - 1)
+    assert all(word in by_rank[0][0] for word in words)
+
+
+def test_numbers_of_samples_are_no_times(tmp_path: Path) -> None:
+    for number in range(2):
+        xr.Dataset({"z": ("sample", np.zeros(4))}, {"sample": np.arange(4)}).to_netcdf(tmp_path / f"{number}.nc")
+    assert _said(MPI.COMM_SELF, str(tmp_path), None, None) == []
