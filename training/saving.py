@@ -1,11 +1,12 @@
-"""``save``: write a model of which each rank holds a part."""
+"""``save``: write a model of which each rank holds a part. ``model.save`` of all ranks, which may name one path."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import os
-from collections.abc import Iterator, Sequence
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +24,9 @@ from matex_data.training.partition.optimizer import inner_optimizer
 from matex_data.training.partition.parts import PartVariable, as_whole, empty_whole, part_of, whole_at_root
 from matex_data.training.partition.whole_optimizer import whole_optimizer
 from matex_data.training.replacements import Replacements, replaced
+
+WAITS_FOR_ROOT = "waits_for_root"  # attribute of the functions that matex run has replaced
+ONE_FILE = {".keras", ".h5"}
 
 _END = -1
 
@@ -227,3 +231,29 @@ def saving_together(model: Any, comm: MPI.Intracomm) -> Replacements:
         save(model, path, comm=comm, **options)
 
     return replaced(model, save=together, save_weights=together)
+
+
+def save_by_renaming(model: Any) -> None:
+    """Let ``save`` and ``save_weights`` write a file of their own, and rename it: all ranks may name one path."""
+    for name in ("save", "save_weights"):
+        write = getattr(type(model), name)
+        if write is getattr(keras.Model, name) and WAITS_FOR_ROOT not in vars(write):
+            object.__setattr__(model, name, _renaming(functools.partial(write, model)))
+
+
+def _renaming(write: Callable[..., None]) -> Callable[..., None]:
+    """Return one of Keras's functions, which writes a file by another name first."""
+
+    def save(filepath: Any, overwrite: bool = True, **options: Any) -> None:
+        local = isinstance(filepath, str | os.PathLike) and "://" not in str(filepath)
+        if not local or not overwrite or Path(filepath).suffix not in ONE_FILE:
+            return write(filepath, overwrite=overwrite, **options)
+        target = Path(filepath).resolve()
+        own = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
+        try:
+            write(own, **options)
+            own.replace(target)
+        finally:
+            own.unlink(missing_ok=True)
+
+    return save

@@ -39,6 +39,7 @@ from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
+from matex_data.training.saving import save_by_renaming
 from matex_data.training.stages.model import StagedModel
 
 BATCH = 32
@@ -141,6 +142,8 @@ def fit(
     world = channel if mesh is None else open_channel(mesh.world)
     keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
     warn_of_shared_gpu(channel.rank)
+    if world.size > 1 and mesh is None:
+        save_by_renaming(model)
     folder = None if checkpoint is None else Path(checkpoint)
     training_run = TrainingRun(world, folder, channel, keras_fit_options.get("verbose", "auto"))
     batch = keras_fit_options.pop("validation_batch_size", None) or keras_fit_options.get("batch_size") or BATCH

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -105,3 +106,28 @@ def test_a_mean_of_batches_and_rows_is_that_of_one_process(ranks: Pools, pool: P
     expected, *_ = ranks(1).run(_tracked, samples, False)
     for history in pool.run(_tracked, samples, True, timeout=120):
         np.testing.assert_allclose(history["mean"], expected["mean"], rtol=1e-5)
+
+
+def _save(comm: Any, folder: str) -> list[str]:
+    import keras
+
+    from matex_data import training
+
+    model = problems.perceptron(seed=1)
+    problems.compiled(model, _optimizer("adam"))
+    for _ in range(2):
+        training.fit(model, problems.shard(problems.table(24), 12, comm.rank, comm.size), comm=comm, verbose=0)
+    for _ in range(8):
+        model.save(f"{folder}/last.keras")
+        model.save_weights(f"{folder}/last.weights.h5")
+        loaded = keras.saving.load_model(f"{folder}/last.keras")
+        problems.perceptron(seed=2).load_weights(f"{folder}/last.weights.h5")
+        for one, other in zip(problems.weights(loaded), problems.weights(model), strict=True):
+            np.testing.assert_array_equal(one, other)
+    comm.barrier()
+    return sorted(path.name for path in Path(folder).iterdir())
+
+
+@pytest.mark.rank_counts(1, 2, 3)
+def test_all_ranks_save_to_one_path(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(_save, str(tmp_path), timeout=120) == [["last.keras", "last.weights.h5"]] * pool.size

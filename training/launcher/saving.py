@@ -31,6 +31,7 @@ from matex_data.training.launcher.inputs import patch_inputs
 from matex_data.training.launcher.openers import patch_openers
 from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
 from matex_data.training.launcher.root import Root
+from matex_data.training.saving import WAITS_FOR_ROOT
 
 log = logging.getLogger("matex_data.training")
 
@@ -120,6 +121,7 @@ class SavePatches:
                 set(first, state)
             return result
 
+        vars(save)[WAITS_FOR_ROOT] = True
         setattr(owner, name, save)
 
     @staticmethod
