@@ -58,6 +58,11 @@ def _is_field(comm: Communicator, files: Sequence[str], reading: Reading) -> boo
     return True
 
 
+def is_known(comm: Communicator, files: Sequence[str], reading: Reading, name: str) -> bool:
+    """Return whether the first file has a field of a name. *Collective*."""
+    return _is_field(comm, files, replace(reading, names=[name]))
+
+
 def refuse_hidden(comm: Communicator, files: Sequence[str], reading: Reading, created: NewFields) -> None:
     """Raise an error if a new field would hide one of the files that is not read. *Collective*.
 
@@ -76,7 +81,7 @@ def refuse_hidden(comm: Communicator, files: Sequence[str], reading: Reading, cr
         for name in names:
             if name == WEIGHT or reading.names is None:  # of all fields, the name is compared when it is added
                 continue
-            if _is_field(comm, files, replace(reading, names=[name])):
+            if is_known(comm, files, reading, name):
                 raise FormatError(
                     "the files have a field of this name already",
                     file=files[0],

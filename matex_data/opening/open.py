@@ -6,7 +6,7 @@ import os
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from matex_data.opening.assembly import Request, assemble
 from matex_data.opening.further import FurtherFields
 from matex_data.opening.given import Arrays, Given, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
-from matex_data.opening.lookups import refuse_hidden, with_weights
+from matex_data.opening.lookups import is_known, refuse_hidden, with_weights
 from matex_data.reading.options import ReadOptions, taken
 from matex_data.reading.source import open_source
 from matex_data.transforms.categories import requested_categories, without_categories
@@ -111,7 +111,7 @@ def open_dataset(
         and ``where``, but patterns of ``inputs`` do not stand for them.
     derive : dict of fields that are made of others, each an expression by name: ``{"log_pt": "log(pt)"}``. Expressions
         have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``, ...).
-        A name that is no Python identifier stands in backticks: ``"`jets/pt` > 30"``. Of ragged fields
+        A name that is no Python identifier stands in backticks: ``"`jet pt` > 30"``. Of ragged fields
         ``"Jet_pt > 30"`` has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make
         one number for each sample, of fields with a shape as well. ``Jet_pt[0]`` is the first element, missing if there
         is none, ``Jet_pt[Jet_eta < 2.5]`` those for which a condition is true, and ``nan`` a missing number. Texts and
@@ -313,6 +313,10 @@ def _prepare(comm: Communicator, given: Given, request: Request, reading: Readin
         probe = replace(reading, names=[weights])
         elements, created = with_weights(comm, given.files, probe, request.elements, request.created)
         request = replace(request, elements=elements, created=created)
+    is_field = cache(partial(is_known, comm, given.files, reading))
+    created = request.created.with_paths(is_field)
+    events = request.events.with_paths(lambda name: name in created or is_field(name))
+    request = replace(request, created=created, events=events)
     files = len(given.files)
     reading = replace(reading, names=request.names(files), coordinate=request.spans(files) and request.along is None)
     refuse_hidden(comm, given.files, reading, request.created)

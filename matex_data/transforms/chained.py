@@ -48,14 +48,15 @@ class Selected:
     def derive(self, expressions: Derive, inputs: Names, targets: Names) -> Selected:
         """Add fields that are made of others by expressions. *Collective*."""
         before = self.source.index
-        index = NewFields.of(None, expressions).add(before)
+        index = NewFields.of(None, expressions).with_paths(before.fields.__contains__).add(before)
         elements = mapped_elements(self.elements, before.fields, index.fields, inputs, targets)
         return self._with_fields(index, elements, f"derive {dict(expressions)}")
 
     def where(self, condition: str) -> Selected:
         """Keep the samples for which an expression is true. *Collective*."""
         opened = partial(self.source.of_index, transforms="")
-        return replace(self, samples=find_where(opened, self.source.index, self.samples, parse(condition)))
+        expression = parse(condition).quoted(self.source.index.fields.__contains__)
+        return replace(self, samples=find_where(opened, self.source.index, self.samples, expression))
 
     def pad(self, lengths: Pad, keep: Keep, inputs: Names, targets: Names) -> Selected:
         """Make ragged fields dense, with masks. *Collective*."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -52,6 +52,10 @@ class EventOptions:
     def expression(self) -> Expression | None:
         """Parsed ``where``."""
         return None if self.where is None else parse(self.where)
+
+    def with_paths(self, is_field: Callable[[str], bool]) -> EventOptions:
+        """Return the options with names that have slashes quoted in ``where``."""
+        return self if self.expression is None else replace(self, where=self.expression.quoted(is_field).text)
 
     def check_windows(self, weights: str | None) -> None:
         """Raise ``PartitionError`` if windows of the samples would have gaps or no weight."""

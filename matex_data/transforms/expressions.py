@@ -2,16 +2,18 @@
 
 An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and the
 functions of `FUNCTIONS`. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
-```jets/pt` > 30``. `REDUCTIONS` make one number for each sample of all numbers of the sample, ``Jet_pt[0]`` takes one
-of them, and ``Jet_pt[Jet_eta < 2.5]`` those for which a condition is true. Fields of texts and categories are compared
-with a text by ``==``, ``!=`` and ``in``. ``nan`` is a missing number.
+```jets/pt` > 30``; `quote_paths` puts there what can only be the name of a field. `REDUCTIONS` make one number for each
+sample of all numbers of the sample, ``Jet_pt[0]`` takes one of them, and ``Jet_pt[Jet_eta < 2.5]`` those for which a
+condition is true. Fields of texts and categories are compared with a text by ``==``, ``!=`` and ``in``. ``nan`` is a
+missing number.
 """
 
 from __future__ import annotations
 
 import ast
+import itertools
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from keyword import kwlist
 
@@ -199,6 +201,11 @@ class Expression:
                 found.update(dict.fromkeys(_of(operand, "numbers")))
         return list(found)
 
+    def quoted(self, is_field: Callable[[str], bool]) -> Expression:
+        """Return the expression with names that have slashes in backticks; see `quote_paths`."""
+        text = quote_paths(self.text, self.option, is_field)
+        return self if text == self.text else parse(text, self.option)
+
     def bound(self, fields: Schema) -> Expression:
         """Return the expression with texts that are compared with categories replaced by their codes.
 
@@ -291,6 +298,62 @@ def parse(text: str, option: str = "where=") -> Expression:
     return _level(whole, quoted, tree.body)
 
 
+_PATHS = re.compile(r"""`[^`]*`|'[^']*'|"[^"]*"|(?<![\w.])(?P<path>[^\W\d]\w*(?:/\w+)+)\b(?!\s*\()""")
+
+
+def quote_paths(text: str, option: str, is_field: Callable[[str], bool]) -> str:
+    """Return an expression with backticks around the names with slashes that are fields; ``a / b`` is a division.
+
+    Parameters
+    ----------
+    text : the expression.
+    option : for which the user wrote it.
+    is_field : whether there is a field of this name.
+
+    Raises
+    ------
+    FormatError : a name may as well be a division of fields.
+
+    Examples
+    --------
+    >>> quote_paths("beam/energy > 9 * pt/mass", "where=", {"beam/energy", "pt", "mass"}.__contains__)
+    '`beam/energy` > 9 * pt/mass'
+    """
+
+    def quoted(found: re.Match[str]) -> str:
+        path = found["path"]
+        meanings = _meanings(path.split("/"), is_field) if path and any(map(is_field, _joined(path))) else []
+        written = ["/".join(f"`{name}`" if "/" in name else name for name in names) for names in meanings]
+        if len(written) > 1:
+            raise FormatError(
+                f"{option} has an expression with two meanings: {text!r}",
+                field=path,
+                expected="names of fields in backticks, and spaces around divisions",
+                found=" or ".join(written),
+                remedy=f"write `{path}` for the field, and {path.replace('/', ' / ')} for the division",
+            )
+        return written[0] if written else found[0]
+
+    return _PATHS.sub(quoted, text) if isinstance(text, str) else text
+
+
+def _joined(path: str) -> Iterator[str]:
+    """Yield the names with slashes that are within a path."""
+    parts = path.split("/")
+    for begin, stop in itertools.combinations(range(len(parts) + 1), 2):
+        if stop - begin > 1:
+            yield "/".join(parts[begin:stop])
+
+
+def _meanings(parts: Sequence[str], is_field: Callable[[str], bool]) -> list[tuple[str, ...]]:
+    """Return the ways to divide the parts of a path into names of fields, and numbers."""
+    if not parts:
+        return [()]
+    names = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+    known = [name for name in names if name.isdecimal() or is_field(name)]
+    return [(name, *rest) for name in known for rest in _meanings(parts[name.count("/") + 1 :], is_field)]
+
+
 def _level(whole: Expression, quoted: Mapping[str, str], tree: ast.expr) -> Expression:
     """Return the expression of a syntax tree: the whole one, or the argument of a reduction."""
     operands = _Operands(whole, quoted)
@@ -306,7 +369,8 @@ def _check_syntax(whole: Expression, tree: ast.Expression) -> None:
         chained = isinstance(node, ast.Compare) and len(node.ops) > 1
         if not isinstance(node, _SYNTAX) or chained or (isinstance(node, ast.Call) and not _is_call(node)):
             found = f"the syntax {ast.unparse(node)!r}" if isinstance(node, ast.expr) else ast.dump(node)
-            raise whole.error(found)
+            hint = "; a name with dots stands in backticks" if isinstance(node, ast.Attribute) else ""
+            raise whole.error(f"{found}{hint}")
         if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
             raise whole.error(f"the constant {node.value!r}")
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
 from matex_data.errors import FormatError
 from matex_data.fields import is_pattern
@@ -51,6 +52,12 @@ class NewFields:
         expressions = {name: parse(text, "derive=") for name, text in (derive or {}).items()}
         in_order(expressions, expressions)
         return cls(file_fields or {}, expressions, sentinels)
+
+    def with_paths(self, is_field: Callable[[str], bool]) -> NewFields:
+        """Return the new fields with names that have slashes, of these fields or new ones, quoted in expressions."""
+        known = cache(lambda name: name in self or is_field(name))
+        quoted = {name: one.quoted(known) for name, one in self.expressions.items()}
+        return replace(self, expressions=quoted)
 
     def __contains__(self, name: str) -> bool:
         return name in self.file_fields or name in self.expressions

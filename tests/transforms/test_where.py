@@ -111,7 +111,7 @@ def test_columns_of_any_dtype(tmp_path: Path, dtype: str) -> None:
     ("where", "kind", "text"),
     [
         ("nMoun > 1", FieldNotFound, "'nMoun'(.*\n)*.*'nMuon'"),
-        ("jets/pt > 1", FieldNotFound, "'jets'(.*\n)*.*backticks: `jets/pt`"),
+        ("jets / pt > 1", FieldNotFound, "'jets'(.*\n)*.*backticks: `jets/pt`"),
         ("Muon_pt > 3", FormatError, "'Muon_pt' is float32 .*ragged.*\n.*count"),
         ("vertex > 0", FormatError, "'vertex' is float64 of shape"),
         ("MET > 30 & nMuon < 4", FormatError, "parentheses"),
@@ -211,3 +211,44 @@ def test_selections_of_many_runs(pool: Pool, tmp_path: Path) -> None:
     numbers = np.concatenate([np.arange(rows) + 1000 * number for number, rows in enumerate((200, 150, 333))])
     kept = (numbers % 3 > 0) & (numbers % 7 < 5) & (numbers % 1000 % 11 > 0)
     assert [n for of_rank in in_bits for n in of_rank[1]] == numbers[kept].tolist()
+
+
+BEAM = {
+    "files": {"ebeam/photonEnergy": np.arange(12.0), "pt": np.arange(12.0) * 6, "mass": np.full(12, 2.0)},
+    "both": {"a": np.arange(12.0), "b": np.full(12, 2.0), "a/b": np.arange(12.0)},
+}
+
+
+def _by_path(comm: MPI.Intracomm, path: str, case: str, where: str, method: bool) -> tuple[list[float], str]:
+    source: Any = BEAM["both"] if case == "both" else path
+    name = "a" if case == "both" else "pt"
+    try:
+        if method:
+            data = open_dataset(source, comm=comm).where(where)
+        else:
+            data = open_dataset(source, inputs=name, derive={"half": where.partition(">")[0]}, where=where, comm=comm)
+    except FormatError as error:
+        return [], str(error)
+    return data.load()[name].tolist(), ""
+
+
+@pytest.mark.parametrize("method", [False, True])
+@pytest.mark.rank_counts(1, 2)
+def test_names_with_slashes_are_fields_and_else_divisions(pool: Pool, tmp_path: Path, method: bool) -> None:
+    path = str(tmp_path / "x.h5")
+    with h5py.File(path, "w") as file:
+        for name, values in BEAM["files"].items():
+            file[name] = values
+    for where, kept in {
+        "ebeam/photonEnergy > 9": [60.0, 66.0],
+        "ebeam/photonEnergy*pt/mass > 300": [66.0],
+        "pt/mass > 27": [60.0, 66.0],
+        "pt/ebeam/photonEnergy/2 > 2.5": [6.0 * i for i in range(1, 12)],
+        "`ebeam/photonEnergy` > 9": [60.0, 66.0],
+    }.items():
+        by_rank = pool.run(_by_path, path, "files", where, method)
+        assert [value for values, _ in by_rank for value in values] == kept, (where, by_rank)
+    for where, kept in {"a / b > 4": [9.0, 10.0, 11.0], "`a/b` > 8": [9.0, 10.0, 11.0]}.items():
+        assert [value for values, _ in pool.run(_by_path, "", "both", where, method) for value in values] == kept
+    for _, error in pool.run(_by_path, "", "both", "a/b > 8", method):
+        assert "two meanings" in error and "found: a/b or `a/b`" in error and "`a/b` for the field, and a / b" in error
