@@ -1,4 +1,4 @@
-"""Missing values by field: numbers, means and most frequent values, of the samples of a training set.
+"""Missing values by field: numbers, texts, means, medians and most frequent values of the samples of a training set.
 
 The statistics are those of the first set of a split, which validation and test sets share: nothing of these leaks into
 what the training set is filled with. Before a split they are those of all samples.
@@ -7,6 +7,7 @@ what the training set is filled with. Before a split they are those of all sampl
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
@@ -26,12 +27,13 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import merged_counts
-from matex_data.transforms.missing import KEEP, MEAN, MODE, is_missing, replace_missing
+from matex_data.transforms.missing import KEEP, MEAN, MEDIAN, MODE, RULES, is_missing, replace_missing
 from matex_data.transforms.stack import column_axis
 
 Rule = str | float
 Rules = Mapping[str, Rule]
-"""Treatment of missing values by field name or pattern: a number, "mean", "mode", or "nan" to keep them."""
+"""Treatment of missing values by field name or pattern: one of `RULES`, a number, or a text."""
+MOST_KEPT = 1 << 27  # numbers of a rank of which it finds the median: a gigabyte
 
 
 @dataclass(frozen=True)
@@ -103,16 +105,30 @@ def _applies(field: Field, name: str, rule: Rule, named: bool) -> bool:
     whole = MISSING_INTEGER in field.attributes and isinstance(rule, Real)
     numbers = (field.dtype.kind == "f" or whole) and not field.ragged
     classes = not field.ragged and (field.dtype.kind in "SUO" or isinstance(field.attributes.get("categories"), list))
+    if isinstance(rule, str) and rule not in RULES:
+        return _takes_text(field, name, rule)
     if numbers or (classes and rule == MODE):
         return True
     if named and not (field.dtype.kind in "biu" and not classes):  # integers have no missing values
         raise FormatError(
             f"missing= has no such treatment of {name!r}",
             field=name,
-            expected='"mode", the most frequent value' if classes else "a field of numbers",
+            expected='"mode", the most frequent value, or a text for texts' if classes else "a field of numbers",
             found=f"{rule!r} for {field.description}",
         )
     return False
+
+
+def _takes_text(field: Field, name: str, text: str) -> bool:
+    """Return True if a text replaces the missing texts of a field; raise ``FormatError`` if it cannot."""
+    kind, room = field.dtype.kind, field.dtype.itemsize
+    expected = None if kind in "SUO" and not field.ragged else f"a field of texts, or one of {RULES} for numbers"
+    if expected is None and kind != "O" and np.array(text if kind == "U" else text.encode()).itemsize > room:
+        expected = f"a text that fits into {field.dtype}"
+    if expected is not None:
+        found = f"{text!r} for {field.description}"
+        raise FormatError("missing= has a text that cannot replace values", field=name, expected=expected, found=found)
+    return True
 
 
 @dataclass(frozen=True)
@@ -140,7 +156,7 @@ class Imputation:
     @property
     def learns(self) -> bool:
         """Return whether any value depends on samples."""
-        return any(column.rule in (MEAN, MODE) for column in self.columns)
+        return any(column.rule in _TALLIES for column in self.columns)
 
     def fitted(self, source: Source, samples: Samples) -> Source:
         """Return the opened files with the statistics of some samples. *Collective*.
@@ -152,7 +168,7 @@ class Imputation:
         FormatError : a column has no value at all, or infinite ones.
         DataError : the first error of any rank, on every rank.
         """
-        names = list(dict.fromkeys(c.name for c in self.columns if c.rule in (MEAN, MODE)))
+        names = list(dict.fromkeys(c.name for c in self.columns if c.rule in _TALLIES))
         fields = self.index.fields
         tallies = [_TALLIES[c.rule](c, fields[c.name]) if c.rule in _TALLIES else None for c in self.columns]
 
@@ -223,6 +239,55 @@ class _Mean:
         return float(self._dtype.type(float(total / count)))
 
 
+class _Median:
+    """Median of numbers: the middle one, or the mean of both in the middle. A rank keeps the numbers of its block."""
+
+    def __init__(self, column: FilledColumn, field: Field) -> None:
+        self._column, self._dtype = column, field.dtype
+        self._kept: list[Array] = []
+
+    def add(self, array: Array) -> None:
+        """Keep numbers; NaN do not count."""
+        self._kept.append(array[~np.isnan(array)])
+        count = sum(map(len, self._kept))
+        if count > MOST_KEPT:
+            raise FormatError(
+                "a rank keeps the numbers of which it finds the median",
+                field=self._column.name,
+                expected=f"at most {MOST_KEPT:,} numbers for each rank",
+                found=f"{count:,}",
+                remedy='take "mean", or more ranks',
+            )
+
+    def merged(self, comm: Communicator) -> float:
+        """Return the median of the numbers of all ranks. *Collective*: 64 times one number is added up."""
+        own = np.sort(np.concatenate(self._kept)).astype(np.float64) if self._kept else np.empty(0)
+
+        def not_above(number: float) -> int:
+            return sum(comm.allgather(int(np.searchsorted(own, number, side="right"))))
+
+        count = not_above(np.inf)
+        if not count:
+            raise _no_value(self._column)
+        low, high = -(1 << 63), (1 << 63) - 1  # floats in their order, as integers
+        while low < high:
+            middle = (low + high) // 2
+            low, high = (low, middle) if not_above(_float(middle)) > (count - 1) // 2 else (middle + 1, high)
+        lower = upper = _float(low)
+        if not_above(lower) <= count // 2:
+            upper = min(comm.allgather(min(own[own > lower], default=np.inf)))
+        if not np.isfinite([lower, upper]).all():
+            raise FormatError("the median of a field is infinite", field=self._column.name, expected="finite numbers")
+        return float(self._dtype.type(float((Fraction(lower) + Fraction(upper)) / 2)))
+
+
+def _float(number: int) -> float:
+    """Return the float with a number in the order of all floats, of which -1 and 0 are the zeros."""
+    bits = np.int64(number if number >= 0 else number ^ (1 << 63) - 1)
+    value = float(bits.view(np.float64))
+    return math.copysign(math.inf, number) if math.isnan(value) else value
+
+
 class _Mode:
     """Most frequent value; of several the smallest."""
 
@@ -245,7 +310,11 @@ class _Mode:
         return min(counts, key=lambda value: (-counts[value], value))
 
 
-_TALLIES: dict[Any, Callable[[FilledColumn, Field], _Mean | _Mode]] = {MEAN: _Mean, MODE: _Mode}
+_TALLIES: dict[Any, Callable[[FilledColumn, Field], _Mean | _Median | _Mode]] = {
+    MEAN: _Mean,
+    MEDIAN: _Median,
+    MODE: _Mode,
+}
 
 
 def _no_value(column: FilledColumn) -> FormatError:

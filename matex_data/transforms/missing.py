@@ -25,8 +25,8 @@ from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
 from matex_data.transforms.select import select_samples
 
-KEEP, MEAN, MODE = "nan", "mean", "mode"
-MODES, RULES = (KEEP, "mask", "drop"), (KEEP, MEAN, MODE)
+KEEP, MEAN, MEDIAN, MODE = "nan", "mean", "median", "mode"
+MODES, RULES = (KEEP, "mask", "drop"), (KEEP, MEAN, MEDIAN, MODE)
 TILE = 1 << 18  # numbers tested at once: temporary arrays stay in the processor's cache
 Missing = str | float | Mapping[str, str | float]
 
@@ -34,10 +34,11 @@ Missing = str | float | Mapping[str, str | float]
 def check_missing(missing: Missing) -> None:
     """Raise ``FormatError`` if ``missing`` is no valid value of ``missing=``."""
     by_field = isinstance(missing, Mapping)
-    known, or_dict = (RULES, "") if by_field else (MODES, ", or a dict by field")
+    known, or_dict = (RULES, ", or a text for fields of texts") if by_field else (MODES, ", or a dict by field")
     for name, rule in (missing if isinstance(missing, Mapping) else {None: missing}).items():
         number = isinstance(rule, Real) and not isinstance(rule, bool)
-        if not number and rule not in known:
+        text = by_field and isinstance(rule, str) and rule not in ("", *MODES)
+        if not number and not text and rule not in known:
             raise FormatError(
                 "unknown treatment of missing values",
                 field=name,

@@ -210,3 +210,59 @@ def test_small_integers_with_missing_values_are_floats() -> None:
     for column in (pd.array([1, None], "Int32"), np.array([1, None], object), np.ma.array([1, 2], mask=[False, True])):
         loaded = open_dataset({"n": column}, comm=MPI.COMM_SELF).load()["n"]
         np.testing.assert_array_equal(loaded, [1, np.nan])
+
+
+def _filled(comm: MPI.Intracomm, path: str, missing: Any, split: bool) -> list[list[Any]]:
+    try:
+        data = open_dataset(path, missing=missing, comm=comm)
+    except FormatError as error:
+        return [[str(error)]]
+    parts = data.split(0.75, 0.25) if split else (data,)
+    loaded = [part.load() for part in parts]
+    return [np.concatenate([one[name] for one in loaded]).tolist() for name in ("x", "name")]
+
+
+@pytest.mark.parametrize("numbers", ["odd", "even", "wide"])
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.rank_counts(1, 2, 3)
+def test_medians_and_texts_replace_missing_values(tmp_path: Path, pool: Pool, numbers: str, split: bool) -> None:
+    frame, path = _texts(), tmp_path / "t.parquet"
+    rows = 199 if numbers == "odd" else 200
+    frame = frame[:rows]
+    if numbers == "wide":  # zeros of both signs, ties, and numbers of all sizes
+        frame["x"] = np.where(
+            frame["x"].isna(), np.nan, np.tile([-1e308, -0.0, 0.0, 5e-324, 3.0, 3.0, 1e-9, 1e308], 25)
+        )
+    frame.to_parquet(path)
+    learned = frame[: round(0.75 * rows)] if split else frame
+    expected = frame["x"].fillna(np.median(learned["x"].dropna())), frame["name"].fillna("unknown")
+    by_rank = pool.run(_filled, str(path), {"x": "median", "name": "unknown"}, split)
+    if split:  # ranks have blocks of both sets
+        assert sorted(v for x, _ in by_rank for v in x) == sorted(expected[0])
+    else:
+        assert [v for x, _ in by_rank for v in x] == expected[0].tolist()
+        assert [v.decode() for _, name in by_rank for v in name] == expected[1].tolist()
+
+
+@pytest.mark.parametrize(
+    ("missing", "words"),
+    [
+        ({"x": "meen"}, ("'meen'", "one of ('nan', 'mean', 'median', 'mode') for numbers")),
+        ({"*": "meen"}, ("cannot replace", "'meen'")),
+        ({"name": "median"}, ('"mode"',)),
+        ({"name": "mask"}, ("unknown treatment",)),
+    ],
+)
+def test_texts_that_replace_nothing_are_errors(tmp_path: Path, pool: Pool, missing: Any, words: Any) -> None:
+    _texts().to_parquet(tmp_path / "t.parquet")
+    (error,) = {value[0][0] for value in pool.run(_filled, str(tmp_path / "t.parquet"), missing, False)}
+    assert all(word in error for word in words), error
+
+
+def test_a_text_that_is_too_long_for_its_field_is_an_error(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["name"] = np.array([b"abc", b"", b"de"])
+    with pytest.raises(FormatError, match="a text that fits into"):
+        open_dataset(tmp_path / "x.h5", missing={"name": "unknown"}, comm=MPI.COMM_SELF)
+    data = open_dataset(tmp_path / "x.h5", missing={"name": "?"}, comm=MPI.COMM_SELF)
+    assert data.load()["name"].tolist() == [b"abc", b"?", b"de"]
