@@ -84,6 +84,8 @@ class Batching:
     _latest: Fingerprint | None = None
     _seeds: dict[Any, dict[int, bool]] = field(default_factory=dict)
     """For batches of equal options: each seed, and whether it was drawn."""
+    _shared: dict[Any, bool] = field(default_factory=dict)
+    """For batches of equal options: whether the ranks read blocks for one another."""
 
     def batches(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
@@ -124,7 +126,10 @@ class Batching:
             return _Proposal(fingerprint, step)
         if message:
             warnings.warn(message, stacklevel=4)
-        return _Proposal(fingerprint, step, self._check_costs(fingerprint.schedule))
+        options = (*_without_seed(fingerprint), fingerprint.schedule.seed is None)
+        if options not in self._shared:  # to plan windows takes longer than to begin an epoch
+            self._shared[options] = self._check_costs(fingerprint.schedule)
+        return _Proposal(fingerprint, step, self._shared[options])
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of a run after ``step`` batches; see ``Dataset.state``."""

@@ -16,7 +16,7 @@ from mpi4py import MPI
 import matex_data as md
 from benchmarks.cases import scale
 from benchmarks.cases.scale import Stored
-from matex_data import PartitionError
+from matex_data import PartitionError, batching
 from matex_data.epochs.costs import estimate_costs
 from matex_data.epochs.strategies import ORDERED_SAMPLES, READ_BYTES, steps_within
 from matex_data.io.counters import process_profile
@@ -201,3 +201,24 @@ def test_rank_0_warns_once_of_bytes_that_are_read_again(path: Path, ranks: Pools
     assert others == [[]] * 5
     assert ranks(6).run(_warned, path, None) == [[]] * 6  # what the ranks share is read once
     assert ranks(1).run(_warned, path, False) == [[]]
+
+
+def _estimated(comm: MPI.Intracomm, path: Path) -> list[tuple[int, bool]]:
+    """Return the batch sizes for which the costs are estimated, and whether the samples are shuffled."""
+    data, found = md.open_dataset(path, comm=comm, window_bytes=TIGHT), []
+
+    def estimate(source: Any, schedule: Any, ranks: int, effort: int) -> Any:
+        found.append((schedule.batch_size, schedule.seed is not None))
+        return estimate_costs(source, schedule, ranks, effort=effort)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(batching, "estimate_costs", estimate)
+        for size, shuffle, seed in ((BATCH, True, 1), (BATCH, True, 2), (BATCH, False, None), (2 * BATCH, True, 1)) * 2:
+            data.batches(size, shuffle=shuffle, seed=seed)
+    return found
+
+
+def test_costs_of_equal_batches_are_estimated_once(path: Path, ranks: Pools) -> None:
+    """To plan windows of other ranks takes longer than to begin a pass."""
+    expected = [(BATCH, True), (BATCH, False), (2 * BATCH, True)]
+    assert ranks(3).run(_estimated, path) == [expected, [], []]
