@@ -14,6 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.keras_api import STEP_METHODS, Functional
 
 
@@ -84,14 +85,14 @@ class Proof:
 
 
 def prove(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None], losses: bool = True) -> Proof:
-    """Return whether a model and its losses consist of layers and losses of Keras that compute each row by itself.
+    """Return whether a model, its losses and metrics consist of what is Keras's own and computes each row by itself.
 
     Parameters
     ----------
     model : built Keras model, with the losses that it is compiled with, if any.
     leaves : ``tf.TensorSpec`` of inputs, targets and sample weights, or None for one that is absent.
     has_rows : for each leaf whether its first axis is that of the samples; None if it is not known.
-    losses : count the losses, too.
+    losses : count the losses and metrics, too.
 
     Examples
     --------
@@ -108,7 +109,7 @@ def prove(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None], lo
     for layer in layers:
         reasons += _of_layer(layer)
         reasons += _of_calls(layer) if isinstance(layer, Functional | keras.Sequential) else ()
-    reasons += _of_losses(model) if losses else ()
+    reasons += [*_of_losses(model), *_of_metrics(model)] if losses else ()
     mark = zlib.crc32(repr([_text(layer) for layer in layers]).encode())
     return Proof(tuple(dict.fromkeys(reasons)), any(map(_draws, layers)), mark)
 
@@ -232,6 +233,13 @@ def _of_losses(model: Any) -> Iterator[str]:
             yield f"{getattr(loss, 'name', loss)}: is a loss that is not known to have a value for each row"
         elif loss.reduction not in REDUCTIONS or 0 in _numbers(getattr(loss, "_fn_kwargs", {}).get("axis", ())):
             yield f"{loss.name}: reduction={loss.reduction} is neither a mean nor a sum over the samples"
+
+
+def _of_metrics(model: Any) -> Iterator[str]:
+    """Yield the metric functions of the user's, whose value for a row may depend on others; see `custom_metrics`."""
+    for metric, function in custom_metrics(model):
+        if function is not None:
+            yield f"{metric.name}: is a metric function that may combine rows"
 
 
 def _is_activation(value: Any) -> bool:

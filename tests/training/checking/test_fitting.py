@@ -30,6 +30,18 @@ def _losses() -> dict[str, Any]:
     }
 
 
+def _metrics() -> dict[str, Any]:
+    from keras import ops
+
+    def spread(y: Any, p: Any) -> Any:
+        return ops.mean(ops.square(p - ops.mean(p, axis=0)), -1)
+
+    def largest(y: Any, p: Any) -> Any:
+        return ops.max(p, -1)
+
+    return {"spread": spread, "largest": largest}
+
+
 def _model(kind: str) -> Any:
     import keras
     import tensorflow as tf
@@ -67,7 +79,9 @@ def _model(kind: str) -> Any:
     own = Nested if kind == "nested" else keras.Sequential
     model = own([keras.Input((problems.FEATURES,)), *layers])
     loss = _losses().get(kind, _losses()["keras"])
-    compiled = {} if kind == "nested" else {"loss": loss, "metrics": ["accuracy"]}
+    compiled = (
+        {} if kind == "nested" else {"loss": loss, "metrics": ["accuracy", *filter(None, [_metrics().get(kind)])]}
+    )
     model.compile(keras.optimizers.SGD(0.1), **compiled)
     return model
 
@@ -99,13 +113,13 @@ def _fit(comm: Any, kind: str, samples: int, distributed: bool, **options: Any) 
     return problems.weights(model), history, "\n".join(messages.texts)
 
 
-WHOLE = ("variance", "centered", "nested")
+WHOLE = ("variance", "centered", "nested", "spread")
 """Kinds that shards do not train as one process does."""
 
 
 @pytest.mark.rank_counts(2, slow=(1, 3))
 @pytest.mark.parametrize("samples", [50, pytest.param(48, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["sum", "mean", "rows", "keras", *WHOLE])
+@pytest.mark.parametrize("kind", ["sum", "mean", "rows", "keras", "largest", *WHOLE])
 def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, samples: int) -> None:
     (expected, logs, _), *_ = ranks(1).run(_fit, kind, samples, False)
     results = pool.run(_fit, kind, samples, True, timeout=120)
