@@ -34,7 +34,8 @@ WRITERS = (
 """Callbacks that write files or send reports; they run on rank 0 alone."""
 _PATHS = ("filepath", "backup_dir", "filename")
 """Attributes of these callbacks that hold files and folders, from which a script may read."""
-_BATCH_HOOKS = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+_BATCH_ENDS = ("on_batch_end", "on_train_batch_end")
+_BATCH_HOOKS = ("on_batch_begin", "on_train_batch_begin", *_BATCH_ENDS)
 
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
@@ -66,6 +67,9 @@ class TrainedModel(Protocol):
     def broadcast(self) -> None:
         """Broadcast the variables of rank 0, which a callback may have changed. *Collective*."""
 
+    def batch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the logs of a batch over all ranks. *Collective*."""
+
 
 def rank_callbacks(
     distributed: TrainedModel, user_callbacks: list[Any], element_spec: Any, trailing: Sequence[Any] = ()
@@ -85,7 +89,10 @@ def rank_callbacks(
     if channel is not distributed.channel:  # replicas of several ranks each
         selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
-        each_batch = any(channel.host.allgather_object(_has_batch_hooks(selected)))
+        hooks = channel.host.allgather_object((_has_batch_hooks(selected), any(map(_reads_batch_logs, selected))))
+        each_batch, reads_logs = (any(of_ranks) for of_ranks in zip(*hooks, strict=True))
+        if reads_logs:
+            selected.insert(0, BatchLogs(distributed))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         synchronization = BatchSynchronization if each_batch else EpochSynchronization
@@ -192,12 +199,24 @@ def _has_batch_hooks(callbacks: Sequence[Any], writers: bool = False) -> bool:
     writers : count callbacks that write files, too; they do neither.
     """
     ignored = (keras.callbacks.ProgbarLogger, *(() if writers else WRITERS))
-    return any(
-        name in vars(callback) or getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name)
-        for callback in callbacks
-        if not isinstance(callback, ignored)
-        for name in _BATCH_HOOKS
+    return any(_has_hooks(callback, _BATCH_HOOKS) for callback in callbacks if not isinstance(callback, ignored))
+
+
+def _reads_batch_logs(callback: Any) -> bool:
+    """Return whether a callback may act on the logs of single batches, or write them to a file."""
+    if isinstance(callback, keras.callbacks.ModelCheckpoint):
+        return bool(callback.save_freq != "epoch" and callback.save_best_only)
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return bool(callback.update_freq != "epoch")
+    return _has_hooks(callback, _BATCH_ENDS) and not isinstance(
+        callback, keras.callbacks.ProgbarLogger | keras.callbacks.BackupAndRestore
     )
+
+
+def _has_hooks(callback: Any, names: Sequence[str]) -> bool:
+    """Return whether a callback has a hook of its own of one of these names."""
+    base = keras.callbacks.Callback
+    return any(name in vars(callback) or getattr(type(callback), name) is not getattr(base, name) for name in names)
 
 
 class StepSpans(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -210,6 +229,21 @@ class StepSpans(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Record the step."""
         timeline.add(f"step {batch}", "step", self._begin)
+
+
+class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that gives the logs of the global batch to the callbacks after it; there is one if any reads them."""
+
+    def __init__(self, distributed: TrainedModel) -> None:
+        super().__init__()
+        self._distributed = distributed
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Combine the logs of the ranks. *Collective*."""
+        combined = self._distributed.batch_logs(dict(logs or {}))
+        if logs is not None:
+            logs.clear()
+            logs.update({key: float(value) if np.size(value) == 1 else value for key, value in combined.items()})
 
 
 class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

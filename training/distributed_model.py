@@ -341,6 +341,13 @@ class DistributedModel:
         average_moving_statistics(self.model, self.channel)
         return self.combined(logs, evaluated=evaluated)
 
+    def batch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the logs of a batch of ``fit`` over all ranks; the epoch's go on. *Collective*."""
+        if self.channel.size == 1 or self.step.whole:
+            return logs
+        with self.within_epoch():
+            return self.combined(logs, of_batch=True)  # type: ignore[no-any-return]
+
     def combined(self, logs: Any, of_batch: bool = False, evaluated: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
         step = self.test if evaluated or not (self.step.reductions or self.step.possible) else self.step
@@ -366,7 +373,7 @@ class DistributedModel:
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
-        """Context manager: evaluate in a callback of ``fit``, after which the epoch's metrics go on."""
+        """Context manager: evaluate or combine logs in a callback of ``fit``, after which the epoch's metrics go on."""
         rows = vars(self.model).get("_matex_rows")
         before = None if rows is None else rows.numpy()
         try:

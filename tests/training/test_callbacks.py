@@ -99,6 +99,53 @@ def test_one_rank_stops_all(pool: Pool) -> None:
     problems.assert_same_weights([result[2] for result in results], results[0][2])
 
 
+def _batch_logs(comm: Any, kind: str, distributed: bool) -> Any:
+    """Train two epochs of batches that ranks divide unevenly; return the logs of batches and of epochs."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(keras.losses.sparse_categorical_crossentropy(y, self(x, training=True)))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"nll": loss, "rows": tf.shape(y)[0]}
+
+    keras.utils.set_random_seed(1)
+    layers = [keras.Input((problems.FEATURES,)), keras.layers.Dense(3, "softmax")]
+    model = (Own if kind == "own" else keras.Sequential)(layers)
+    loss = {} if kind == "own" else {"loss": "sparse_categorical_crossentropy", "weighted_metrics": ["accuracy"]}
+    model.compile(keras.optimizers.SGD(0.5), **loss)
+    found: list[dict[str, float]] = []
+
+    class Reader(keras.callbacks.Callback):  # type: ignore[misc]
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            found.append({key: float(value) for key, value in logs.items()})
+
+    reader = Reader()
+    if kind == "lambda":
+        reader = keras.callbacks.LambdaCallback(on_train_batch_end=reader.on_train_batch_end)
+    options = {"epochs": 2, "callbacks": [reader], "verbose": 0}
+    data = problems.shard(problems.table(37), 12, comm.rank, comm.size)
+    history = training.fit(model, data, comm=comm, **options) if distributed else model.fit(data, **options)
+    return found, history.history
+
+
+@pytest.mark.rank_counts(2, 3)
+@pytest.mark.parametrize("kind", ["keras", "lambda", "own"])
+def test_callbacks_read_the_logs_of_global_batches(ranks: Pools, pool: Pool, kind: str) -> None:
+    (batches, epochs), *_ = ranks(1).run(_batch_logs, kind, False)
+    assert len(batches) == 8
+    for found, history in pool.run(_batch_logs, kind, True, timeout=120):
+        for own, expected in zip(found, batches, strict=True):
+            assert own == pytest.approx(expected, rel=1e-5)
+        for key, values in epochs.items():
+            np.testing.assert_allclose(history[key], values, rtol=1e-5, err_msg=key)
+
+
 def _files(comm: Any, folder: Path) -> Any:
     """Train with callbacks that write to a path for each rank, which is not in the folder for temporary files."""
     import keras

@@ -218,6 +218,10 @@ class StagedModel:
         """Return the variable with the number of samples of all ranks so far."""
         return self._samples_seen
 
+    def batch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+        """Return the logs of a batch: they are those of all ranks."""
+        return logs
+
     def pad_batches(self, dataset: Any) -> Any:
         """Append empty batches, so that this replica has as many batches as any other. *Collective*."""
         known = isinstance(dataset, tf.data.Dataset)
