@@ -189,6 +189,7 @@ ATTRIBUTES: dict[str, Names] = {
     RUN: (
         (keras.Model, ("_flatten_metrics_in_order",)),
         (EpochIterator, ("_enumerate_iterator",)),
+        (tf.data.Dataset, ("_functions",)),
         (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
         (tf.Graph, ("_get_function",)),
     ),

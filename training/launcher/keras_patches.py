@@ -30,7 +30,7 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.batch_weights import batch_weights
-from matex_data.training.exact.digests import check_same
+from matex_data.training.exact.digests import check_same, difference
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.evaluation import append_empty_batches
 from matex_data.training.exact.listed import own_method
@@ -47,6 +47,7 @@ from matex_data.training.exact.step import DistributedStep
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
+from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.launcher.threads import TrainingThread
 from matex_data.training.layouts.sharded import sharded_model
@@ -76,6 +77,7 @@ class PatchedCall:
     epochs : epochs that the call trains.
     may_evaluate : of ``fit``: returns whether the model evaluates shards of a dataset as it does all of it.
     run : of ``fit``: its checkpoints; None without.
+    asked : of ``fit``: returns whether the script has asked for its rank, on which its data may depend.
 
     Attributes
     ----------
@@ -94,8 +96,12 @@ class PatchedCall:
         epochs: int = 1,
         may_evaluate: Callable[[Any], bool] | None = None,
         run: ScriptRun | None = None,
+        asked: Callable[[], bool] = lambda: True,
     ) -> None:
         self.run = run
+        self._asked = asked
+        self._draws = False
+        self._root: RootBatches | None = None
         self._channel = channel
         self._distributed = distributed
         self._may_evaluate = may_evaluate
@@ -116,6 +122,7 @@ class PatchedCall:
         if not is_sharded(x):
             if trains:
                 self.whole_batches = True
+                self._draws = isinstance(dataset, tf.data.Dataset) and draws_in_parallel(dataset)
                 return deterministic(dataset)
             if self._distributed is not None and self._distributed.step.whole:
                 return dataset
@@ -165,21 +172,34 @@ class PatchedCall:
             first = numbers[0] == 0
             last = self._epoch == self._epochs - 1 and per_epoch is not None and numbers[0] + executed >= per_epoch
             fit = first and self._epoch == 0
-            if self.whole_batches and self._check.due(first_of_fit=fit, first_of_epoch=first, last_of_fit=last):
-                iterator = self._checked(iterator, executed)
+            due = self.whole_batches and self._check.due(first_of_fit=fit, first_of_epoch=first, last_of_fit=last)
+            if due or self._root is not None:
+                iterator = self._taken(iterator, executed, due)
             elif first and not self.whole_batches:
                 self._check.of_shards(self.spec)
             yield (*numbers, iterator)
             self._check.schedule.steps += executed
 
-    def _checked(self, iterator: Any, count: int) -> Any:
-        """Return an iterator that begins with the batches of an execution, after the self-check of the first one."""
+    def _taken(self, iterator: Any, count: int, due: bool) -> Any:
+        """Return an iterator that begins with the batches of an execution: those of rank 0 where the ranks' differ.
+
+        Parameters
+        ----------
+        due : the self-check of the first one is due.
+        """
         assert self._check is not None
         batches = list(itertools.islice(until_out_of_range(iterator), count))
-        if not batches:
-            return iterator
-        self._check.before_step(tf.nest.map_structure(without_optionals, batches[0]), self.spec)
-        return iterator_over(batches, self.spec)
+        if self._draws and due and self._root is None and batches:
+            found = difference(self._channel, tf.nest.map_structure(without_optionals, batches[0]))
+            if found is not None and not any(self._channel.host.allgather_object(self._asked())):
+                schedule = self._check.schedule
+                equal = 0 if schedule.checked is None else schedule.checked + 1
+                self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
+        if self._root is not None:
+            batches = self._root.sent(batches)
+        if batches and due:
+            self._check.before_step(tf.nest.map_structure(without_optionals, batches[0]), self.spec)
+        return iterator_over(batches, self.spec) if batches else iterator
 
     def _recording_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
@@ -289,7 +309,17 @@ class PartTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has
 
 
 class KerasPatches:
-    """Patches of ``keras.Model``. *Collective*."""
+    """Patches of ``keras.Model``. *Collective*.
+
+    Parameters
+    ----------
+    channel, reducer, sync_batch_norm, verify, shard_optimizer : see ``run``.
+    checkpoints : those of all calls of ``fit``; None: there are none.
+
+    Attributes
+    ----------
+    asked : returns whether the script has asked for its rank, as far as that is known.
+    """
 
     def __init__(
         self,
@@ -300,6 +330,7 @@ class KerasPatches:
         shard_optimizer: bool = False,
         checkpoints: ScriptCheckpoints | None = None,
     ) -> None:
+        self.asked: Callable[[], bool] = lambda: True
         self._checkpoints = checkpoints
         self._world = self._channel = channel
         self._thread = TrainingThread(channel)
@@ -411,6 +442,7 @@ class KerasPatches:
             epochs=epochs,
             may_evaluate=lambda dataset: self._may_shard(model, "test_step", {"x": dataset}),
             run=run,
+            asked=self.asked,
         )
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)

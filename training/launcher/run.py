@@ -179,6 +179,7 @@ def _patch(
     checkpoints = None if saved is None else ScriptCheckpoints(*saved)
     if channel.size == 1:
         verify = "never"  # nothing is shared out
+    patches: KerasPatches | None = None
     if staged:
         options = {"sync_batch_norm": sync_batch_norm, "wire_dtype": wire_dtype, "shard_optimizer": shard_optimizer}
         stage_patches = StagePatches(**staged, model=model, **options, checkpoints=checkpoints)
@@ -193,7 +194,9 @@ def _patch(
     if channel.size > 1:
         patch_functions(channel.rank)
         patch_ports(channel.rank)
-        patch_saving(channel)
+        root = patch_saving(channel)
+        if patches is not None:
+            patches.asked = lambda: bool(root.asked) or not root.available
         patch_strategies(channel)
 
 

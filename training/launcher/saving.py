@@ -39,8 +39,13 @@ Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
 
 
-def patch_saving(channel: Channel) -> None:
-    """Patch functions that save models or write summaries: only rank 0 does. *Collective*."""
+def patch_saving(channel: Channel) -> Root:
+    """Patch functions that save models or write summaries: only rank 0 does. *Collective*.
+
+    Returns
+    -------
+    root : what the ranks ask of rank 0; it knows whether the script has asked for its rank.
+    """
     root = Root(channel)
     files = Overlay(root) if root.available else None
     if files is not None:
@@ -80,6 +85,7 @@ def patch_saving(channel: Channel) -> None:
             setattr(owner, name, _loading(getattr(owner, name), files))
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
+    return root
 
 
 class SavePatches:

@@ -162,6 +162,46 @@ model.fit(tf.data.Dataset.from_generator(batches, output_signature=spec), verbos
 """
 
 
+DRAWN_IN_PARALLEL = """
+import os
+import keras, tensorflow as tf
+
+keras.utils.set_random_seed(0)
+own = float(os.getpid() % 1000)  # of this rank, as is the order in which threads draw
+
+def noisy(x):
+    x = x + own + 0 * tf.random.uniform(())
+    return x, x[:1]
+
+ASKS
+data = tf.data.Dataset.from_tensor_slices(tf.zeros((50, 4))).map(noisy, num_parallel_calls=2).batch(12)
+model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)])
+given = keras.metrics.MeanMetricWrapper(lambda y, p: y, name="given")
+model.compile(keras.optimizers.SGD(1e-9), "mse", metrics=[given])
+print("GIVEN", own, model.fit(data, epochs=3, verbose=0).history["given"])
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_random_numbers_that_threads_draw_are_those_of_rank_0(tmp_path: Path, ranks: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DRAWN_IN_PARALLEL.replace("ASKS", ""))
+    done = run_script(ranks, LAUNCHER, str(script), timeout=120)
+    assert done.returncode == 0, done.stderr
+    own, *given = map(float, re.findall(r"[\d.]+", done.stdout.partition("GIVEN")[2]))
+    assert given == pytest.approx([own] * 3)
+    assert done.stderr.count("trains on its rows of rank 0's batches") == 1
+    assert "batches of step 1 of fit() differ" in done.stderr and "whole batches" not in done.stderr
+
+
+def test_a_script_that_asks_for_its_rank_may_have_read_other_data(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(DRAWN_IN_PARALLEL.replace("ASKS", "from mpi4py import MPI; MPI.COMM_WORLD.Get_rank()"))
+    done = run_script(2, LAUNCHER, str(script), timeout=120)
+    assert done.returncode != 0
+    assert "the ranks give fit() different data" in done.stderr
+
+
 def test_batches_that_differ_later_are_an_error(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(BATCHES_THAT_PART)
