@@ -33,12 +33,13 @@ class SelfCheck:
     distributed : the model.
     mode : which steps are checked.
     report : messages of all models.
-    schedule : of the model, if it has trained before; with it, the data are this rank's rows, which are gathered.
+    schedule : of the model, if it has trained before; with it, the data are this rank's rows, which pairs of ranks
+        exchange.
 
     Attributes
     ----------
     schedule : steps so far, and those of the latest check.
-    gathers : the data are this rank's rows, which are gathered for a check.
+    gathers : the data are this rank's rows, which pairs of ranks exchange for a check.
     proof : whether sharding is proven to change nothing; None before the first step.
     """
 
@@ -92,15 +93,16 @@ class SelfCheck:
 
         Parameters
         ----------
-        batch : whole batch of the next step.
+        batch : whole batch of the next step; of data that are this rank's rows, these.
         spec : element spec of the batches.
 
         Raises
         ------
         PartitionError : on all ranks, if their batches differ.
         """
-        first = self.schedule.checked is None
-        check_same(self._channel, call if first else f"step {self.schedule.steps + 1} of {call}", batch)
+        if not self.gathers:
+            first = self.schedule.checked is None
+            check_same(self._channel, call if first else f"step {self.schedule.steps + 1} of {call}", batch)
         if self._distributed.step.whole or self._mode == "never":
             self.schedule.note_check()
             return
@@ -184,7 +186,7 @@ class SelfCheck:
         """Check the next step; train on whole batches if it fails. *Collective*."""
         again = self.schedule.checked is not None
         assert self.proof is not None
-        cause, verdict = self._comparison.compare(batch, self._spec, not again)
+        cause, verdict = self._comparison.compare(batch, self._spec, not again, self.gathers)
         sums, probe = self._comparison.sums, self._comparison.probe
         model = self._distributed.model
         if cause is not None:

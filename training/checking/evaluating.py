@@ -16,7 +16,6 @@ from matex_data.training.checking.schedule import Schedule
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.checking.state import kept_random_state
 from matex_data.training.exact.listed import Proof, own_method, prove
-from matex_data.training.exact.step import whole_batch
 
 if TYPE_CHECKING:
     from matex_data.training.checking.check import Mode
@@ -89,8 +88,7 @@ class TestCheck:
         distributed, first = self._distributed, self._schedule.checked is None
         if f"{spec}" != self._compared:
             self._comparison.begin_anew()
-        union = whole_batch(distributed.channel, batch)
-        cause, verdict = self._comparison.compare(union, union_spec(spec), first)
+        cause, verdict = self._comparison.compare(batch, union_spec(spec), first, gathers=True)
         own = [key for key, possible in distributed.test.possible.items() if not possible]
         own = [key for keys in distributed.channel.host.allgather_object(own) for key in keys]
         if cause is None and own:

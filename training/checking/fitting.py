@@ -1,4 +1,4 @@
-"""Self-check of ``fit``, whose ranks have their own rows of each batch: they gather those of the steps to check."""
+"""Self-check of ``fit``, whose ranks have their own rows of each batch: pairs exchange those of the steps to check."""
 
 from __future__ import annotations
 
@@ -17,7 +17,6 @@ from matex_data.training.checking.schedule import Schedule
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.listed import tensors_of
-from matex_data.training.exact.step import whole_batch
 from matex_data.training.exact.variables import row_states
 
 
@@ -69,9 +68,7 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
             batches = list(itertools.islice(until_out_of_range(iterator), executed))
             if batches:
                 batch = tf.nest.map_structure(without_optionals, batches[0])
-                self.check.before_step(
-                    whole_batch(self._distributed.channel, batch), self.check.spec_of_union(self._spec)
-                )
+                self.check.before_step(batch, self.check.spec_of_union(self._spec))
                 iterator = iterator_over(batches, self._spec)
         schedule.steps += executed
         return run(iterator)

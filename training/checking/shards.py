@@ -20,6 +20,7 @@ from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between, static_rows
+from matex_data.training.exact.step import whole_batch
 from matex_data.training.replacements import replaced
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class ShardComparison:
         self._number = 0
         self._first, self._limited = True, False
         self._spec: Any = None
+        self._gathers = False
         self._rules: list[str] = []
         self.sums = False
 
@@ -72,7 +74,7 @@ class ShardComparison:
         known = self._step.per_sample or []
         return known if len(known) == len(tf.nest.flatten(spec)) else leaves_per_sample(spec)
 
-    def compare(self, batch: Any, spec: Any, first: bool) -> tuple[str | None, Verdict]:
+    def compare(self, batch: Any, spec: Any, first: bool, gathers: bool = False) -> tuple[str | None, Verdict]:
         """Return why the step cannot be compared, as a clause, or None; and the verdict.
 
         Parameters
@@ -80,8 +82,9 @@ class ShardComparison:
         batch : of all ranks.
         spec : element spec of such batches.
         first : it was not compared before.
+        gathers : ``batch`` has this rank's rows alone; pairs of ranks exchange theirs.
         """
-        self._spec, self._first, self.sums = spec, first, False
+        self._spec, self._first, self.sums, self._gathers = spec, first, False, gathers
         cause = self._agreed(self._hindrance(batch))
         verdict = Verdict()
         for number in range(self._pairs.rounds):  # all neighbours: a batch may differ in the rows of some ranks alone
@@ -92,9 +95,12 @@ class ShardComparison:
         return cause, verdict
 
     def _hindrance(self, batch: Any) -> str | None:
-        """Return why the model cannot be checked at all, as a clause; None if it can."""
+        """Return why the model cannot be checked at all, as a clause; None if it can. *Collective*."""
         model = self._distributed.model
-        total = int(batch_size(batch))
+        rows = int(batch_size(batch))
+        total = np.array([rows], np.int64)
+        if self._gathers:
+            self._channel.host.reduce(total)
         if model.run_eagerly or tf.config.functions_run_eagerly():
             return "its Python code runs in every step (run_eagerly), so that a check would run it once more"
         lengths = {
@@ -102,10 +108,10 @@ class ShardComparison:
             for leaf, known in zip(tf.nest.flatten(batch), self.flags(self._spec), strict=True)
             if known is None and tf.is_tensor(leaf) and leaf.shape.rank
         }
-        if lengths - {total}:
-            return f"its inputs have {sorted(lengths | {total})} rows, so that those of a sample are not known"
-        if total < self._channel.size and self._first:
-            return f"its batches have fewer rows ({total}) than there are ranks ({self._channel.size})"
+        if lengths - {rows}:
+            return f"its inputs have {sorted(lengths | {rows})} rows, so that those of a sample are not known"
+        if total[0] < self._channel.size and self._first:
+            return f"its batches have fewer rows ({total[0]}) than there are ranks ({self._channel.size})"
         return None
 
     def _compare(self, batch: Any, number: int) -> Verdict | str:
@@ -156,9 +162,12 @@ class ShardComparison:
         return self._verdict(union, whole)
 
     def _union(self, batch: Any) -> Any:
-        """Return the rows of this rank and its partner, as many as the memory holds."""
+        """Return the rows of this rank and its partner, as many as the memory holds. *Collective* among them."""
+        if self._gathers:
+            with self._pairs.joined(self._number):
+                batch = whole_batch(self._channel, batch)
         total = int(batch_size(batch))
-        start, stop = self._pairs.rows(total, self._number)
+        start, stop = (0, total) if self._gathers else self._pairs.rows(total, self._number)
         per_sample = self.flags(self._spec)
         bytes_per_row = max(1, _bytes(self._distributed.model, batch, total) // max(total, 1))
         rows = stop - start

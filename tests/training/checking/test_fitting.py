@@ -131,6 +131,33 @@ def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, s
     assert ("on whole batches from step 1 on" in said) == (kind in WHOLE and pool.size > 1), said
 
 
+def _exchanged(comm: Any) -> list[int]:
+    """Return the rows of the unions on which this rank has checked steps and evaluations of ``fit``."""
+    from matex_data.training.checking import shards
+    from matex_data.training.exact.rows import batch_size
+
+    found: list[int] = []
+
+    def union(channel: Any, batch: Any) -> Any:
+        whole = original(channel, batch)
+        found.append(int(batch_size(whole)))
+        return whole
+
+    original = shards.whole_batch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shards, "whole_batch", union)
+        _fit(comm, "rows", 50, True)
+    return found
+
+
+@pytest.mark.rank_counts(5)
+def test_a_check_takes_the_rows_of_two_ranks(pool: Pool) -> None:
+    """However many ranks there are, each holds its own rows and those of a neighbour."""
+    for rank, found in enumerate(pool.run(_exchanged, timeout=120)):
+        assert found, rank
+        assert set(found) <= {0, 1, 2, 3, 4, 5}, (rank, found)  # of batches of 12, 8 and 2 rows
+
+
 @pytest.mark.rank_counts(3)
 def test_nothing_is_checked_without_verify(ranks: Pools, pool: Pool) -> None:
     (expected, *_), *_ = ranks(1).run(_fit, "variance", 48, False)
