@@ -23,7 +23,6 @@ SOURCES = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.p
 
 BELOW: dict[str, set[str]] = {
     "_types": set(),
-    "compiled": {"locks"},
     "declared": set(),
     "errors": set(),
     "fields": {"_types", "declared", "errors"},
@@ -82,7 +81,7 @@ for layer in (
 ):
     below = set(BELOW)
     BELOW |= {name: below | {name} for name in layer}
-BELOW["readers"] = {"_types", "compiled", "declared", "errors", "fields", "locks", "lru", "machine", "paths", "storage"}
+BELOW["readers"] = {"_types", "declared", "errors", "fields", "locks", "lru", "machine", "paths", "storage"}
 BELOW["readers"] |= {"codecs", "index", "sampling", "readers"}
 BELOW["abc"] = BELOW["readers"] | {"abc"}
 for name in [name for name in BELOW if name.startswith("training")]:

@@ -78,12 +78,12 @@ print(len(names))
 
 USE = """
 import awkward, numba, vector, matex_data
-from matex_data.readers.images.decoding.resample import LOOPS
+from matex_data.readers.images.decoding.resample import compile_loops
 before = state()
 for path in sys.argv[1:]:
     data = matex_data.open_dataset(path)
     assert len(data.load()) and len(list(data.batches(4))) == 2
-LOOPS.now()
+compile_loops()
 after = state()
 changed = {what for what in after if after[what] != before[what]}
 print(sorted(changed - {"threads", "Numba"}), after["Numba"][1] is before["Numba"][1])

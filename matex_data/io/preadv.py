@@ -4,26 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.compiled import Compiling, compiled
 
 MOST_BUFFERS = 1024  # of one preadv, the limit of POSIX systems
-FEW_RUNS = 32  # that are read one by one: it costs less than a wait for the loop
-VECTOR_BYTES = 16  # of an ``iovec``: the address of a destination and its length, each an int64
 PROBES = 8  # bytes of a file that are looked for in the page cache before a window is read
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux: read what needs no waiting
 
 
 def read(descriptor: int, offset: Integers, first: Integers, address: Integers, nbytes: Integers) -> int:
     """Read runs of a file into memory.
-
-    Many runs are read in one loop without the interpreter's lock: to give it away and to wait for it at each run costs
-    more than a copy of some kilobytes, the more so the more threads read.
 
     Parameters
     ----------
@@ -40,43 +33,15 @@ def read(descriptor: int, offset: Integers, first: Integers, address: Integers, 
     ------
     OSError : the system cannot read the file.
     """
-    if not len(first):
-        return 0
-    edges, sizes = np.append(first, len(nbytes)), np.add.reduceat(nbytes, first)
-    vectors = np.column_stack([address, nbytes])
-    loop = LOOP.loops() if len(first) > FEW_RUNS else None
-    total = run = 0
-    while run < len(first):
-        begun = run
-        if loop is not None:
-            run = loop(descriptor, offset, edges, sizes, vectors.ctypes.data, begun)
-            total += int(sizes[begun:run].sum())
-        if run < len(first):  # what the system does not read at once, or refuses
-            total += _read_run(descriptor, int(offset[run]), vectors[edges[run] : edges[run + 1]])
-            run += 1
+    columns = zip(address.tolist(), nbytes.tolist(), strict=True)
+    buffers = [(ctypes.c_char * size).from_address(begin) for begin, size in columns]
+    begins, sizes = first.tolist(), np.add.reduceat(nbytes, first).tolist() if len(first) else []
+    total = 0
+    for start, low, high, size in zip(offset.tolist(), begins, [*begins[1:], len(buffers)], sizes, strict=True):
+        run = buffers[low:high]
+        count = os.preadv(descriptor, run, start) if high - low <= MOST_BUFFERS else 0
+        total += count if count == size else count + _read_rest(descriptor, start + count, _remaining(run, count))
     return total
-
-
-def _compiled_loop() -> Callable[..., int]:
-    """Compile the loop over runs."""
-    from numba import int64, intc, intp, types
-
-    preadv = types.ExternalFunction("preadv", intp(intc, intp, intc, int64))
-
-    def read_runs(descriptor: Any, offset: Any, edges: Any, sizes: Any, vectors: Any, run: Any) -> Any:
-        """Return the first run, from this one on, of which one system call does not read all bytes."""
-        while run < len(offset):
-            count = edges[run + 1] - edges[run]
-            if preadv(descriptor, vectors + VECTOR_BYTES * edges[run], count, offset[run]) != sizes[run]:
-                break
-            run += 1
-        return run
-
-    numbers = types.Array(int64, 1, "C", readonly=True)
-    return compiled(read_runs, int64(intc, numbers, numbers, numbers, intp, int64))
-
-
-LOOP = Compiling("the reading of rows", _compiled_loop)
 
 
 def is_cached(descriptor: int, offset: Integers) -> bool:
@@ -97,15 +62,8 @@ def is_cached(descriptor: int, offset: Integers) -> bool:
         return False
 
 
-def _read_run(descriptor: int, offset: int, vectors: Integers) -> int:
-    """Read one run in as many calls as necessary.
-
-    Parameters
-    ----------
-    descriptor, offset : as of ``read``.
-    vectors : int64[k, 2], address and length of each destination.
-    """
-    buffers: list[Any] = [(ctypes.c_char * size).from_address(begin) for begin, size in vectors.tolist()]
+def _read_rest(descriptor: int, offset: int, buffers: list[Any]) -> int:
+    """Read one run in as many calls as necessary."""
     total = 0
     while buffers:
         count = os.preadv(descriptor, buffers[:MOST_BUFFERS], offset + total)

@@ -6,14 +6,12 @@ import os
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.compiled import Compiling
 from matex_data.io import preadv
 
 FILE = np.random.default_rng(0).integers(0, 256, 100_000, np.uint8)
@@ -27,13 +25,6 @@ def descriptor() -> Iterator[int]:
         number = os.open(path, os.O_RDONLY)
         yield number
         os.close(number)
-
-
-@pytest.fixture(autouse=True, params=[False, True], ids=["one by one", "in a loop"])
-def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read any number of runs one by one, or in the compiled loop."""
-    monkeypatch.setattr(preadv, "FEW_RUNS", 0 if request.param else 1 << 30)
-    preadv.LOOP.now()
 
 
 def _read(descriptor: int, runs: list[tuple[int, list[int]]]) -> tuple[int, list[bytes]]:
@@ -90,23 +81,6 @@ def test_system_calls_that_read_less_than_requested(descriptor: int, counts: lis
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "preadv", short)
-        patch.setattr(preadv, "FEW_RUNS", 1 << 30)
-        assert _read(descriptor, runs) == _expected(runs)
-
-
-@given(counts=st.lists(st.integers(0, 4), min_size=1))
-def test_runs_that_the_loop_leaves(descriptor: int, counts: list[int]) -> None:
-    runs = [(100 * number, [3, 0, 5 + number]) for number in range(20)]
-    whole, remaining = preadv.LOOP.now(), list(counts)
-
-    def stopped(*arguments: Any) -> int:
-        limit = remaining.pop() if remaining else len(runs)
-        return min(whole(*arguments), arguments[-1] + limit)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(preadv, "FEW_RUNS", 0)
-        patch.setattr(preadv, "LOOP", Compiling("a test", lambda: stopped))
-        preadv.LOOP.now()
         assert _read(descriptor, runs) == _expected(runs)
 
 

@@ -10,20 +10,34 @@ decoding 0.36 ms.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.codecs.scratch import filter_output
-from matex_data.compiled import Compiling, compiled
 from matex_data.index.scatter import as_bytes
+from matex_data.locks import Lock
 
 BITS = 22
 """Of the weights after the binary point: 32, less 8 of the pixels, less 2 for sums beyond 1."""
 Filter = Callable[[Array], Array]
+
+
+def compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
+    """Compile a loop over arrays for one signature, or load it from the cache that Numba keeps on disk.
+
+    The loop runs without the lock of the interpreter.
+    """
+    from numba import njit  # importing Numba takes most of a second
+
+    try:
+        return njit(signature, nogil=True, cache=True)(loop)  # type: ignore[no-any-return]
+    except (RuntimeError, OSError):  # no writable folder for the cache, or a full one
+        return njit(signature, nogil=True)(loop)  # type: ignore[no-any-return]
 
 
 def _triangle(x: Array) -> Array:
@@ -66,8 +80,7 @@ def resample(pixels: Array, size: tuple[int, int], method: str, out: Array | Non
     """
     height, width = size
     channels = 1 if pixels.ndim == 2 else pixels.shape[2]
-    weigh, transposing = LOOPS.now()
-    transpose = transposing[channels]
+    weigh, transpose = compiled_weighting(), compiled_transposition(channels)
     result = np.empty(height * width * channels, np.uint8) if out is None else out.reshape(-1)
     rows = pixels.reshape(len(pixels), -1)
     if pixels.shape[1] != width:  # by columns as by rows: these are long, the loop over them uses vector instructions
@@ -91,17 +104,30 @@ def _scratch(source: Array, rows: int, row_bytes: int) -> Array:
 def takes(pixels: Array, size: tuple[int, int], method: str) -> bool:
     """Return whether `resample` gives the numbers of Pillow, and its loops are compiled.
 
-    Until then the images are Pillow's. Pillow, from version 13 on, does the vertical pass first where that reduces the
-    image more, and its rounding shows.
+    Pillow, from version 13 on, does the vertical pass first where that reduces the image more, and its rounding shows.
     """
     kind = pixels.dtype == np.uint8 and (pixels.ndim == 2 or pixels.shape[2] == 3)
     fewer_rows, fewer_columns = pixels.shape[0] - size[0], pixels.shape[1] - size[1]
-    return (
-        kind
-        and method in FILTERS
-        and (fewer_rows <= 0 or fewer_rows <= 2 * fewer_columns)
-        and LOOPS.loops() is not None
-    )
+    return kind and method in FILTERS and (fewer_rows <= 0 or fewer_rows <= 2 * fewer_columns) and _is_compiled()
+
+
+def compile_loops() -> None:
+    """Compile all loops, or load them from Numba's cache, which takes 0.8 s with the import of Numba."""
+    compiled_weighting()
+    for channels in (1, 3):
+        compiled_transposition(channels)
+    _compiled_all.set()
+
+
+_compiled_all = threading.Event()
+_started = Lock()  # taken once, by the thread that begins to compile; a forked process begins anew
+
+
+def _is_compiled() -> bool:
+    """Return whether the loops are compiled; begin with it at the first call: the first images are Pillow's."""
+    if not _compiled_all.is_set() and _started.acquire(blocking=False):
+        threading.Thread(target=compile_loops, name="matex compiles the resizing of images").start()
+    return _compiled_all.is_set()
 
 
 @lru_cache(maxsize=256)
@@ -122,9 +148,10 @@ def _weights(length: int, wanted: int, method: str) -> tuple[Array, Array, Array
     return first, counts, fixed
 
 
+@cache
 def compiled_weighting() -> Callable[..., None]:
     """Compile the weighted sums of rows."""
-    from numba import int32, int64, types, uint8
+    from numba import int32, int64, types, uint8  # importing Numba takes most of a second
 
     half, bits, most = np.int32(1 << (BITS - 1)), np.int32(BITS), np.int32(255)
 
@@ -146,6 +173,7 @@ def compiled_weighting() -> Callable[..., None]:
     return compiled(weighted, types.void(pixels, numbers, numbers, matrix, types.Array(uint8, 2, "C")))
 
 
+@cache
 def compiled_transposition(channels: int) -> Callable[[Array, Array], None]:
     """Compile the exchange of rows and columns of pixels with ``channels`` bytes."""
     from numba import types, uint8
@@ -158,10 +186,3 @@ def compiled_transposition(channels: int) -> Callable[[Array, Array], None]:
                     out[column, row * channels + channel] = source[row, column * channels + channel]
 
     return compiled(transposed, types.void(types.Array(uint8, 2, "C", readonly=True), types.Array(uint8, 2, "C")))
-
-
-LOOPS = Compiling(
-    "the resizing of images",
-    lambda: (compiled_weighting(), {channels: compiled_transposition(channels) for channels in (1, 3)}),
-)
-"""The weighted sums, and the exchange of rows and columns by the number of bytes of a pixel."""

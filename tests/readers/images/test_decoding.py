@@ -24,7 +24,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data import DataError, DecodeError, FormatError
 from matex_data.readers.images.decoding import Frames, ImageOptions, decode_image, image_info, pillow
-from matex_data.readers.images.decoding.resample import LOOPS, takes
+from matex_data.readers.images.decoding.resample import compile_loops, takes
 from tests.fuzz.images import KINDS, picture, seeds
 from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.launch import ROOT
@@ -434,7 +434,7 @@ def _resized(image: Image.Image, size: tuple[int, int], method: str) -> NDArray[
 @pytest.fixture(scope="module")
 def compiled() -> None:
     """Compile the loops beforehand; without it the first images are resized by Pillow."""
-    LOOPS.now()
+    compile_loops()
 
 
 @pytest.mark.usefixtures("compiled")
