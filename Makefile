@@ -41,7 +41,7 @@ BEGIN := $(shell date +%s)
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 export PIP_ROOT_USER_ACTION := ignore
 
-.PHONY: help demo docs coverage quick mutants test test-all test-openmpi test-torch test-oldest test-cluster test-cluster-all faults fuzz lint bench clean
+.PHONY: help demo docs coverage quick mutants test test-all test-openmpi test-torch test-oldest test-cluster test-cluster-all test-gpu faults fuzz lint bench clean
 
 help:
 	@echo "make demo      train a small network on two ranks and look at the result"
@@ -53,6 +53,7 @@ help:
 	@echo "make docs      write the site of the documentation to build/docs"
 	@echo "make coverage  lines and branches covered by the tests of make test"
 	@echo "make test-oldest  some tests with the oldest TensorFlow and Keras that are allowed"
+	@echo "make test-gpu  one and two ranks on the GPUs of this machine: right, and how fast"
 	@echo "make test-cluster  jobs of an emulated Slurm cluster, as root; test-cluster-all: those that take long, too"
 	@echo "make faults    break things in running jobs, and write down what happens"
 	@echo "make fuzz      read thousands of files that are damaged, and of those that somebody made to do harm"
@@ -101,6 +102,10 @@ test-torch: $(FRAMEWORKS)/installed
 test-oldest: $(OLDEST)/installed
 	@echo "== Tests with $(OLDEST_VERSIONS)"
 	@$(OLDEST)/bin/python -m pytest $(OLDEST_TESTS)
+
+# Fails where TensorFlow sees no GPU.
+test-gpu: $(VENV)/installed-test
+	@$(BIN)/python -m tests.gpu
 
 # Root's, since the nodes are namespaces; installs Slurm on Debian. MATEX_CLUSTER: no test is skipped.
 test-cluster: TESTS := cluster and not slow

@@ -1,11 +1,14 @@
 """Synchronous data-parallel training of Keras models; graphs contain the average over the ranks.
 
-The first function that needs TensorFlow imports it, not this package.
+The first function that needs TensorFlow imports it, not this package, unless ``MATEX_COLLECTIVES`` asks for collectives
+that have to be there before TensorFlow's first tensor.
 """
 
 from __future__ import annotations
 
 import importlib
+import os
+import sys
 from typing import TYPE_CHECKING, Any
 
 if __name__ != "matex_data.training":
@@ -79,3 +82,14 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     """Return all public names, also of what is not imported yet."""
     return sorted({*globals(), *__all__})
+
+
+def _start_collectives() -> None:
+    """Start TensorFlow's collectives if the environment asks for them; ``matex run`` does so itself. *Collective*."""
+    choice = os.environ.get("MATEX_COLLECTIVES") or "mpi"
+    if choice != "mpi" and "matex_data.cli" not in sys.modules:
+        importlib.import_module("matex_data.mpi.library")
+        importlib.import_module("matex_data.training.comm.runtime").start(choice)
+
+
+_start_collectives()

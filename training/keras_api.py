@@ -23,6 +23,8 @@ log = logging.getLogger("matex_data.training")
 
 TRAINING, PARTS, CHECKPOINTS, RUN = "training", "models in parts", "checkpoints", "matex run"
 """Features, whose names are checked when they are used: on several ranks, with a mesh, with checkpoints, unchanged."""
+COLLECTIVES = "collectives of TensorFlow"
+"""Feature whose names raise an error when they are used."""
 TESTED = {"keras": ("3.7", "3.15"), "tensorflow": ("2.18", "2.21")}
 """Oldest and newest versions that the tests run with."""
 
@@ -119,6 +121,7 @@ REGROUPING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.interleave_op._ParallelInterleaveDataset"),
 )
 """Datasets whose elements are others than those that they are made from: samples of batches, rows of files."""
+tensorflow_context: Any = _imported("tensorflow.python.eager.context.context", COLLECTIVES)
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
 CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
@@ -235,6 +238,11 @@ ARGUMENTS = {RUN: ((keras.Model, "_use_cached_eval_dataset"),)}
 """Arguments that methods take by ``**kwargs``; ``fit`` passes this one when it evaluates its validation data."""
 
 _checked: set[str] = set()
+
+
+def tensorflow_has_started() -> bool:
+    """Return whether TensorFlow has chosen its devices, as it does for its first tensor."""
+    return tensorflow_context()._context_handle is not None
 
 
 def take_uninitialized() -> list[Any]:

@@ -14,6 +14,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.average.owned import check_callbacks
@@ -23,6 +24,7 @@ from matex_data.training.checking.evaluating import TestCheck
 from matex_data.training.checking.fitting import FitCheck, model_schedule, rank_report
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
+from matex_data.training.comm.runtime import Choice, runtime_of
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.determinism import FirstBatchCheck
@@ -60,6 +62,7 @@ def fit(
     shard_optimizer: bool = False,
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
+    collectives: Choice = "auto",
     micro_batches: int | None = None,
     recompute: bool = False,
     split_after: Sequence[str] | None = None,
@@ -95,6 +98,8 @@ def fit(
         Otherwise each rank uses its own rows, and moving statistics are averaged after each epoch and at each
         checkpoint.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; see ``distribute``. None: as they are.
+    collectives : by which gradients are reduced: "mpi"; "tensorflow", on GPUs NCCL; or "auto": TensorFlow's, if ``matex
+        run`` or ``MATEX_COLLECTIVES`` has started them. See [GPUs](training.md#gpus).
     mesh : ranks that hold parts of the model, and the replicas among which the data of ``comm=mesh.data`` is divided.
         Its layouts say which weights are cut over its shards. If it has several stages, the layers are cut into
         consecutive stages, of which each rank has the gradients and the optimizer's state of one; after training, all
@@ -140,6 +145,8 @@ def fit(
     channel = open_channel(comm if mesh is None else mesh.data)
     features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}
     world = channel if mesh is None else open_channel(mesh.world)
+    given = Equal({"collectives": collectives}, "the ranks choose different collectives", "give the same on all ranks")
+    channel.communicator.agreed(lambda: runtime_of(channel, collectives, "chained"), given)
     keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
     warn_of_shared_gpu(channel.rank)
     if world.size > 1 and mesh is None:
@@ -160,7 +167,7 @@ def fit(
     }
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer) as totals,
-        _distributed(model, channel, mesh, options_of_ranks, options_of_stages) as distributed,
+        _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives) as distributed,
         _optimizer_of(distributed, shard_optimizer, totals),
         without_keras_warnings(),
         unwrapped_errors(),
@@ -198,7 +205,12 @@ def fit(
 
 
 def _distributed(
-    model: Any, channel: Channel, mesh: Mesh | None, options: dict[str, Any], options_of_stages: dict[str, Any]
+    model: Any,
+    channel: Channel,
+    mesh: Mesh | None,
+    options: dict[str, Any],
+    options_of_stages: dict[str, Any],
+    collectives: Choice,
 ) -> DistributedModel | StagedModel:
     """Return the context manager in which a model trains, in stages if the mesh has more than one.
 
@@ -218,7 +230,7 @@ def _distributed(
     if mesh is not None and staged:
         return StagedModel(model, mesh, **options_of_stages, **options)
     world = channel if mesh is None else open_channel(mesh.world)
-    reducer = Reducer(channel, wire_dtype=options["wire_dtype"])
+    reducer = Reducer(channel, wire_dtype=options["wire_dtype"], collectives=collectives)
     return DistributedModel(model, channel, options["sync_batch_norm"], reducer, world)
 
 

@@ -70,7 +70,7 @@ class Collectives:
         for segment in segments(flat):
             with timeline.span(f"{op} of {segment.nbytes:,} bytes", "communication"):
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
-        self._compare_ranks()
+        self.compare_ranks()
 
     def have_equal(self, number: int) -> bool:
         """Return whether all ranks give the same number, below 2**62. *Collective*; ranks sleep until all have come."""
@@ -109,7 +109,7 @@ class Collectives:
             sent, received = np.ascontiguousarray(rows[:, start : start + step]), out[start : start + step]
             with timeline.span(f"sum of {sent.nbytes:,} bytes, scattered", "communication"):
                 self._run(self.comm.Reduce_scatter_block, self.comm.Ireduce_scatter_block, sent, received, MPI.SUM)
-        self._compare_ranks()
+        self.compare_ranks()
         return out
 
     def allgather(self, flat: Array) -> Array:
@@ -155,7 +155,7 @@ class Collectives:
         sent = [flat.view(np.uint8), sizes, ends[:-1], MPI.BYTE]
         received = [out.reshape(-1).view(np.uint8), np.full_like(sizes, own), np.arange(len(sizes)) * own, MPI.BYTE]
         self._run(self.comm.Alltoallv, self.comm.Ialltoallv, sent, received)
-        self._compare_ranks()
+        self.compare_ranks()
         return out
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
@@ -238,7 +238,7 @@ class Collectives:
         with waiting_for(self.liveness), self.clock:
             blocking(*arguments)
 
-    def _compare_ranks(self) -> None:
+    def compare_ranks(self) -> None:
         """Look for a slow rank; where ranks are more than cores, whoever gets a core is faster. *Collective*."""
         if self.comm.size > 1 and self.share != CoreShare.OVERSUBSCRIBED:
             self._drift.after_reduction(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import logging
 import os
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from matex_data import machine
 from matex_data.machine import RankAndSize
+from matex_data.mpi.addresses import machine as machine_name
 
 log = logging.getLogger("matex_data.training")
 
@@ -71,6 +73,27 @@ def take_own_gpu(local: RankAndSize, rank: int) -> None:
             "  remedy: start as many ranks on a machine as it has GPUs",
             *(local.size, platform.node(), len(gpus)),
         )
+
+
+def gpu_address() -> str | None:
+    """Return machine and PCI address of the GPU that TensorFlow computes on; None if there is none, or CUDA is absent.
+
+    The slices of a GPU (MIG) have one address.
+    """
+    visible = tf.config.get_visible_devices("GPU")
+    if not visible:
+        return None
+    device, address = ctypes.c_int(), ctypes.create_string_buffer(32)
+    try:
+        cuda = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return None
+    number = tf.config.list_physical_devices("GPU").index(visible[0])
+    if cuda.cuInit(0) or cuda.cuDeviceGet(ctypes.byref(device), number):
+        return None
+    if cuda.cuDeviceGetPCIBusId(address, len(address), device):
+        return None
+    return f"{address.value.decode()} {machine_name()}"
 
 
 @functools.cache

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -44,6 +45,9 @@ def parse(arguments: Sequence[str]) -> Arguments:
         parser.error("name a script, or a module after -m")
     else:
         of_run, behind = {**given, "script": script, "arguments": of_script}, len(of_script) + 1
+    alone = given["strategy"] == "chained" and given["model"] == given["stages"] == 1
+    if given["collectives"] == "tensorflow" and not alone:
+        parser.error("--collectives tensorflow is for --strategy chained, and not for --model and --stages")
     if script is not None and given["ranks"] is not None and _is_pipe(script):
         parser.error(f"only one process can read a script from {script}: write it to a file, which all ranks read")
     own, others = list(arguments[: len(arguments) - behind]), list(arguments[len(arguments) - behind :])
@@ -76,6 +80,12 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--strategy", choices=("chained", "funneled", "concurrent"), default="chained")
     parser.add_argument("--wire-dtype", choices=("float16", "bfloat16"), help="send gradients in 16 bits")
+    parser.add_argument(
+        "--collectives",
+        choices=("auto", "mpi", "tensorflow"),
+        default=os.environ.get("MATEX_COLLECTIVES") or "auto",
+        help="by which gradients are reduced; auto: by TensorFlow's where each rank has a GPU of its own, else by MPI",
+    )
     parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
     parser.add_argument(
         "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"

@@ -352,7 +352,9 @@ class KerasPatches:
         """Cut the weights of the models that train from now on over the shards of a mesh. *Collective*."""
         self._mesh = mesh
         self._channel = open_channel(mesh.data)
-        self._reducer = Reducer(self._channel, self._reducer.strategy, wire_dtype=self._reducer.wire_dtype)
+        before = self._reducer
+        options: Any = {"wire_dtype": before.wire_dtype, "collectives": before.collectives}
+        self._reducer = Reducer(self._channel, before.strategy, **options)
         self._proofs = ForwardProofs(self._channel, self._report)
         if self._channel.size == 1:
             self._verify = "never"  # nothing is shared out

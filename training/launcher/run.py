@@ -18,7 +18,6 @@ from matex_data.io.sessions import prepare_process, read_sessions
 from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
-from matex_data.mpi.node import local_rank
 from matex_data.training.comm.world import comm_or_world
 from matex_data.training.launcher.arguments import parse
 from matex_data.training.restart.preemption import Preempted
@@ -38,6 +37,7 @@ def run(
     as_module: bool = False,
     strategy: Any = "chained",
     wire_dtype: Any = None,
+    collectives: Any = "auto",
     sync_batch_norm: bool = False,
     verify: Any = "proven",
     model: int = 1,
@@ -57,6 +57,7 @@ def run(
     as_module : run a module like ``python -m package.module``.
     strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
     wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; None: as they are; see ``distribute``.
+    collectives : by which gradients are reduced: "mpi"; "tensorflow"; or "auto": TensorFlow's where ranks have GPUs.
     sync_batch_norm : normalize by the statistics of the global batch.
     verify : which steps of ``fit`` and ``train_on_batch`` are checked, shards of a batch against their union: "always":
         those of all models, again and again; "proven": of models that are not proven; "first": the first one of these;
@@ -80,7 +81,7 @@ def run(
     if comm.size > 1 or checkpoint is not None:
         staged = {"stages": stages, "micro_batches": micro_batches} if stages != 1 else {}
         checkpoints = None if checkpoint is None else (checkpoint.absolute(), save_every)
-        _patch(strategy, wire_dtype, sync_batch_norm, verify, model, shard_optimizer, staged, checkpoints)
+        _patch(strategy, wire_dtype, collectives, sync_batch_norm, verify, model, shard_optimizer, staged, checkpoints)
     if comm.size > 1:
         _warn_of_hashes(comm)
         run_exit_handlers_first()
@@ -145,6 +146,7 @@ def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, i
 def _patch(
     strategy: Any,
     wire_dtype: Any,
+    collectives: Any,
     sync_batch_norm: bool,
     verify: Any,
     model: int,
@@ -155,7 +157,7 @@ def _patch(
     """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
-    from matex_data.training.comm.devices import take_own_gpu
+    from matex_data.training.comm.runtime import start
     from matex_data.training.exact.determinism import seed_all_ranks
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
@@ -172,7 +174,9 @@ def _patch(
 
     _check_backend()
     channel = open_channel(None)
-    take_own_gpu(local_rank(channel.user), channel.rank)
+    if collectives == "auto" and (strategy != "chained" or model > 1 or staged):
+        collectives = "mpi"
+    start(collectives)
     parts = (keras_api.PARTS,) if model > 1 or staged else ()
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING, keras_api.RUN, *parts)
     seed_all_ranks(channel, None if saved is None else script_seed(saved[0], channel))
@@ -185,7 +189,7 @@ def _patch(
         stage_patches = StagePatches(**staged, model=model, **options, checkpoints=checkpoints)
         patch_distributions(channel, stage_patches.use_mesh)
     else:
-        reducer = Reducer(channel, strategy, wire_dtype=wire_dtype)
+        reducer = Reducer(channel, strategy, wire_dtype=wire_dtype, collectives=collectives)
         patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer, checkpoints)
         if model > 1:
             patches.use_mesh(Mesh(model=model))

@@ -15,6 +15,7 @@ from matex_data._types import Array
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.collectives import Op
+from matex_data.training.comm.runtime import Choice, Runtime, runtime_of
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
 from matex_data.training.reduction.graphs import check_compiler, in_session_graph
@@ -101,6 +102,8 @@ class Reducer:
         summed as a dense tensor; with fewer rows all slices are kept. None: always keep them.
     wire_dtype : "float16" or "bfloat16": dtype in which ``average`` sends dense gradients; None: as they are.
     scope : name scope of the operations.
+    collectives : by which ``average`` reduces dense gradients that are sent as they are: "mpi"; "tensorflow"; "auto":
+        TensorFlow's, where this process has them for all ranks of the channel. MPI reduces everything else.
     """
 
     def __init__(
@@ -111,6 +114,7 @@ class Reducer:
         dense_share: float | None = None,
         wire_dtype: WireDtype | None = None,
         scope: str = REDUCED,
+        collectives: Choice = "auto",
     ) -> None:
         if strategy not in THREADS:
             raise ValueError(f"strategy must be one of {', '.join(THREADS)}, not {strategy!r}")
@@ -122,6 +126,8 @@ class Reducer:
         self.dense_share = dense_share
         self.wire_dtype: WireDtype | None = wire_dtype
         self._scope = scope
+        self.collectives: Choice = collectives
+        self._runtime = runtime_of(channel, collectives, strategy)
         self._pool = channel.pool(THREADS[strategy]) if THREADS[strategy] and channel.size > 1 else None
 
     def average(self, gradients: Sequence[Any], weight: Any, unless_equal: bool = False) -> list[Any]:
@@ -132,7 +138,9 @@ class Reducer:
         weight : factor of this rank, see ``__call__``; those of all ranks sum to one.
         unless_equal : compare digests first; gradients that are equal on all ranks are their own average and not sent.
         """
-        return self(gradients, weight, wire_dtype=self.wire_dtype, unless_equal=unless_equal)
+        compared = unless_equal or self.wire_dtype is not None
+        runtime = None if compared or self.channel.narrowed or in_session_graph() else self._runtime
+        return self(gradients, weight, wire_dtype=self.wire_dtype, unless_equal=unless_equal, runtime=runtime)
 
     @contextlib.contextmanager
     def unrounded(self) -> Iterator[None]:
@@ -150,6 +158,7 @@ class Reducer:
         op: Op = "sum",
         wire_dtype: WireDtype | None = None,
         unless_equal: bool = False,
+        runtime: Runtime | None = None,
     ) -> list[Any]:
         """Return the sum over all ranks of ``weight`` times each tensor. *Collective*.
 
@@ -160,6 +169,7 @@ class Reducer:
         op : "max" and "min" instead of the sum.
         wire_dtype : dtype in which sums of dense tensors are sent; None: as they are.
         unless_equal : return tensors that are equal on all ranks as they are.
+        runtime : sums dense floats of static shapes; None: MPI sums everything.
         """
         if self.channel.size == 1:
             return list(tensors)
@@ -175,7 +185,7 @@ class Reducer:
         ]
         payloads += [SparsePayload(self.channel, tensors[i], self.dense_share, unless_equal) for i in sparse]
         with tf.name_scope(self._scope):
-            results = self._run(payloads, weight) if payloads else []
+            results = self._run(payloads, weight, runtime) if payloads else []
         for at, payload, outputs in zip(positions, payloads, results, strict=True):
             for i, tensor in zip(at, payload.unpack(outputs), strict=True):
                 out[i] = tensor
@@ -186,9 +196,15 @@ class Reducer:
         sizes = [ALONE_BYTES if n is None else n for n in counts]  # ranks compare shapes that are known at run time
         return plan_buckets(sizes, [np.dtype(t.dtype.as_numpy_dtype) for t in tensors], self.bucket_bytes)
 
-    def _run(self, payloads: list[Payload], weight: Any) -> list[list[Any]]:
+    def _run(self, payloads: list[Payload], weight: Any, runtime: Runtime | None) -> list[list[Any]]:
         check_compiler()
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
+        if runtime is not None:
+            fitting = [payload for payload in payloads if isinstance(payload, DensePayload) and payload.is_static()]
+            others = [payload for payload in payloads if payload not in fitting]
+            found = dict(zip(fitting, run_in_runtime(self.channel, runtime, fitting, weight), strict=True))
+            rest = iter(run_chained(self.channel, others, weight) if others else [])
+            return [found.get(payload) or next(rest) for payload in payloads]
         if self._pool is None or self.channel.narrowed or in_session_graph():
             return run_chained(self.channel, payloads, weight)
         return _run_in_pool(self.channel, self._pool, payloads, weight)
@@ -263,6 +279,35 @@ def run_chained(channel: Channel, payloads: Sequence[Payload], weight: Any) -> l
             cursor.number, *outputs = tf.numpy_function(run, [cursor.number, weight, *inputs], [tf.int64, *dtypes])
             received = iter(outputs)
             results += [list(islice(received, len(payload.dtypes))) for payload in group]
+    return results
+
+
+def run_in_runtime(
+    channel: Channel, runtime: Runtime, payloads: Sequence[DensePayload], weight: Any
+) -> list[list[Any]]:
+    """Add sums by TensorFlow's collectives, one after the other, behind a comparison of what the ranks are about to do.
+
+    All ranks have computed all gradients when the first sum begins: a rank whose step fails is missed by MPI, whose
+    waits end, and not by a sum of TensorFlow, which would wait for it.
+    """
+    inputs = [tensor for payload in payloads for tensor in payload.inputs]
+    operation = "; ".join(["reduce by TensorFlow", *(payload.operation for payload in payloads)])
+
+    def meet(number: Any) -> Any:
+        channel.check_same(operation, channel.graph)
+        channel.graph.compare_ranks()
+        return number + 1
+
+    results: list[list[Any]] = []
+    with _sequence_counter(channel, "chained").advance() as cursor:
+        with tf.control_dependencies(inputs):
+            last = number = tf.numpy_function(meet, [cursor.number], tf.int64)
+        for index, payload in enumerate(payloads):
+            with tf.control_dependencies([last]):
+                last = runtime.sum(payload.addend(weight), f"{index}: {payload.operation}")
+            results.append([tf.cast(last, payload.dtypes[0])])
+        with tf.control_dependencies([last]):
+            cursor.number = tf.identity(number)
     return results
 
 

@@ -55,6 +55,10 @@ class DensePayload(Payload):
     bucket : positions of its tensors in ``tensors``.
     wire_dtype : dtype of 16 bits in which float32 sums are sent; None: as they are.
     unless_equal : leave tensors that are equal on all ranks as they are.
+
+    Attributes
+    ----------
+    operation : its description, with the shapes and dtypes of its tensors.
     """
 
     def __init__(
@@ -68,11 +72,11 @@ class DensePayload(Payload):
     ) -> None:
         self._channel, self._op, self._sum_dtype, self._unless_equal = channel, op, bucket.dtype, unless_equal
         self._tensors = [tensors[position] for position in bucket.positions]
-        self._operation = f"{op} of {[(str(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
+        self.operation = f"{op} of {[(str(tensor.shape), tensor.dtype.name) for tensor in self._tensors]}"
         self._wire_dtype = wire_dtype if bucket.dtype == np.float32 else None
         if self._wire_dtype is not None:
-            self._operation += f" sent as {self._wire_dtype.name}"
-        self._operation += UNLESS_EQUAL * unless_equal
+            self.operation += f" sent as {self._wire_dtype.name}"
+        self.operation += UNLESS_EQUAL * unless_equal
         if len(self._tensors) > 1:
             flat = [tf.reshape(tf.cast(tensor, bucket.dtype), [-1]) for tensor in self._tensors]
             self.inputs = [tf.concat(flat, 0)]
@@ -89,7 +93,7 @@ class DensePayload(Payload):
 
         def communicate(collectives: Collectives) -> list[Array]:
             if weight != WHOLE:
-                self._channel.check_same(f"{self._operation}, {array.shape}", collectives)
+                self._channel.check_same(f"{self.operation}, {array.shape}", collectives)
                 if digest is None:
                     self._reduce(out, collectives)
                 elif not _are_equal(digest, weight, collectives):
@@ -98,6 +102,15 @@ class DensePayload(Payload):
             return [out.astype(array.dtype, copy=False)]
 
         return communicate
+
+    def is_static(self) -> bool:
+        """Return whether these are floats of a static shape, with at least one element."""
+        return self._sum_dtype.kind == "f" and bool(self.inputs[0].shape.num_elements())
+
+    def addend(self, weight: Any) -> Any:
+        """Return the tensor of this rank that enters the sum over the ranks, in the dtype of the sum."""
+        tensor = tf.cast(self.inputs[0], self._sum_dtype)
+        return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
     def _reduce(self, array: Array, collectives: Collectives) -> None:
         if self._wire_dtype is None:

@@ -1,0 +1,1 @@
+"""A short script for a machine with GPUs, which has no place in ``make test``: ``make test-gpu``."""

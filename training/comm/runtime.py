@@ -1,0 +1,223 @@
+"""TensorFlow's own collectives: a runtime that spans all ranks, whose addresses they gather over MPI."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import socket
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
+
+import numpy as np
+import tensorflow as tf
+
+from matex_data.errors import PartitionError
+from matex_data.mpi.addresses import LOOPBACK, addresses, machine
+from matex_data.mpi.communicator import Equal
+from matex_data.mpi.deadlines import waiting_for
+from matex_data.mpi.library import MPI
+from matex_data.mpi.node import local_rank
+from matex_data.training import keras_api
+from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.devices import gpu_address, take_own_gpu
+
+log = logging.getLogger("matex_data.training")
+
+Choice = Literal["auto", "mpi", "tensorflow"]
+CHOICES = get_args(Choice)
+VARIABLE = "MATEX_COLLECTIVES"
+GROUP = 0x6D6178
+"""Key of the group of all ranks; TensorFlow's own strategies count theirs from 1."""
+PROBED, PROBE_SECONDS = 1 << 12, 60.0
+"""Elements of the first sum, which is compared with the known one, and seconds that it may take."""
+REMEDY = (
+    f"start the script with matex run --collectives tensorflow; or set {VARIABLE}=tensorflow, and import "
+    "matex_data.training before anything creates tensors or variables"
+)
+
+
+@dataclass(frozen=True)
+class Runtime:
+    """Collectives of TensorFlow on one device of each rank.
+
+    Parameters
+    ----------
+    ranks : number of them.
+    device : "CPU:0", or "GPU:0".
+    hint : TensorFlow's name of the implementation: "nccl", or "ring".
+    required : chosen by the user, so that what it cannot do is an error.
+    """
+
+    ranks: int
+    device: str
+    hint: str
+    required: bool
+
+    def sum(self, tensor: Any, name: str, seconds: float = 0.0) -> Any:
+        """Return the sum of a tensor over all ranks. *Collective*, in the same order on all ranks.
+
+        Parameters
+        ----------
+        tensor : floats of a static shape, with at least one element.
+        name : of the operation, with the shape and dtype of the tensor; the same on all ranks.
+        seconds : that it may take; 0: without limit.
+        """
+        key = int.from_bytes(hashlib.blake2b(name.encode(), digest_size=4).digest(), "little") >> 1
+        with tf.device(self.device):
+            return tf.raw_ops.CollectiveReduceV2(
+                input=tensor,
+                group_size=self.ranks,
+                group_key=GROUP,
+                instance_key=key,
+                ordering_token=[],
+                merge_op="Add",
+                final_op="Id",
+                communication_hint=self.hint,
+                timeout_seconds=seconds,
+            )
+
+    def is_right(self, rank: int) -> bool:
+        """Return whether the sum of known vectors is right on this rank. *Collective*."""
+        numbers = np.arange(PROBED, dtype=np.float32)
+        try:
+            total = self.sum(tf.constant(numbers * (rank + 1)), f"probe of {PROBED}", PROBE_SECONDS)
+            return bool((total.numpy() == numbers * (self.ranks * (self.ranks + 1) // 2)).all())
+        except tf.errors.OpError as error:
+            log.warning("rank %d: the first sum by TensorFlow's collectives has failed: %s", rank, error)
+            return False
+
+
+_started: list[Runtime] = []
+"""The runtime of this process, once all ranks have it."""
+
+
+def start(choice: str) -> None:
+    """Choose a GPU for each rank, and start TensorFlow's collectives where they are chosen. *Collective*.
+
+    Call it before anything else that starts TensorFlow's runtime.
+
+    Parameters
+    ----------
+    choice : "tensorflow"; "mpi"; or "auto": TensorFlow's if each rank has another physical GPU, and sums are right.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if this is none of the choices, or if "tensorflow" is not possible.
+    """
+    channel = open_channel(None)
+    take_own_gpu(local_rank(channel.user), channel.rank)
+    problem = "the ranks choose different collectives"
+    channel.communicator.agreed(lambda: _check(choice), Equal({"collectives": choice}, problem, f"set one {VARIABLE}"))
+    if channel.size == 1 or choice == "mpi" or _started:
+        return
+    gpus = channel.communicator.allgather(gpu_address())
+    own_gpus = None not in gpus and len(set(gpus)) == len(gpus)
+    if choice == "auto" and not own_gpus:
+        if any(gpus):
+            _say_mpi(channel.rank, "not every rank has a GPU of its own")
+        return
+    late = channel.host.allgather_object(keras_api.tensorflow_has_started())
+    if any(late):
+        error = _late(f"on rank {late.index(True)}, TensorFlow has started before {VARIABLE} was read")
+        _give_up(channel.rank, choice, error)
+        return
+    device = "GPU:0" if any(gpus) else "CPU:0"
+    runtime = Runtime(channel.size, device, "nccl" if own_gpus else "ring", required=choice == "tensorflow")
+    _connect(channel)
+    right = np.array([runtime.is_right(channel.rank)], np.int64)
+    channel.host.reduce(right, "min")
+    if right[0]:
+        _started.append(runtime)
+        return
+    error = PartitionError(
+        "a sum by TensorFlow's collectives is wrong, or late",
+        expected=f"the sum of known vectors on each of {channel.size} ranks within {PROBE_SECONDS:g} s",
+        found=f'another one, or none, with the hint "{runtime.hint}"',
+        remedy=f"leave out --collectives and {VARIABLE}, so that gradients are reduced by MPI; messages of TensorFlow "
+        "above may tell why",
+    )
+    _give_up(channel.rank, choice, error)
+
+
+def runtime_of(channel: Channel, choice: str, strategy: str) -> Runtime | None:
+    """Return the runtime that averages gradients over the ranks of a channel; None if MPI does.
+
+    Parameters
+    ----------
+    choice : as of ``fit``.
+    strategy : of communication; TensorFlow's collectives run as one chain alone.
+
+    Raises
+    ------
+    PartitionError : TensorFlow's collectives are required, and are not possible.
+    """
+    _check(choice)
+    if choice == "mpi" or channel.size == 1:
+        return None
+    runtime = _started[0] if _started else None
+    if runtime is None and choice == "tensorflow":
+        raise _late("a process without them, in which TensorFlow may have started already")
+    if runtime is None:
+        return None
+    whole = channel.user.size == MPI.COMM_WORLD.size
+    if whole and strategy == "chained":
+        return runtime
+    if choice == "tensorflow" or (runtime.required and strategy != "chained"):
+        raise PartitionError(
+            "TensorFlow's collectives reduce over all ranks of the job, one bucket after the other",
+            expected='all ranks, and strategy="chained"',
+            found=f"{channel.size} of {MPI.COMM_WORLD.size} ranks, strategy={strategy!r}",
+            remedy='give collectives="mpi", or leave out comm=, mesh= and strategy=',
+        )
+    return None
+
+
+def _check(choice: str) -> None:
+    """Raise an error if there is no such choice.
+
+    Raises
+    ------
+    PartitionError : there is not.
+    """
+    if choice not in CHOICES:
+        raise PartitionError(
+            "there are no such collectives",
+            expected=f"collectives= or {VARIABLE}: one of {', '.join(CHOICES)}",
+            found=choice,
+        )
+
+
+def _connect(channel: Channel) -> None:
+    """Start the runtime of TensorFlow that spans the ranks. *Collective*."""
+    with socket.socket() as reserved:  # TensorFlow's server opens its socket itself: until then the port is free
+        reserved.bind(("", 0))
+        own = machine(), addresses()[0], reserved.getsockname()[1]
+        of_ranks = channel.communicator.allgather(own)
+    one = len({name for name, _, _ in of_ranks}) == 1
+    workers = [f"{LOOPBACK if one else host}:{port}" for _, host, port in of_ranks]
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": workers}), task_type="worker", task_id=channel.rank, rpc_layer="grpc"
+    )
+    with waiting_for(channel.communicator.liveness):
+        tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def _late(found: str) -> PartitionError:
+    return PartitionError(
+        "TensorFlow's collectives have to be there before TensorFlow's first tensor",
+        expected=f'{VARIABLE}=tensorflow, or matex run --collectives tensorflow, for collectives="tensorflow"',
+        found=found,
+        remedy=REMEDY,
+    )
+
+
+def _give_up(rank: int, choice: str, error: PartitionError) -> None:
+    """Raise an error, the same on all ranks, or say once that MPI reduces."""
+    if choice == "tensorflow":
+        raise error
+    _say_mpi(rank, str(error))
+
+
+def _say_mpi(rank: int, reason: str) -> None:
+    if rank == 0:
+        log.warning("gradients are reduced by MPI: %s", reason)
