@@ -22,9 +22,8 @@ from matex_data.errors import UnsupportedVersion
 log = logging.getLogger("matex_data.training")
 
 TRAINING, PARTS, CHECKPOINTS, RUN = "training", "models in parts", "checkpoints", "matex run"
-"""Features, whose names are checked when they are used: on several ranks, with a mesh, with checkpoints, unchanged."""
 COLLECTIVES = "collectives of TensorFlow"
-"""Feature whose names raise an error when they are used."""
+"""Features, whose names are checked when they are used: on several ranks, with a mesh, with checkpoints, unchanged."""
 TESTED = {"keras": ("3.7", "3.15"), "tensorflow": ("2.18", "2.21")}
 """Oldest and newest versions that the tests run with."""
 
@@ -122,6 +121,7 @@ REGROUPING: tuple[Any, ...] = (
 )
 """Datasets whose elements are others than those that they are made from: samples of batches, rows of files."""
 tensorflow_context: Any = _imported("tensorflow.python.eager.context.context", COLLECTIVES)
+Context: Any = _imported("tensorflow.python.eager.context.Context", COLLECTIVES)
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
 CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
@@ -220,6 +220,7 @@ OBJECT_ATTRIBUTES: dict[str, Names] = {
         (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
     ),
     CHECKPOINTS: CALLBACK_STATE,
+    COLLECTIVES: ((Context, ("_context_handle",)),),
     RUN: (
         (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
         (tf.train.CheckpointManager, CHECKPOINT_MANAGER),

@@ -50,7 +50,7 @@ def _missing_on_objects(comm: Any) -> list[str]:
         objects.append(keras.distribution.ModelParallel(layout_map=layouts, batch_dim_name="batch"))
     attention = keras.layers.MultiHeadAttention(1, 2)
     attention.build((2, 3, 4), (2, 3, 4))
-    objects += [model._functional, attention, *model.weights]
+    objects += [model._functional, attention, *model.weights, keras_api.tensorflow_context()]
     found = {}
     listed = [*keras_api.ATTRIBUTES.values(), *keras_api.OBJECT_ATTRIBUTES.values()]
     for owner, names in (entry for entries in listed for entry in entries):

@@ -116,6 +116,7 @@ def start(choice: str) -> None:
         if any(gpus):
             _say_mpi(channel.rank, "not every rank has a GPU of its own")
         return
+    keras_api.check(channel.rank, channel.size, keras_api.COLLECTIVES)
     late = channel.host.allgather_object(keras_api.tensorflow_has_started())
     if any(late):
         error = _late(f"on rank {late.index(True)}, TensorFlow has started before {VARIABLE} was read")

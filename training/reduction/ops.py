@@ -201,10 +201,10 @@ class Reducer:
         weight = tf.constant(1, tf.float64) if weight is None else tf.convert_to_tensor(weight, tf.float64)
         if runtime is not None:
             fitting = [payload for payload in payloads if isinstance(payload, DensePayload) and payload.is_static()]
+            sums = iter(run_in_runtime(self.channel, runtime, fitting, weight) if fitting else [])
             others = [payload for payload in payloads if payload not in fitting]
-            found = dict(zip(fitting, run_in_runtime(self.channel, runtime, fitting, weight), strict=True))
             rest = iter(run_chained(self.channel, others, weight) if others else [])
-            return [found.get(payload) or next(rest) for payload in payloads]
+            return [next(sums if payload in fitting else rest) for payload in payloads]
         if self._pool is None or self.channel.narrowed or in_session_graph():
             return run_chained(self.channel, payloads, weight)
         return _run_in_pool(self.channel, self._pool, payloads, weight)
