@@ -123,28 +123,53 @@ def stats(
 
 @app.command(epilog='Example: matex plan "run*.h5" --ranks 1024 --batch-size 65536')
 def plan(
-    paths: Paths,
-    ranks: Annotated[int, typer.Option(help="Number of ranks of the job.")],
-    batch_size: Annotated[int, typer.Option(help="Samples of a global batch; a multiple of the ranks.")],
+    paths: Annotated[
+        list[str] | None, typer.Argument(help="Files of one dataset; with --train, arguments of the script, behind --.")
+    ] = None,
+    ranks: Annotated[int | None, typer.Option(help="Number of ranks of the job.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Samples of a global batch; a multiple of the ranks.")] = None,
     format: Format = None,
     field: Inputs = None,
-    ranks_per_node: Annotated[int | None, typer.Option(help="Ranks of a machine, for its memory.")] = None,
+    ranks_per_node: Annotated[
+        int | None, typer.Option(help="Ranks of a machine, for its memory; with --train, the cores by default.", min=1)
+    ] = None,
     shuffle: Annotated[str, typer.Option(help='Order of the samples: "blocks", "global" or "none".')] = "blocks",
     window_bytes: Annotated[int | None, typer.Option(help="Like window_bytes= of open_dataset.")] = None,
     block_bytes: Annotated[int | None, typer.Option(help="Like block_bytes= of open_dataset.")] = None,
     plot: Annotated[Path | None, typer.Option(help="File of a picture over the number of ranks.")] = None,
+    train: Annotated[
+        Path | None, typer.Option(help="Keras script: measure some of its steps here, predict those of --nodes.")
+    ] = None,
+    nodes: Annotated[int | None, typer.Option(help="Number of machines, with --train.", min=1)] = None,
+    network: Annotated[str | None, typer.Option(help="Link of a node and latency: 100Gb/s,2us.")] = None,
+    filesystem: Annotated[str | None, typer.Option(help="Speed of the file system for all nodes: 50GB/s.")] = None,
+    weak: Annotated[bool, typer.Option("--weak", help="Each rank gets the script's batch, not its share.")] = False,
     as_json: Json = False,
     html: Html = None,
 ) -> None:
-    """Show what an epoch costs on any number of ranks: bytes, reads, memory. No data are read."""
-    from matex_data.cli import planning
+    """Show what an epoch costs on any number of ranks: bytes, reads, memory; no data are read.
+
+    With --train: run a Keras script for a few steps, and predict its steps on any number of nodes.
+    """
+    from matex_data.cli import plan_training, planning
     from matex_data.display import save_picture
 
-    with report(html, f"matex plan {' '.join(paths)}", TEXT_ALONE) as output:
+    sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
+    with report(html, f"matex plan {train or ' '.join(paths or [])}", TEXT_ALONE) as output:
+        if train is not None:
+            of_data = {"--ranks": ranks, "--batch-size": batch_size, "--format": format, "--field": field} | sizes
+            plan_training.refuse(of_data | {"--plot": plot}, "leave it out, or --train")
+            job = nodes or 1, ranks_per_node, network, filesystem, weak
+            plan_training.show(output, train, paths or [], *job, as_json)
+            return
+        of_job = {"--nodes": nodes, "--network": network, "--filesystem": filesystem, "--weak": weak}
+        plan_training.refuse(of_job, "give --train script.py")
+        if not paths or ranks is None or batch_size is None:
+            expected = "files, --ranks and --batch-size; or --train script.py and --nodes"
+            raise DataError("matex plan lacks arguments", expected=expected, remedy="see matex plan --help")
         if shuffle not in planning.SHUFFLES:
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
-        sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
         data = _open(output, paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
         costs = data.read_plan(batch_size, ranks=ranks, shuffle=order, ranks_per_node=ranks_per_node)
         output.print(json.dumps(costs.as_dict(), indent=1) if as_json else str(costs))

@@ -1,0 +1,220 @@
+"""Costs of a script for ``matex plan --train``: of a few steps of its first ``fit`` in this process, which then ends.
+
+The script runs like ``matex run`` on one rank. Neither callbacks nor what follows ``fit`` run: nothing is saved there.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from matex_data import machine
+from matex_data.errors import DataError
+
+STEPS, LEAST_STEPS = 20, 3
+STEP_SECONDS = 8.0  # for the steps of one number of rows
+LONG_STEP = 60.0  # seconds of a step, from which one of more rows is not measured
+DATA_SECONDS = 4.0
+MEMORY_BYTES = 1 << 24  # of each array; those of the caches would be faster than gradients are
+
+
+class Buckets:
+    """Buckets of the gradients of a step, and when each is ready.
+
+    Attributes
+    ----------
+    nbytes : of each bucket; half of those of slices, which all ranks gather: a sum sends twice its bytes.
+    times : when each bucket was ready last, by ``time.perf_counter``.
+    """
+
+    def __init__(self) -> None:
+        self.nbytes: dict[int, float] = {}
+        self.times: dict[int, float] = {}
+
+    def apply(self, original: Any, gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        """Note when each bucket of the gradients is ready, and apply these."""
+        import tensorflow as tf
+
+        from matex_data.training.reduction.buckets import plan_buckets, sum_dtype
+
+        gradients = list(gradients)
+        dense = [x for x in gradients if isinstance(x, tf.Tensor)]
+        dtypes = [np.dtype(x.dtype.as_numpy_dtype) for x in dense]
+        sizes = [x.shape.num_elements() or 0 for x in dense]
+        groups = [
+            ([dense[i] for i in bucket.positions], sum(sizes[i] for i in bucket.positions) * bucket.dtype.itemsize)
+            for bucket in plan_buckets(sizes, dtypes)
+        ]
+        for sparse in (x for x in gradients if isinstance(x, tf.IndexedSlices)):
+            itemsize = sum_dtype(np.dtype(sparse.dtype.as_numpy_dtype)).itemsize
+            groups.append(([sparse.values], tf.size(sparse.values) * itemsize // 2))
+        for number, (tensors, nbytes) in enumerate(groups):
+            with tf.control_dependencies(tensors):
+                tf.numpy_function(functools.partial(self._note, number), [nbytes], [])
+        return original(gradients, *args, **kwargs)
+
+    def _note(self, number: int, nbytes: Any) -> None:
+        self.nbytes[number], self.times[number] = float(nbytes), time.perf_counter()
+
+
+class Measurement:
+    """Costs of the first model that a script trains.
+
+    Parameters
+    ----------
+    result : file that they are written to, as JSON of the parameters of ``matex_data.cli.scaling.Measured``.
+    begin : when the process was started, in seconds since the epoch.
+    ranks : numbers of ranks among which a batch will be shared out.
+    """
+
+    def __init__(self, result: Path, begin: float, ranks: Sequence[int]) -> None:
+        self._result, self._begin, self._ranks = result, begin, ranks
+        self._buckets = Buckets()
+        self._iterator: Any = None
+
+    def patch(self) -> None:
+        """Let ``keras.Model.fit`` measure and end the process."""
+        import keras
+
+        from matex_data.training.keras_api import EpochIterator, keras_trainer
+        from matex_data.training.replacements import Replacements
+
+        def iterator(*args: Any, **kwargs: Any) -> Any:
+            self._iterator = EpochIterator(*args, **kwargs)
+            return self._iterator
+
+        original = keras.Model.fit
+        signature = inspect.signature(original)
+
+        @functools.wraps(original)
+        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+            options = dict(signature.bind(model, *args, **kwargs).arguments)
+            model = options.pop("self")
+            model.jit_compile = False  # as on several ranks
+            model.steps_per_execution = 1
+            replacements = Replacements()
+            make, apply = model.make_train_function, model.optimizer.apply
+            replacements.set(model.optimizer, "apply", functools.partial(self._buckets.apply, apply))
+
+            def measured() -> None:
+                make(force=True)
+                self._measure(model, options.get("x"))
+
+            replacements.set(model, "make_train_function", measured)
+            keras_trainer.TFEpochIterator = iterator
+            return original(model, **{**options, "callbacks": None, "verbose": 0, "validation_data": None})
+
+        keras.Model.fit = fit
+
+    def _measure(self, model: Any, x: Any) -> None:
+        """Measure data and steps, write the costs, and end this process."""
+        from matex_data.training.exact.rows import batch_size, is_sharded
+
+        batch, costs = self._data_costs()
+        rows = batch_size(batch)
+        if rows is None:
+            raise DataError("the batches of this script have no rows, which ranks would share out", expected="tensors")
+        rows = int(rows)
+        times: dict[int, list[float]] = {}
+        for count in sorted({rows, *(-(-rows // ranks) for ranks in self._ranks)}):
+            if times and _longest(times) * count / max(times) > LONG_STEP:
+                break
+            times[count], ready = self._step_times(model, batch, count)
+            costs.setdefault("start", time.time() - self._begin - costs.pop("spent") - sum(times[count]))
+        found = self._buckets.nbytes
+        buckets = [(round(found[number]), float(np.median(ready[number]))) for number in sorted(found)]
+        steps = self._iterator.steps_per_epoch or self._iterator._num_batches
+        costs |= {"cores": machine.cores(), "batch": rows, "steps": steps, "times": times, "buckets": buckets}
+        costs |= {"memory": _memory_cost(), "sharded": is_sharded(x)}
+        self._result.write_text(json.dumps(costs))
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)  # nothing that follows fit saves what these steps have changed
+
+    def _data_costs(self) -> tuple[Any, dict[str, Any]]:
+        """Return the first batch, and costs of a row of the data, which come as fast as they can."""
+        import tensorflow as tf
+
+        from matex_data.io.counters import process_profile
+        from matex_data.training.checking.batches import until_out_of_range, without_optionals
+        from matex_data.training.exact.rows import batch_size
+
+        before = process_profile().bytes, process_profile().samples
+        begin, cpu, rows, first = time.perf_counter(), time.process_time(), 0, None
+        for batch in until_out_of_range(iter(self._iterator._distributed_dataset)):
+            batch = tf.nest.map_structure(without_optionals, batch)
+            first = batch if first is None else first
+            rows += int(batch_size(batch) or 0)
+            if time.perf_counter() - begin > DATA_SECONDS:
+                break
+        if first is None:
+            raise DataError("the data of this script have no batch", expected="one batch at least")
+        seconds, cpu = time.perf_counter() - begin, time.process_time() - cpu
+        after = process_profile().bytes, process_profile().samples
+        samples = after[1] - before[1]
+        of_files = (after[0] - before[0]) / samples if samples else None
+        found = {"data": seconds / max(1, rows), "data_cpu": cpu / max(1, rows), "file_bytes": of_files}
+        return first, {**found, "spent": seconds}
+
+    def _step_times(self, model: Any, batch: Any, rows: int) -> tuple[list[float], dict[int, list[float]]]:
+        """Return the seconds of steps on the first rows of a batch, and when each bucket was ready, as fractions.
+
+        The first one is not among them: it is traced.
+        """
+        import tensorflow as tf
+
+        from matex_data.training.exact.rows import leaves_per_sample, rows_between
+        from matex_data.training.keras_api import pythonify_logs
+
+        shard = rows_between(batch, 0, rows, leaves_per_sample(self._iterator._distributed_dataset.element_spec))
+        batches = iter(tf.data.Dataset.from_tensors(shard).repeat())
+        times: list[float] = []
+        ready: dict[int, list[float]] = {}
+        pythonify_logs(model.train_function(batches))
+        while len(times) < LEAST_STEPS or (len(times) < STEPS and sum(times) < STEP_SECONDS):
+            begin = time.perf_counter()
+            pythonify_logs(model.train_function(batches))  # a GPU ends its step before its logs are known
+            times.append(time.perf_counter() - begin)
+            for number, stamp in self._buckets.times.items():
+                ready.setdefault(number, []).append(min(1.0, (stamp - begin) / times[-1]))
+        return times, ready
+
+
+def _longest(times: dict[int, list[float]]) -> float:
+    return float(np.median(times[max(times)]))
+
+
+def _memory_cost() -> float:
+    """Return the seconds to add a byte of one array to another."""
+    target, source = (np.ones(MEMORY_BYTES // 4, np.float32) for _ in range(2))
+    seconds = []
+    for _ in range(5):
+        begin = time.perf_counter()
+        target += source
+        seconds.append(time.perf_counter() - begin)
+    return float(np.median(seconds)) / target.nbytes
+
+
+def main() -> None:
+    """Run a script until its first ``fit`` is measured, with the cores of one rank of this machine."""
+    from matex_data.training.launcher.run import run
+
+    result, begin, on_node, ranks, script, *arguments = sys.argv[1:]
+    if hasattr(os, "sched_setaffinity"):
+        own = sorted(machine.core_numbers())
+        os.sched_setaffinity(0, own[: max(1, len(own) // int(on_node))])
+    Measurement(Path(result), float(begin), [int(on_node), int(ranks)]).patch()
+    run(script, arguments)
+
+
+if __name__ == "__main__":
+    main()
