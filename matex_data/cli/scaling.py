@@ -136,7 +136,8 @@ class Measured:
             return known[0][1] * rows / known[0][0]
         at = next((i for i, (size, _) in enumerate(known) if size >= rows), len(known) - 1)
         (low, before), (high, behind) = known[at - 1 : at + 1]
-        return before + max(0.0, behind - before) * (rows - low) / (high - low)
+        found = before + (behind - before) * (rows - low) / (high - low)
+        return found if rows <= high else max(behind, found)  # noise may make more rows faster
 
     def spread(self, ranks: int = 1) -> tuple[float, float]:
         """Return the fastest step, and the slowest one of so many ranks that is to be expected, over the median.
@@ -292,12 +293,15 @@ def lines(costs: Measured, found: Sequence[Prediction], filesystem: float | None
     kind = "each rank reads its own" if costs.sharded else "every rank makes whole batches"
     of_files = "" if costs.file_bytes is None else f", {nbytes_text(costs.file_bytes)} of files"
     gradients = sum(nbytes for nbytes, _ in costs.buckets)
-    table = Table("nodes", "ranks", "rows", "a step", "fastest to slowest", "samples/s", "efficiency", "epoch", "binds")
+    columns = "nodes", "ranks", "rows", "step", "slowest", "samples/s", "efficiency", "epoch", "binds"
+    table = Table(*columns, box=None)
     for x in found:
         epoch = "unknown" if x.epoch is None else _seconds(x.epoch)
-        span = f"{_seconds(x.fastest)} to {_seconds(x.slowest)}"
-        numbers = f"{x.nodes:,}", f"{x.ranks:,}", f"{x.rows:,}", _seconds(x.step), span, f"{x.rate:,.0f}"
-        table.add_row(*numbers, f"{x.efficiency:.0%}", epoch, x.binds)
+        times = _seconds(x.step), _seconds(x.slowest)
+        table.add_row(
+            *(f"{x.nodes:,}", f"{x.ranks:,}", f"{x.rows:,}", *times, f"{x.rate:,.0f}", f"{x.efficiency:.0%}"),
+            *(epoch, x.binds),
+        )
     return [
         f"measured on one rank with {counted(costs.cores, 'core')}, steps by rows: {of_steps}",
         f"gradients: {nbytes_text(gradients)} in {counted(len(costs.buckets), 'bucket')}",

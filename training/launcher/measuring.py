@@ -111,7 +111,9 @@ class Measurement:
 
             replacements.set(model, "make_train_function", measured)
             keras_trainer.TFEpochIterator = iterator
-            return original(model, **{**options, "callbacks": None, "verbose": 0, "validation_data": None})
+            if options.pop("validation_data", None) is not None:
+                options.pop("validation_split", None)  # which Keras then ignores
+            return original(model, **{**options, "callbacks": None, "verbose": 0})
 
         keras.Model.fit = fit
 
@@ -119,7 +121,8 @@ class Measurement:
         """Measure data and steps, write the costs, and end this process."""
         from matex_data.training.exact.rows import batch_size, is_sharded
 
-        batch, costs = self._data_costs()
+        costs: dict[str, Any] = {"start": time.time() - self._begin}
+        batch, of_data = self._data_costs()
         rows = batch_size(batch)
         if rows is None:
             raise DataError("the batches of this script have no rows, which ranks would share out", expected="tensors")
@@ -128,13 +131,13 @@ class Measurement:
         for count in sorted({rows, *(-(-rows // ranks) for ranks in self._ranks)}):
             if times and _longest(times) * count / max(times) > LONG_STEP:
                 break
-            times[count], ready = self._step_times(model, batch, count)
-            costs.setdefault("start", time.time() - self._begin - costs.pop("spent") - sum(times[count]))
+            (first, *times[count]), ready = self._step_times(model, batch, count)
+            costs["start"] += first if len(times) == 1 else 0.0
         found = self._buckets.nbytes
         buckets = [(round(found[number]), float(np.median(ready[number]))) for number in sorted(found)]
         steps = self._iterator.steps_per_epoch or self._iterator._num_batches
         costs |= {"cores": machine.cores(), "batch": rows, "steps": steps, "times": times, "buckets": buckets}
-        costs |= {"memory": _memory_cost(), "sharded": is_sharded(x)}
+        costs |= {"memory": _memory_cost(), "sharded": is_sharded(x), **of_data}
         self._result.write_text(json.dumps(costs))
         sys.stdout.flush()
         sys.stderr.flush()
@@ -162,13 +165,12 @@ class Measurement:
         after = process_profile().bytes, process_profile().samples
         samples = after[1] - before[1]
         of_files = (after[0] - before[0]) / samples if samples else None
-        found = {"data": seconds / max(1, rows), "data_cpu": cpu / max(1, rows), "file_bytes": of_files}
-        return first, {**found, "spent": seconds}
+        return first, {"data": seconds / max(1, rows), "data_cpu": cpu / max(1, rows), "file_bytes": of_files}
 
     def _step_times(self, model: Any, batch: Any, rows: int) -> tuple[list[float], dict[int, list[float]]]:
-        """Return the seconds of steps on the first rows of a batch, and when each bucket was ready, as fractions.
+        """Return the seconds of steps on the first rows of a batch, of which the first one is traced.
 
-        The first one is not among them: it is traced.
+        Return also when each bucket was ready in the others, as fractions of a step.
         """
         import tensorflow as tf
 
@@ -179,12 +181,11 @@ class Measurement:
         batches = iter(tf.data.Dataset.from_tensors(shard).repeat())
         times: list[float] = []
         ready: dict[int, list[float]] = {}
-        pythonify_logs(model.train_function(batches))
-        while len(times) < LEAST_STEPS or (len(times) < STEPS and sum(times) < STEP_SECONDS):
+        while len(times) <= LEAST_STEPS or (len(times) <= STEPS and sum(times[1:]) < STEP_SECONDS):
             begin = time.perf_counter()
             pythonify_logs(model.train_function(batches))  # a GPU ends its step before its logs are known
             times.append(time.perf_counter() - begin)
-            for number, stamp in self._buckets.times.items():
+            for number, stamp in self._buckets.times.items() if len(times) > 1 else ():
                 ready.setdefault(number, []).append(min(1.0, (stamp - begin) / times[-1]))
         return times, ready
 
