@@ -42,7 +42,7 @@ from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.saving import save_by_renaming
-from matex_data.training.stages.model import StagedModel
+from matex_data.training.stages.model import MicroBatches, StagedModel
 
 BATCH = 32
 """Samples of a batch, as in Keras; of a global batch, at least one for each rank."""
@@ -63,7 +63,7 @@ def fit(
     sync_batch_norm: bool = False,
     wire_dtype: WireDtype | None = None,
     collectives: Choice = "auto",
-    micro_batches: int | None = None,
+    micro_batches: MicroBatches = None,
     recompute: bool = False,
     split_after: Sequence[str] | None = None,
     verify: Mode = "proven",
@@ -105,8 +105,9 @@ def fit(
         consecutive stages, of which each rank has the gradients and the optimizer's state of one; after training, all
         ranks have all weights, unless the model is deferred.
     micro_batches : number of micro-batches into which a replica's rows of a batch are divided, which pass the stages
-        one after the other; the gradients are those of the whole batch. None: as many as have 32 rows.
-        ``BatchNormalization`` normalizes each micro-batch.
+        one after the other; the gradients are those of the whole batch. None: as many as have 32 rows. "auto": that of
+        the stages, doubled as long as the first steps get faster; without effect where layers such as
+        ``BatchNormalization``, which normalizes each micro-batch, and ``Dropout`` let the weights depend on it.
     recompute : compute the results of each stage again when errors come back, instead of keeping them: less memory for
         some third more time.
     split_after : names of the layers, or nested models, after which the model is cut; None: by estimated cost.

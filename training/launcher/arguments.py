@@ -69,6 +69,10 @@ def _without_ranks(options: Sequence[str]) -> list[str]:
     return kept
 
 
+def _count_or_auto(text: str) -> Any:
+    return text if text == "auto" else int(text)
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         "matex run", description="Train a script written for one process on all ranks.", allow_abbrev=False
@@ -94,7 +98,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", type=int, default=1, metavar="N", help="cut the weights of each layer over N ranks")
     parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
     parser.add_argument("--stages", type=int, default=1, help="cut the layers of models over this number of ranks")
-    parser.add_argument("--micro-batches", type=int, help="into which a batch is divided, with --stages")
+    parser.add_argument(
+        "--micro-batches", type=_count_or_auto, metavar="N", help="into which a batch is divided, or auto"
+    )
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save training here, and go on from there")
     parser.add_argument("--save-every", type=int, metavar="STEPS", help="save within epochs, too, with --checkpoint")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")

@@ -44,7 +44,7 @@ def run(
     shard_optimizer: bool = False,
     all_output: bool = False,
     stages: int = 1,
-    micro_batches: int | None = None,
+    micro_batches: Any = None,
     checkpoint: Path | None = None,
     save_every: int | None = None,
 ) -> None:

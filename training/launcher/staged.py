@@ -25,7 +25,7 @@ from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.preemption import stopping_on_request
-from matex_data.training.stages.model import StagedModel
+from matex_data.training.stages.model import MicroBatches, StagedModel
 from matex_data.training.stages.update import updating
 from matex_data.training.trainer import without_keras_warnings
 
@@ -81,7 +81,7 @@ class StagePatches:
     def __init__(
         self,
         stages: int,
-        micro_batches: int | None,
+        micro_batches: MicroBatches,
         sync_batch_norm: bool,
         wire_dtype: WireDtype | None,
         shard_optimizer: bool,

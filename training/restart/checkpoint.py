@@ -51,9 +51,16 @@ _KINDS = {
     "own": list,
     "moving": list,
     "rows": list,
+    "micro_batches": list,
 }
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
-_OPTIONAL: dict[str, Any] = {"pipeline": {}, "history": {"epoch": [], "logs": {}}, "moving": [], "rows": []}
+_OPTIONAL: dict[str, Any] = {
+    "pipeline": {},
+    "history": {"epoch": [], "logs": {}},
+    "moving": [],
+    "rows": [],
+    "micro_batches": [],
+}
 """Facts that have these values unless they are given."""
 _POSITION = ("epoch", "step", "steps")
 _READ_BYTES = 1 << 20
@@ -279,6 +286,7 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
             remedy="resume with the release of matex_data that wrote it, or delete it to start again",
         )
     try:
+        facts.setdefault("micro_batches", [])  # which checkpoints of version 4 had not at first
         _check(facts)
         return StoredArrays(file, facts["arrays"], compared), facts
     except Exception as error:  # as above

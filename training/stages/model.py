@@ -6,7 +6,7 @@ import contextlib
 import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -66,9 +66,13 @@ from matex_data.training.stages.sharding import StageShards
 from matex_data.training.stages.stage import Edge, LastStage, Stage
 from matex_data.training.stages.state import StagedState
 from matex_data.training.stages.sums import GradientSums
+from matex_data.training.stages.trial import Trial
 from matex_data.training.stages.update import StageUpdate
 
 log = logging.getLogger("matex_data.training")
+
+MicroBatches = int | Literal["auto"] | None
+"""Number of micro-batches; "auto": by the times of the first steps; None: by their rows."""
 
 
 class StagedModel:
@@ -82,7 +86,8 @@ class StagedModel:
     ----------
     model : compiled model.
     mesh : ranks.
-    micro_batches : into which each batch of a replica is divided; None: as many as have ``LEAST_ROWS`` rows.
+    micro_batches : into which each batch of a replica is divided; None: as many as have ``LEAST_ROWS`` rows; "auto":
+        see ``Trial``.
     recompute : compute forward again for the backward computation, instead of keeping results.
     split_after : names of the layers after which the model is cut; None: by cost.
     sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
@@ -104,7 +109,7 @@ class StagedModel:
         model: Any,
         mesh: Mesh,
         *,
-        micro_batches: int | None = None,
+        micro_batches: MicroBatches = None,
         recompute: bool = False,
         split_after: Sequence[str] | None = None,
         sync_batch_norm: bool = False,
@@ -117,6 +122,7 @@ class StagedModel:
         self.shards = StageShards(mesh)
         self._owns = shard_optimizer and self.replicas.size > 1
         self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after
+        self._trial: Trial | None = None
         self._sync_batch_norm = sync_batch_norm
         self._reducer = Reducer(self.replicas, wire_dtype=wire_dtype)
         self._replacements = Replacements()
@@ -173,6 +179,8 @@ class StagedModel:
         own, held = self._plan, variable_holders(self.plans)
         if not self.deferred:
             self.broadcast()
+        if self._micro_batches == "auto":
+            self._trial = Trial(self.model, self.world, self.line.size, bool(self.layers.changing_variables()))
         self.shards.install()
         if self.deferred:
             self._initialize(layers_of(own))
@@ -290,8 +298,11 @@ class StagedModel:
         check_model(self.model, self._sync_batch_norm, self._micro_batches != 1)
         if "_matex_sharded" in vars(self.model):
             raise another_mesh(self.mesh.shape)
-        if self._micro_batches is not None and self._micro_batches < 1:
-            raise PartitionError("a batch has no micro-batch", expected="micro_batches >= 1", found=self._micro_batches)
+        if self._micro_batches not in (None, "auto") and not (
+            isinstance(self._micro_batches, int) and self._micro_batches > 0
+        ):
+            expected = 'micro_batches >= 1, or "auto"'
+            raise PartitionError("a batch has no micro-batch", expected=expected, found=repr(self._micro_batches))
 
     def _cut(self, element_spec: Any) -> None:
         """Build the model without a state of the optimizer, and cut it."""
@@ -348,8 +359,9 @@ class StagedModel:
         """Run training steps, as Keras's function does. *Collective*."""
         hide_wholes(self.model.weights)
         for batch, rows in self._batches(iterator):
-            self._agreement.step(functools.partial(self._accumulate, batch, rows))
-            self._update()
+            with self._trial.step(batch.rows, rows) if self._trial else contextlib.nullcontext():
+                self._agreement.step(functools.partial(self._accumulate, batch, rows))
+                self._update()
             self._samples_seen.assign_add(rows)
         return dict(self._logs)
 
@@ -415,7 +427,8 @@ class StagedModel:
 
     def _count(self, batch: Batch) -> int:
         """Return the number of micro-batches of a batch."""
-        return self._micro_batches or default_micro_batches(batch.rows)
+        given = self._trial.count if self._trial else self._micro_batches
+        return int(given or default_micro_batches(batch.rows))
 
     def _metrics(self) -> dict[str, Any]:
         """Return the logs of this rank's rows, on the last stage."""

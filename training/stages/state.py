@@ -26,6 +26,7 @@ from matex_data.training.restart.checkpoint import (
 )
 from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.messages import ACTIVATIONS, Line
+from matex_data.training.stages.trial import CHOICE
 
 _STATE = 0
 """Number of the messages that carry a state, in place of a micro-batch."""
@@ -83,11 +84,13 @@ class StagedState:
         Returns
         -------
         arrays : names and arrays on rank 0; nothing on the others.
-        facts : names of the variables.
+        facts : names of the variables, and the number of micro-batches that was chosen.
         """
         average_moving_statistics(self._layers, self._replicas)
         names = names_of(self._model, [x.described for x in self._held()])
-        return self._arrays(), {"common": names, "own": [v.path for v in rank_variables(self._model)], "moving": []}
+        own = [v.path for v in rank_variables(self._model)]
+        chosen = vars(self._model).get(CHOICE, [])
+        return self._arrays(), {"common": names, "own": own, "moving": [], "micro_batches": chosen}
 
     def _arrays(self) -> Iterator[tuple[str, Array]]:
         for i, variable in enumerate(rank_variables(self._model)):
@@ -110,6 +113,7 @@ class StagedState:
         ------
         PartitionError : the checkpoint belongs to another model or optimizer.
         """
+        object.__setattr__(self._model, CHOICE, found.facts["micro_batches"])
         held = list(self._held())
         described = [x.described for x in held]
         positions = positions_of(found, names_of(self._model, described))

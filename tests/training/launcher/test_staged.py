@@ -13,16 +13,19 @@ LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 
 @pytest.mark.parametrize(
-    ("ranks", "options"),
+    ("ranks", "micro_batches", "options"),
     [
-        (2, ()),
-        pytest.param(4, ("--shard-optimizer",), marks=pytest.mark.slow),
-        pytest.param(4, ("--model", "2", "--shard-optimizer"), marks=pytest.mark.slow),
+        (2, "auto", ()),
+        pytest.param(2, "2", (), marks=pytest.mark.slow),
+        pytest.param(4, "2", ("--shard-optimizer",), marks=pytest.mark.slow),
+        pytest.param(4, "auto", ("--model", "2", "--shard-optimizer"), marks=pytest.mark.slow),
     ],
 )
-def test_a_script_prints_what_it_prints_in_one_process(ranks: int, options: tuple[str, ...]) -> None:
+def test_a_script_prints_what_it_prints_in_one_process(
+    ranks: int, micro_batches: str, options: tuple[str, ...]
+) -> None:
     plain = run_script(0, SCRIPT, timeout=120)
-    given = ("--stages", "2", "--micro-batches", "2", *options)
+    given = ("--stages", "2", "--micro-batches", micro_batches, *options)
     staged = run_script(ranks, LAUNCHER, *given, str(SCRIPT), timeout=180)
     assert plain.returncode == staged.returncode == 0, plain.stderr + staged.stderr
     assert staged.stdout == plain.stdout

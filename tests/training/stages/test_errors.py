@@ -98,6 +98,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "state of rows": (_stateful, {}, "the layer memory keeps a state of each row"),
     "unknown name": (lambda: build("chain"), {"split_after": ["dense7"]}, "the model has no \\['dense7'\\]"),
     "no micro-batch": (lambda: build("chain"), {"micro_batches": 0}, "expected: micro_batches >= 1"),
+    "some micro-batches": (lambda: build("chain"), {"micro_batches": "many"}, "found: 'many'"),
     "mask": (_masked, {}, "the divisor of this loss"),
     "trained before": (_trained, {}, "the optimizer has state for other weights"),
     "average": (_averaging, {}, "found: an optimizer from training.distribute"),
