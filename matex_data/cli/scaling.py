@@ -29,7 +29,7 @@ from rich.table import Table
 from matex_data.errors import DataError
 from matex_data.words import counted, nbytes_text
 
-OPERATION_SECONDS = 1e-4  # of Python in a reduction, as measured by `benchmarks training`
+OPERATION_SECONDS = 1e-4  # of Python in a reduction, beyond that of MPI
 _FACTORS = {"": 1.0, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _SECONDS = {"ns": 1e-9, "us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0}
 _NUMBER = r"(\d+(?:\.\d+)?)\s*"
