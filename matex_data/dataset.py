@@ -17,7 +17,7 @@ from matex_data.display import FieldTable, dataset_html, described_layout, draw_
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError, PartitionError
-from matex_data.fields import ElementSpec, Names, Schema, as_list, mapped_elements
+from matex_data.fields import ElementSpec, Names, Schema, as_list, check_name, mapped_elements
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import compute
 from matex_data.index.runs import Runs
@@ -642,6 +642,8 @@ class Dataset:
 
     def _source_of(self, name: str | None) -> tuple[Source, str]:
         """Return opened files that have a field, and its name; see ``SourceOf``. *Collective*."""
+        if name is not None:
+            check_name(name)
         if (name is not None and name in self.schema) or self._further is None:
             return self._source, name or ""
         return self._further(name)

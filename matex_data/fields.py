@@ -224,6 +224,14 @@ def matching(pattern: str, available: Collection[str]) -> list[str]:
     return [pattern] if pattern in available else [name for name in available if fnmatchcase(name, pattern)]
 
 
+def check_name(name: Any) -> None:
+    """Raise ``FieldNotFound`` unless a field is given by one name, and not by a list of them."""
+    if not isinstance(name, str):
+        raise FieldNotFound(
+            "a field is given by its name", expected="a str", found=repr(name), remedy="give names one by one"
+        )
+
+
 def field_of(fields: Schema, name: str) -> Field:
     """Return the field of a name.
 
@@ -231,6 +239,7 @@ def field_of(fields: Schema, name: str) -> Field:
     ------
     FieldNotFound : there is no such field.
     """
+    check_name(name)
     if name not in fields:
         raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, fields)}")
     return fields[name]

@@ -124,7 +124,7 @@ class UnitedFields:
         name = found.field.name
         return filled_field(found.field, self.fills[name]) if name in self.fills else _nullable(found, lacking)
 
-    def with_absent(self, names: Sequence[str]) -> UnitedFields:
+    def with_absent(self, names: Iterable[str]) -> UnitedFields:
         """Return the union with those of these fields that no file has, and ``absent=`` gives."""
         lacking = [name for name in names if name in self.fills and name not in self.occurrences]
         new = {name: Occurrence(_field_of(name, self.fills[name]), self.path, 0, self.path) for name in lacking}

@@ -385,8 +385,9 @@ def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> t
         return collected
 
     collected = comm.agreed(collect)
-    union = unite(comm, collected.unions).with_absent(indexing.reading.names or ())
-    if indexing.reading.names is None:
+    names = indexing.reading.names
+    union = unite(comm, collected.unions).with_absent(indexing.reading.absent if names is None else names)
+    if names is None:
         comm.agreed(lambda: collected.check(union))
     return comm.agreed(lambda: collected.share(union, indexing.single)), union
 

@@ -81,6 +81,9 @@ def test_a_field_that_no_file_has(folder: Path, tmp_path: Path) -> None:
     for path in (folder, folder / "0.h5"):
         data = md.open_dataset(path, comm=MPI.COMM_SELF, inputs="x", targets="weight", absent={"weight": 1})
         assert data.schema["weight"].dtype == np.int64 and set(data.load()["weight"]) == {1}
+    with pytest.warns(UserWarning, match="missing there"):
+        data = md.open_dataset(folder, comm=MPI.COMM_SELF, absent={"weight": 1.5})
+    assert set(data.load()["weight"]) == {1.5} and "x" in data.schema
     frame = pd.DataFrame({"x": np.arange(5), "w": np.arange(5) * 0.5})
     frame.to_parquet(tmp_path / "0.parquet")
     frame[["x"]].to_parquet(tmp_path / "1.parquet")
