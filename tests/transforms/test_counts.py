@@ -108,6 +108,6 @@ def test_class_weights_are_those_of_scikit_learn(table: Path, pool: Pool, name: 
 
 @pytest.mark.parametrize("call", ["statistics", "value_counts", "class_weights", "vocabulary"])
 def test_a_list_of_names_is_an_error_that_says_so(table: Path, call: str) -> None:
-    data = md.open_dataset(table, comm=MPI.COMM_SELF)
-    with pytest.raises(md.FieldNotFound, match="given by its name(.|\n)*names one by one"):
+    data = open_dataset(table, comm=MPI.COMM_SELF)
+    with pytest.raises(FieldNotFound, match="given by its name"):
         getattr(data, call)(["label"])
