@@ -1,4 +1,4 @@
-"""Paths of many files: their order, and which of them exist, without a system call for each."""
+"""Paths of many files: their order, and which of them exist, without a system call for each; files of libraries."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from math import prod
 
 _DIGITS = str.maketrans("0123456789", "0" * 10)
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
+_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
 LISTED = 32  # files of one folder from which on the folder is listed, which is one call instead of one per file
 
 
@@ -121,3 +123,17 @@ def _listed(folder: str, paths: Sequence[str]) -> list[str]:
     except OSError:
         return []
     return [path for path in paths if os.path.basename(path) in names]  # noqa: PTH119
+
+
+def is_library(file: str) -> bool:
+    """Return whether a source file belongs to an installed package or to the standard library.
+
+    >>> is_library(os.__file__), is_library("/home/me/train.py")
+    (True, False)
+    """
+    return file.startswith(("<frozen", _STDLIB)) or any(folder in file for folder in _PACKAGES)
+
+
+def is_standard_library(file: str) -> bool:
+    """Return whether a source file belongs to the standard library."""
+    return is_library(file) and not any(folder in file for folder in _PACKAGES)

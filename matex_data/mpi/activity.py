@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import IntEnum
-from pathlib import Path
 from types import FrameType
+
+from matex_data.paths import is_library
 
 READ_AHEAD = "matex-read"
 """Name of threads that read data ahead of the program."""
-_LIBRARIES = tuple(str(Path(sysconfig.get_path(name)).resolve()) for name in ("purelib", "platlib", "stdlib"))
 
 
 class State(IntEnum):
@@ -138,4 +137,4 @@ def _line_of_user() -> str:
 
 def _is_library(frame: FrameType) -> bool:
     own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
-    return own or frame.f_code.co_filename.startswith(("<frozen", *_LIBRARIES))
+    return own or is_library(frame.f_code.co_filename)

@@ -20,8 +20,9 @@ from types import FrameType
 from typing import Any
 
 from matex_data.mpi.activity import busy, user_location
+from matex_data.paths import is_library
 from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
-from matex_data.training.launcher.root import Root, is_called_by_script, is_library
+from matex_data.training.launcher.root import Root, is_called_by_script
 
 log = logging.getLogger("matex_data.training")
 

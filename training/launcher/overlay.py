@@ -26,7 +26,8 @@ from typing import Any, NamedTuple, TypeVar
 from matex_data.mpi import deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
-from matex_data.training.launcher.root import Root, is_library
+from matex_data.paths import is_library
+from matex_data.training.launcher.root import Root
 
 T = TypeVar("T")
 SLACK = 10.0

@@ -24,6 +24,7 @@ from matex_data.mpi import abort, activity, deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
+from matex_data.paths import is_library, is_standard_library
 from matex_data.training.comm import world
 from matex_data.training.comm.channel import Channel
 
@@ -37,8 +38,6 @@ RANK_VARIABLES = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WO
 RANK_VARIABLES |= {"SLURM_PROCID", "SLURM_LOCALID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK"}
 _PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "overlay", "openers", "inputs")}
 _PATCHES |= {"matex_data.training.comm.world"}
-_PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
-_STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
 
 
 class Root:
@@ -233,13 +232,3 @@ def is_called_by_package() -> bool:
 def is_called_by_script() -> bool:
     """Return whether the script has called a patched function, also by way of the standard library."""
     return not is_library(_caller().f_code.co_filename) and not is_called_by_package()
-
-
-def is_library(file: str) -> bool:
-    """Return whether a file belongs to an installed package or to the standard library."""
-    return file.startswith(("<frozen", _STDLIB)) or any(folder in file for folder in _PACKAGES)
-
-
-def is_standard_library(file: str) -> bool:
-    """Return whether a source file belongs to the standard library."""
-    return is_library(file) and not any(folder in file for folder in _PACKAGES)
