@@ -163,6 +163,7 @@ NETCDF_SUFFIXES = (".nc", ".nc1", ".nc2", ".nc3", ".nc4", ".nc4c", ".nc5", ".cdf
 COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in COMPRESSED)
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in COMPRESSED)
+JSON_LINES_SUFFIXES = tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED)
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".tif", ".tiff", ".gif", ".bmp", ".dib", ".webp"),
     *(".fits", ".fit", ".fts", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"),
@@ -234,7 +235,9 @@ FORMATS: dict[str, KnownFormat] = {
     ),
     "jsonl": KnownFormat(
         "matex_data.readers.json_lines:index",
-        suffixes=tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED),
+        suffixes=JSON_LINES_SUFFIXES,
+        text=rb"\{[^\n]*\}\r?\n\{",  # two lines with an object each
+        kind="matex_data.readers.images.folders.manifest:kind_of_lines",
         extra="matex_data[csv]",
         concurrent=True,
         partitioned=True,

@@ -16,6 +16,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.index.model import Index
 from matex_data.mpi.communicator import Communicator
 from matex_data.opening.indexing import NETCDF, Reading, index_files, resolve_format
+from matex_data.readers.formats import format_named
 from matex_data.reading.source import Source
 from matex_data.transforms.continuity import sample_coordinate, warn_of_order
 from matex_data.transforms.new_fields import NewFields
@@ -106,14 +107,20 @@ class FurtherFields:
         ----------
         index : of the samples, which are rows of the files.
         """
-        name, format, options = sample_coordinate(index.fields), self.reading.format, self.reading.options
+        name = sample_coordinate(index.fields)
         if not 1 < len(self.files) <= MOST_CHECKED:
             return
         if name is not None:
             warn_of_order(self.opened(index.select([name])), name)
-        elif self.stored is None and resolve_format(self.comm, self.files[0], format, options) == NETCDF:
+        elif self.stored is None and self._is_netcdf():
             with suppress(DataError):  # without times that all files have alike nothing is known of their order
                 warn_of_order(*self.open(None))
+
+    def _is_netcdf(self) -> bool:
+        """Return whether the first file is one of netCDF, by its name too: others are not looked at. *Collective*."""
+        path, format = self.files[0], self.reading.format
+        named = format == NETCDF or format_named(NETCDF).matches_name(path)
+        return named and resolve_format(self.comm, path, format, self.reading.options) == NETCDF
 
     def _path(self, name: str) -> str | None:
         """Return the path of the stored index of a field."""

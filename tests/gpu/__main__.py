@@ -84,9 +84,7 @@ def _job(ranks: int, environment: dict[str, str], name: str, *arguments: str, tr
     command = [*launched, *module] if ranks else [sys.executable, *module]
     options: dict[str, Any] = {"env": {"TF_CPP_MIN_LOG_LEVEL": "2", **os.environ, **environment}, "cwd": ROOT}
     try:
-        done = subprocess.run(
-            command, **options, capture_output=True, text=True, timeout=LIMIT, check=False
-        )
+        done = subprocess.run(command, **options, capture_output=True, text=True, timeout=LIMIT, check=False)
     except subprocess.TimeoutExpired:
         raise SystemExit(f"FAILED: {' '.join(command)} took longer than {LIMIT:g} s") from None
     if done.returncode:

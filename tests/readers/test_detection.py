@@ -56,7 +56,8 @@ OTHERS = {
     "a log": b"2024-01-01 12:00:00,123 INFO start\n2024-01-01 12:00:01,456 INFO stop\n",
     "a log with blanks": b"2024-01-01 12:00:00 INFO reader started\n2024-01-01 12:00:01 INFO reader stopped\n",
     "a log of a server": b'1.2.3.4 - - [01/Jan/2024:00:00:01] "GET /" 200 12\n5.6.7.8 - - [x] "GET /a b" 404 0\n',
-    "JSON": b'{"a": 1, "b": 2}\n{"a": 3, "b": 4}\n',
+    "JSON": b'[{"a": 1, "b": 2},\n{"a": 3, "b": 4}]\n',
+    "an object of JSON": b'{"a": 1,\n "b": 2}\n',
     "settings": b"[run]\na = 1\nb = 2\n",
     "YAML": b"rate: 1\nsteps: 20\n",
     "C": b"int a;\nint b;\n",
@@ -84,6 +85,11 @@ def test_tables_are_detected_by_content(tmp_path: Path, kind: str) -> None:
 def test_other_texts_are_no_tables(tmp_path: Path, kind: str) -> None:
     with pytest.raises(FormatError, match=r"cannot tell the format(.|\n)*'cifar', 'csv', 'fits', 'hdf5'(.|\n)*format="):
         detected(tmp_path, OTHERS[kind], "data.out")
+
+
+@pytest.mark.parametrize("name", ["x.json", "x.out"])
+def test_json_lines_under_any_name(tmp_path: Path, name: str) -> None:
+    assert detected(tmp_path, b'{"a": 1, "b": [2]}\r\n{"a": 3, "b": []}\r\n', name) == "jsonl"
 
 
 @pytest.mark.parametrize("name", ["x.csv", "x.txt", "x.dat", "x.tsv.gz"])

@@ -12,7 +12,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
-from matex_data.readers.formats import TABLE_SUFFIXES, TEXT_SUFFIXES
+from matex_data.readers.formats import JSON_LINES_SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import Folder, is_image, read_folder, report_others
 from matex_data.readers.images.folders.manifest import read_manifest
 from matex_data.readers.images.folders.pairs import (
@@ -145,7 +145,7 @@ def _kind(path: str, layout: str | None) -> str:
         return "file"
     if is_folder(path):
         return "folder"
-    is_table = path.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES))
+    is_table = path.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES, *JSON_LINES_SUFFIXES))
     return "manifest" if layout == "manifest" or is_table else "file"
 
 

@@ -1,11 +1,13 @@
-"""Manifests: tables with a column of image files, and labels or targets beside it."""
+"""Manifests: tables, or JSON Lines, with a column of image files, and labels or targets beside it."""
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -59,13 +61,24 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
         return False
     cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
     try:
-        records = _dialect(text[:cut] or text).records(text[:cut] or text)[:2]
-    except ValueError:  # what Python's parser of tables refuses
+        fields = _first_texts(text[:cut] or text)
+    except ValueError:  # what Python's parsers of tables and of JSON refuse
         return False
-    fields = [_decoded(field).strip() for record in records for field in record if is_image(field.strip())]
     folder = _root(path, root)
-    files = [joined(folder, field) for field in fields if not is_url(field)]
+    files = [joined(folder, field) for field in fields if is_image(field) and not is_url(field)]
     return bool(_existing(path, [file for file in files if not is_url(file) or Trust.of([folder]).allows(file)]))
+
+
+def kind_of_lines(path: str, head: bytes, options: Mapping[str, Any]) -> str:
+    """Return "images" for JSON Lines that are a manifest, as ``metadata.jsonl`` of Hugging Face; otherwise "jsonl".
+
+    Parameters
+    ----------
+    head : first bytes of the file.
+    options : of the reader: ``root``, and ``layout="manifest"``.
+    """
+    given = options.get("layout") == "manifest"
+    return "images" if given or names_images(path, head, options.get("root")) else "jsonl"
 
 
 def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Manifest:
@@ -81,38 +94,112 @@ def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Ma
     FormatError : no column holds names of images, or a record has another number of fields.
     DataError : the table cannot be read, or an image does not exist, or is not trusted.
     """
-    records = _records(path)
-    if not records:
-        raise FormatError("the manifest is empty", file=path, expected="a record for each image", found="no record")
-    header = not any(is_image(field.strip()) for field in records[0])
-    names = column_names([_decoded(field.strip()) for field in records[0]]) if header else None
-    rows = records[1:] if header else records
-    at = _image_columns(path, rows[:1])
-    _check_widths(path, rows, len(records[0]))
-    columns = [[row[i] for row in rows] for i in range(len(rows[0]))]
+    text = _text(path)
+    lines = _is_lines(text)
+    names, columns = _columns_of_lines(path, text) if lines else _columns_of_table(path, text)
+    at = _image_columns(path, [column[0].strip() if isinstance(column[0], str) else "" for column in columns])
     folder = _root(path, root)
-    files = [[_decoded(field.strip()) for field in columns[column]] for column in at]
+    files = [_names(path, columns[column]) for column in at]
     for of_column in files:
         _check_files(path, folder, of_column, trust | Trust.of([folder]))
     if is_url(folder):  # whose store does not know ".."
         files = [[joined(folder, file) if ".." in file else file for file in of_column] for of_column in files]
     others = _others(names, at, len(columns))
     _check_names(path, others, len(at))
-    values = {name: _values(columns[column]) for column, name in others.items()}
+    values_of = _json_values if lines else _values
+    values = {name: values_of(columns[column]) for column, name in others.items()}
     return Manifest(folder, files[0], values, files[1] if len(at) > 1 else None)
 
 
-def _records(path: str) -> list[list[str]]:
+def _text(path: str) -> bytes:
     try:
         data = np.frombuffer(read_bytes(path), np.uint8)
         stored = stored_as(data[:16].tobytes(), "utf-8")
-        text = (plain_text(data, stored) if stored else data).tobytes().removeprefix(BOM)
-        return _dialect(text[:HEAD_BYTES]).records(text)
+        return (plain_text(data, stored) if stored else data).tobytes().removeprefix(BOM)
     except OSError as error:
         raise DataError("the manifest cannot be read", file=path, found=error) from error
     except DataError as error:
         error.at(path, None)
         raise
+
+
+def _is_lines(text: bytes) -> bool:
+    return text.lstrip()[:1] == b"{"
+
+
+def _first_texts(text: bytes) -> list[str]:
+    """Return the texts of the first two records, of which the first one may be a header; raise ``ValueError``."""
+    if _is_lines(text):
+        return [value for value in json.loads(text.lstrip().split(b"\n", 1)[0]).values() if isinstance(value, str)]
+    records = _dialect(text).records(text)[:2]
+    return [_decoded(field).strip() for record in records for field in record]
+
+
+def _columns_of_table(path: str, text: bytes) -> tuple[list[str] | None, list[list[Any]]]:
+    """Return the names of the columns, or None without a header, and the texts of each column."""
+    try:
+        records = _dialect(text[:HEAD_BYTES]).records(text)
+    except DataError as error:
+        error.at(path, None)
+        raise
+    if not records:
+        raise _empty(path)
+    header = not any(is_image(field.strip()) for field in records[0])
+    names = list(column_names([_decoded(field.strip()) for field in records[0]])) if header else None
+    rows = records[1:] if header else records
+    if not rows:
+        _image_columns(path, [])  # raises
+    _check_widths(path, rows, len(records[0]))
+    return names, [[_decoded(row[i]) for row in rows] for i in range(len(rows[0]))]
+
+
+def _columns_of_lines(path: str, text: bytes) -> tuple[list[str], list[list[Any]]]:
+    """Return the names of the members of all objects, and the values of each; None where an object lacks it."""
+    objects: list[dict[str, Any]] = []
+    for line in filter(bytes.strip, text.split(b"\n")):
+        try:
+            objects.append(dict(json.loads(line).items()))
+        except (ValueError, AttributeError) as error:
+            raise FormatError(
+                "a line of the manifest is no object of JSON",
+                file=path,
+                row=len(objects),
+                expected='such as {"file_name": "1.png", "label": 3}',
+                found=f"{line[:60]!r}: {error}",
+            ) from error
+    if not objects:
+        raise _empty(path)
+    names = list(dict.fromkeys(name for members in objects for name in members))
+    return names, [[members.get(name) for members in objects] for name in names]
+
+
+def _empty(path: str) -> FormatError:
+    return FormatError("the manifest is empty", file=path, expected="a record for each image", found="no record")
+
+
+def _names(path: str, column: Sequence[Any]) -> list[str]:
+    """Return the names of files; raise ``FormatError`` for an object without one."""
+    for row, value in enumerate(column):
+        if not isinstance(value, str):
+            raise FormatError(
+                "an object of the manifest names no image", file=path, row=row, expected="a text", found=repr(value)
+            )
+    return [value.strip() for value in column]
+
+
+def _json_values(column: Sequence[Any]) -> Array | Texts:
+    """Return values of JSON as int64, bool or float64, where NaN stands for None; or else as texts, lists as JSON."""
+    present = [value for value in column if value is not None]
+    kinds = {type(value) for value in present}
+    whole = len(present) == len(column)
+    if kinds == {bool} and whole:
+        return np.array(column)
+    if kinds == {int} and whole and all(abs(value) < 1 << 63 for value in present):
+        return np.array(column, np.int64)
+    if kinds and kinds <= {int, float}:
+        return np.array([np.nan if value is None else float(value) for value in column])
+    texts = ("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in column)
+    return Texts.of(list(texts))
 
 
 def _dialect(text: bytes) -> Dialect:
@@ -128,15 +215,14 @@ def _root(path: str, root: str | None) -> str:
     return root if root is not None else path.rpartition("/")[0] if is_url(path) else str(Path(path).parent)
 
 
-def _image_columns(path: str, rows: Sequence[Sequence[str]]) -> list[int]:
-    """Return the column of images, and that of masks if there is one.
+def _image_columns(path: str, fields: Sequence[str]) -> list[int]:
+    """Return the column of images, and that of masks if there is one, by the first record.
 
     Raises
     ------
     FormatError : there are none, or more than two.
     """
-    fields = rows[0] if rows else []
-    found = [column for column, field in enumerate(fields) if is_image(field.strip())]
+    found = [column for column, field in enumerate(fields) if is_image(field)]
     if len(found) > 2:
         raise FormatError(
             "several columns of the manifest hold image files",
@@ -240,4 +326,4 @@ def _values(column: Sequence[str]) -> Array | Texts:
         numbers = None
     if numbers is not None and present and not any("_" in field for field in present):
         return numbers
-    return Texts.of([_decoded(field) for field in column])
+    return Texts.of(list(column))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,44 @@ def test_columns_beside_the_images(tmp_path: Path) -> None:
     same(found["wild"], frame["wild"].to_numpy())
     assert [text.decode() for text in found["species"]] == frame["species"].tolist()
     assert found["path"].tolist() == [name.encode() for name in frame["file"]]
+
+
+def test_json_lines_as_hugging_face_writes_them(tmp_path: Path) -> None:
+    images(tmp_path)
+    rows = [
+        {"file_name": f"pictures/{number}.png", "label": number, "code": f"00{number}", "box": [1, number]}
+        for number in (2, 0, 1)
+    ]
+    rows[1] |= {"weight": 1.5, "wild": True}
+    path = write(tmp_path, "\n".join(map(json.dumps, rows)) + "\n\n", "metadata.jsonl")
+    assert kind(path) == "images"
+    data = open_dataset(path)
+    found = data.load()
+    assert list(data.schema) == ["image", "label", "code", "box", "weight", "wild", "path"]
+    same(found["image"], np.stack([picture(number) for number in (2, 0, 1)]))
+    same(found["label"], np.array([2, 0, 1]))
+    same(found["weight"], np.array([np.nan, 1.5, np.nan]))
+    assert found["code"].tolist() == [b"002", b"000", b"001"], "a text is no number"
+    assert found["box"].tolist() == [b"[1, 2]", b"[1, 0]", b"[1, 1]"]
+    assert found["wild"].tolist() == [b"", b"true", b""]
+    assert set(open_dataset(path, format="jsonl").schema) >= {"file_name", "label"}
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [("[1]", "no object of JSON"), ('{"file_name": ', "no object"), ('{"label": 1}', "names no image")],
+)
+def test_damaged_json_lines(tmp_path: Path, line: str, message: str) -> None:
+    images(tmp_path)
+    path = write(tmp_path, '{"file_name": "pictures/0.png"}\n' + line + "\n", "metadata.jsonl")
+    with pytest.raises(FormatError, match=message):
+        open_dataset(path)
+
+
+def test_json_lines_without_images_are_a_table(tmp_path: Path) -> None:
+    path = write(tmp_path, '{"file_name": "absent.png", "label": 1}\n', "metadata.jsonl")
+    assert kind(path) == "jsonl"
+    assert set(open_dataset(path).schema) == {"file_name", "label"}
 
 
 @pytest.mark.parametrize(
