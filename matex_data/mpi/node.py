@@ -23,6 +23,16 @@ def local_rank(comm: MPI.Intracomm) -> RankAndSize:
     return found
 
 
+def on_one_machine(comm: MPI.Intracomm) -> bool:
+    """Return whether all ranks share the memory of one machine. *Collective*."""
+    if comm.size == 1:
+        return True
+    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
+    found = node.size == comm.size
+    node.Free()
+    return bool(found)
+
+
 def gather_cores(comm: MPI.Intracomm) -> None:
     """Set ``machine.local_size``, and the cores that the other ranks of this machine may use. *Collective*."""
     node = comm.Split_type(MPI.COMM_TYPE_SHARED)

@@ -10,9 +10,9 @@ from typing import Any
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.library import MPI
-from matex_data.mpi.node import CoreShare, core_share
+from matex_data.mpi.node import CoreShare, core_share, on_one_machine
 from matex_data.reading.buffers import BufferPool
-from matex_data.training.comm.collectives import Collectives
+from matex_data.training.comm.collectives import CALL_BYTES, SLICE_BYTES, Collectives
 from matex_data.training.comm.drift import WaitingClock
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.comm.world import comm_or_world
@@ -53,7 +53,8 @@ class Channel:
         self.size = comm.size
         self.communicator = read_sessions(comm).comm
         liveness = self.communicator.liveness
-        self.graph = Collectives(comm, liveness, core_share(comm), WaitingClock())
+        nbytes = SLICE_BYTES if on_one_machine(comm) else CALL_BYTES
+        self.graph = Collectives(comm, liveness, core_share(comm), WaitingClock(), nbytes)
         self.host = self.graph.duplicate()
         self.counters: dict[Any, Any] = {}
         self.buffers = BufferPool(kept=KEPT_BUFFERS)
@@ -151,7 +152,7 @@ class Subset:
         group.Free()
         # Ranks that sleep while they wait are not compared for slowness.
         share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()
-        self.graph = Collectives(comm, channel.communicator.liveness, share, clock)
+        self.graph = Collectives(comm, channel.communicator.liveness, share, clock, channel.graph.slice_bytes)
         self.host = self.graph.duplicate()
         self.counters: dict[Any, Any] = {}
         comm.Free()

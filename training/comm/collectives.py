@@ -22,6 +22,12 @@ Op = Literal["mean", "sum", "max", "min"]
 
 CALL_BYTES = 1 << 30
 """Largest number of bytes in one MPI call; counts of some MPI libraries end at 2 GiB."""
+SLICE_BYTES = 8 << 20
+"""Bytes in one reduction within a machine: they stay in the caches.
+
+67 MB between two ranks on two busy cores: 44 ms in slices, 75 ms in one call, with MPICH and Open MPI; four ranks 103 and
+158 ms, with Open MPI 124 and 242 ms. Slices of 4 MB were up to a sixth slower, a shared window of MPI up to a half.
+"""
 SPINS = 50
 """Tests of a request before its thread begins to sleep, about 100 us."""
 SLEEP, LONGEST_SLEEP = 5e-5, 1e-3
@@ -43,18 +49,27 @@ class Collectives:
         the core from whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are
         more than the cores sleep between the parts of an operation, too.
     clock : runs during collective operations; shared by the communicators of a channel.
+    slice_bytes : largest number of bytes in one reduction, equal on all ranks.
     """
 
-    def __init__(self, comm: MPI.Intracomm, liveness: Liveness | None, share: CoreShare, clock: WaitingClock) -> None:
+    def __init__(
+        self,
+        comm: MPI.Intracomm,
+        liveness: Liveness | None,
+        share: CoreShare,
+        clock: WaitingClock,
+        slice_bytes: int = CALL_BYTES,
+    ) -> None:
         self.comm = comm.Dup() if comm.size > 1 else comm
         self.liveness = liveness
         self.share = share
         self.clock = clock
+        self.slice_bytes = slice_bytes
         self._drift = DriftCheck(clock)
 
     def duplicate(self) -> Collectives:
         """Return new collectives of the same ranks. *Collective*."""
-        return Collectives(self.comm, self.liveness, self.share, self.clock)
+        return Collectives(self.comm, self.liveness, self.share, self.clock, self.slice_bytes)
 
     def reduce(self, flat: Array, op: Op = "sum", met: bool = False) -> None:
         """Reduce an array over all ranks, in place. *Collective*.
@@ -67,8 +82,8 @@ class Collectives:
         """
         if not met:
             self._meet()
-        for segment in segments(flat):
-            with timeline.span(f"{op} of {segment.nbytes:,} bytes", "communication"):
+        with timeline.span(f"{op} of {flat.nbytes:,} bytes", "communication"):
+            for segment in segments(flat, self.slice_bytes):
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
         self.compare_ranks()
 
@@ -255,8 +270,8 @@ class Collectives:
                 time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
 
 
-def segments(flat: Array) -> Iterator[Array]:
-    """Yield views of an array, each small enough for one MPI call."""
-    step = max(1, CALL_BYTES // flat.dtype.itemsize)
+def segments(flat: Array, nbytes: int = CALL_BYTES) -> Iterator[Array]:
+    """Yield views of an array, each of so many bytes at most: small enough for one MPI call."""
+    step = max(1, nbytes // flat.dtype.itemsize)
     for start in range(0, flat.size, step):
         yield flat[start : start + step]

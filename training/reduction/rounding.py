@@ -34,9 +34,9 @@ def sum_rounded(collectives: Collectives, flat: Array, wire_dtype: np.dtype[Any]
         become infinite.
     wire_dtype : one of ``WIRE_DTYPES``.
     """
-    for segment in segments(flat):
-        span = timeline.span(f"sum of {segment.nbytes:,} bytes as {wire_dtype.name}", "communication")
-        with span, np.errstate(over="ignore", invalid="ignore"):
+    span = timeline.span(f"sum of {flat.nbytes:,} bytes as {wire_dtype.name}", "communication")
+    with span, np.errstate(over="ignore", invalid="ignore"):
+        for segment in segments(flat, collectives.slice_bytes):
             total = _sum_of_rows(collectives.exchange(_cast(segment, wire_dtype)))
             segment[...] = _cast(collectives.gather(_cast(total, wire_dtype)), np.float32)
 

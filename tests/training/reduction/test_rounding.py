@@ -62,6 +62,8 @@ def test_rounded_values_are_summed_in_float32(pool: Pool, strategy: str, wire_dt
 class _ManyRanks:
     """Collectives of the only rank that computes: it has the sections of all ranks."""
 
+    slice_bytes = 1 << 30
+
     def __init__(self, sections: Any) -> None:
         self._sections = sections
 
