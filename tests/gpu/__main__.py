@@ -8,6 +8,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +23,13 @@ LIMIT = 300.0
 TRANSPORTS = ("mpi", "tensorflow")
 
 
-def main() -> int:
-    """Run all measurements, print a line for each, and return 1 if weights are wrong or a job fails."""
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run all measurements, print a line for each, and return 1 if weights are wrong, 2 where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m tests.gpu", description=__doc__)
     parser.add_argument("--device", choices=("gpu", "cpu"), default="gpu", help="cpu: try the script without a GPU")
     parser.add_argument("--steps", type=int, default=50, help="of each measurement")
     parser.add_argument("--width", type=int, help="units of the large model's layers (4096; with --device cpu 256)")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     cpu = {"CUDA_VISIBLE_DEVICES": ""}
     devices = cpu if options.device == "cpu" else {}
     if options.device == "gpu" and not _gpus():

@@ -25,8 +25,8 @@ CALL_BYTES = 1 << 30
 SLICE_BYTES = 8 << 20
 """Bytes in one reduction within a machine: they stay in the caches.
 
-67 MB between two ranks on two busy cores: 44 ms in slices, 75 ms in one call, with MPICH and Open MPI; four ranks 103 and
-158 ms, with Open MPI 124 and 242 ms. Slices of 4 MB were up to a sixth slower, a shared window of MPI up to a half.
+67 MB between two ranks on two busy cores: 44 ms in slices, 75 ms in one call, with MPICH and Open MPI; between four 103
+and 158 ms, with Open MPI 124 and 242 ms. Slices of 4 MB were up to a sixth slower, a shared window of MPI up to a half.
 """
 SPINS = 50
 """Tests of a request before its thread begins to sleep, about 100 us."""
