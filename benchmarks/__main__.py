@@ -14,6 +14,7 @@ from rich.console import Console
 from benchmarks.cases import climate as climate_cases
 from benchmarks.cases import end_to_end, reading, shuffling, sorted_training
 from benchmarks.cases import files as file_cases
+from benchmarks.cases import headlines as headline_cases
 from benchmarks.cases import images as image_cases
 from benchmarks.cases import latency as latency_cases
 from benchmarks.cases import layouts as layout_cases
@@ -42,6 +43,7 @@ CASES = (
     | step_cases.CASES
     | layout_cases.CASES
     | stage_cases.CASES
+    | headline_cases.CASES
     | scale_cases.CASES
     | file_cases.CASES
     | latency_cases.CASES
