@@ -11,12 +11,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.average.accumulation import accumulates
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.optimizer import attach_average, detach_average, is_distributed
 from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.batch_norm import average_moving_statistics, global_moments
+from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
 from matex_data.training.exact.evaluation import DistributedTestStep
 from matex_data.training.exact.logs import Reduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
@@ -40,7 +41,7 @@ from matex_data.training.exact.variables import (
     separate_seeds,
 )
 from matex_data.training.exact.watch import Watch
-from matex_data.training.partition.optimizer import Totals
+from matex_data.training.partition.optimizer import Totals, inner_optimizer
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements
@@ -89,7 +90,7 @@ class DistributedModel:
         self._reducer = reducer or Reducer(channel)
         self.average = GradientAverage(self._reducer)
         self._own_step = type(model).train_step is not keras.Model.train_step
-        self._owns = False
+        self._owns = self._waits = False
         self.step = DistributedStep(model, GradientPatches(self.average, self._averages_early), channel)
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
@@ -114,8 +115,12 @@ class DistributedModel:
         self._replace(self.model, "reset_metrics", self._reset_metrics)
         found = optimizers(self.model) if self.channel.size > 1 else []
         self._attached = [optimizer for optimizer in found if not is_distributed(optimizer)]
+        whole = not self._own_step and self.world is self.channel and self.model.optimizer in self._attached
+        self._waits = whole and accumulates(self.model.optimizer)
+        if self._waits:
+            self._replace(self.model, ACCUMULATED, self._accumulated)
         for optimizer in self._attached:
-            attach_average(optimizer, self.average)
+            attach_average(optimizer, self.average, waits=self._waits and optimizer is self.model.optimizer)
         if self.channel.size > 1 and self.model.jit_compile:
             self._disable_xla()
         return self
@@ -147,7 +152,12 @@ class DistributedModel:
 
     def _averages_early(self) -> bool:
         """Return whether tapes return averages: a step of the user's own may compute with them, and not with sums."""
-        return self._own_step or not self._owns
+        return self._own_step or not (self._owns or self._waits)
+
+    def _accumulated(self) -> list[Any]:
+        """Return what each rank has added up of its own gradients, whose mean is that of all ranks."""
+        optimizer = inner_optimizer(self.model.optimizer)
+        return list(optimizer._accumulated_gradients) if optimizer.built and not self._owns else []
 
     def is_current(self) -> bool:
         """Return whether the model has not been compiled again since the context was entered."""

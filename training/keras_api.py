@@ -136,6 +136,8 @@ CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 """Attributes of callbacks that change during training."""
 
+ACCUMULATING = ("_backend_apply_gradients", "_clip_gradients", "apply")
+"""Methods of an optimizer that decide how it adds up gradients."""
 STEP_METHODS = (
     "_aggregate_additional_loss",
     "_compute_loss",
@@ -207,7 +209,10 @@ OBJECT_ATTRIBUTES: dict[str, Names] = {
         ),
         (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
         (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
-        (keras.optimizers.Optimizer, ("_learning_rate", "_trainable_variables", "_trainable_variables_indices")),
+        (
+            keras.optimizers.Optimizer,
+            ("_accumulated_gradients", "_learning_rate", "_trainable_variables", "_trainable_variables_indices"),
+        ),
         (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
         (CompileLoss, ("_flat_losses",)),
     ),

@@ -9,6 +9,7 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
+from matex_data.training.average.accumulation import AccumulatedAverage
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
@@ -73,12 +74,18 @@ def distribute(
     return optimizer
 
 
-def attach_average(optimizer: Any, average: GradientAverage) -> None:
-    """Make ``optimizer.apply`` average its gradients first; ``apply`` is *collective* from then on."""
+def attach_average(optimizer: Any, average: GradientAverage, waits: bool = False) -> None:
+    """Make ``optimizer.apply`` average its gradients first; ``apply`` is *collective* from then on.
+
+    Parameters
+    ----------
+    waits : average what an optimizer adds up over steps once, in the step that updates the weights.
+    """
     detach_average(optimizer)
     # An inner optimizer applies nothing on a rank whose gradients overflow, and would leave the others waiting.
     detach_average(getattr(optimizer, "inner_optimizer", None))
-    object.__setattr__(optimizer, "apply", _AveragingApply(optimizer.apply, average))
+    later = AccumulatedAverage(optimizer, average) if waits else None
+    object.__setattr__(optimizer, "apply", _AveragingApply(optimizer.apply, average, later))
 
 
 def detach_average(optimizer: Any) -> None:
@@ -95,9 +102,12 @@ def is_distributed(optimizer: Any) -> bool:
 class _AveragingApply:
     """``apply`` of an optimizer, preceded by the average over the ranks."""
 
-    def __init__(self, apply: Callable[..., Any], average: GradientAverage) -> None:
+    def __init__(
+        self, apply: Callable[..., Any], average: GradientAverage, later: AccumulatedAverage | None = None
+    ) -> None:
         self._apply = apply
         self._average = average
+        self._later = later
 
     def __call__(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         # AutoGraph would take a second to convert this package's code.
@@ -107,6 +117,11 @@ class _AveragingApply:
         _check_parts(self._average.channel, trainable_variables or ())
         if self._average.state.averaged:
             return self._apply(grads, trainable_variables)
+        dense = not any(isinstance(gradient, tf.IndexedSlices) for gradient in grads)
+        if self._later is not None and dense:
+            weighed = self._later.weighed(grads)
+            with self._average.state.only_averages(), self._later.before_update():
+                return self._apply(weighed, trainable_variables)
         with self._average.state.only_averages():
             return self._apply(self._average.applied(list(grads)), trainable_variables)
 

@@ -14,6 +14,9 @@ from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import row_states
 from matex_data.training.reduction.ops import Reducer
 
+ACCUMULATED = "_matex_accumulated"
+"""Attribute of a model: a function that returns the gradients that each rank adds up by itself."""
+
 
 def global_moments(layer: Any, reducer: Reducer) -> Any:
     """Return a replacement for ``layer._moments`` that computes mean and variance over all ranks."""
@@ -78,13 +81,13 @@ def moving_statistics(model: Any) -> list[Any]:
 
 
 def average_moving_statistics(model: Any, channel: Channel) -> None:
-    """Average the moving statistics where ranks differ. *Collective*.
+    """Average the moving statistics, and gradients that ranks add up, where ranks differ. *Collective*.
 
-    A layer changes them by a linear rule, so it does not matter to later averages how often this happens.
+    Layers and optimizers change them by a linear rule, so it does not matter to later averages how often this happens.
     """
     if channel.size == 1:
         return
-    variables = moving_statistics(model)
+    variables = [*moving_statistics(model), *vars(model).get(ACCUMULATED, list)()]
     values = [np.asarray(v.value.numpy()) for v in variables]
     differ = np.flatnonzero(~channel.host.same(np.array([content_digest(value) for value in values], np.int64)))
     if not differ.size:
