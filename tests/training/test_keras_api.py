@@ -33,7 +33,7 @@ def _missing_on_objects(comm: Any) -> list[str]:
 
     layers = [keras.layers.Input((4,)), keras.layers.Dense(3), keras.layers.BatchNormalization(), keras.layers.Dense(2)]
     model = keras.Sequential([*layers, keras.layers.Dropout(0.5)])
-    model.compile(keras.optimizers.SGD(use_ema=True), "mse")
+    model.compile(keras.optimizers.SGD(use_ema=True, gradient_accumulation_steps=2), "mse")
     dataset = tf.data.Dataset.from_tensors((np.zeros((2, 4), "float32"), np.zeros((2, 2), "float32")))
     callbacks = keras.callbacks
     watching = [callbacks.EarlyStopping(monitor="loss"), callbacks.ReduceLROnPlateau(monitor="loss")]
