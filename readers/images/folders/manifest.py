@@ -62,7 +62,7 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
     cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
     try:
         fields = _first_texts(text[:cut] or text)
-    except ValueError:  # what Python's parsers of tables and of JSON refuse
+    except (ValueError, AttributeError, RecursionError):  # what Python's parsers of tables and of JSON refuse
         return False
     folder = _root(path, root)
     files = [joined(folder, field) for field in fields if is_image(field) and not is_url(field)]
@@ -159,7 +159,7 @@ def _columns_of_lines(path: str, text: bytes) -> tuple[list[str], list[list[Any]
     for line in filter(bytes.strip, text.split(b"\n")):
         try:
             objects.append(dict(json.loads(line).items()))
-        except (ValueError, AttributeError) as error:
+        except (ValueError, AttributeError, RecursionError) as error:
             raise FormatError(
                 "a line of the manifest is no object of JSON",
                 file=path,

@@ -78,7 +78,12 @@ def test_json_lines_as_hugging_face_writes_them(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("line", "message"),
-    [("[1]", "no object of JSON"), ('{"file_name": ', "no object"), ('{"label": 1}', "names no image")],
+    [
+        ("[1]", "no object of JSON"),
+        ('{"a": ' + "[" * 100_000, "no object of JSON"),
+        ('{"file_name": ', "no object"),
+        ('{"label": 1}', "names no image"),
+    ],
 )
 def test_damaged_json_lines(tmp_path: Path, line: str, message: str) -> None:
     images(tmp_path)
@@ -88,6 +93,7 @@ def test_damaged_json_lines(tmp_path: Path, line: str, message: str) -> None:
 
 
 def test_json_lines_without_images_are_a_table(tmp_path: Path) -> None:
+    assert kind(write(tmp_path, '{"a": ' + "[" * 100_000, "metadata.jsonl")) == "jsonl"
     path = write(tmp_path, '{"file_name": "absent.png", "label": 1}\n', "metadata.jsonl")
     assert kind(path) == "jsonl"
     assert set(open_dataset(path).schema) == {"file_name", "label"}
