@@ -19,6 +19,7 @@ from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
 from matex_data.training.exact.evaluation import DistributedTestStep
+from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import Reduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.exact.metrics import (
@@ -28,6 +29,7 @@ from matex_data.training.exact.metrics import (
     gathering_flags,
     note_reset,
     replace_custom_metrics,
+    results_of_all,
 )
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
@@ -48,6 +50,8 @@ from matex_data.training.replacements import Replacements
 
 log = logging.getLogger("matex_data.training")
 
+LOGS = ("compute_metrics", "get_metrics_result")
+"""Methods of Keras's models that make logs of metrics."""
 CONTEXT = "_matex_context"
 """Attribute of a model: the context that is open."""
 
@@ -355,6 +359,8 @@ class DistributedModel:
         """Return the logs of a batch of ``fit`` over all ranks; the epoch's go on. *Collective*."""
         if self.channel.size == 1 or self.step.whole:
             return logs
+        if all(own_method(self.model, name) is None for name in ("train_step", *LOGS)):
+            return results_of_all(self.channel, self.model)
         with self.within_epoch():
             return self.combined(logs, of_batch=True)  # type: ignore[no-any-return]
 

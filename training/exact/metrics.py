@@ -315,6 +315,13 @@ def combined_values(channel: Channel, model: Any) -> list[Array]:
     return own
 
 
+def results_of_all(channel: Channel, model: Any) -> dict[str, Any]:
+    """Return the results of a model's metrics over all ranks; the states stay those of this rank. *Collective*."""
+    states = zip(model.metrics_variables, map(tf.constant, combined_values(channel, model)), strict=True)
+    with keras.StatelessScope(state_mapping=list(states)):
+        return {key: _number(value) for key, value in model.get_metrics_result().items()}
+
+
 def note_combined(model: Any) -> None:
     """Note that each rank has the states of all: these count once, and what the ranks add to them is added up."""
     values = {id(v): (v, np.array(v.value.numpy())) for v in model.metrics_variables if _rule(v) == "sum"}
