@@ -39,6 +39,7 @@ READERS = [
     _launched(OURS),
     _launched("matex run, funneled", "--strategy", "funneled"),
     _launched("matex run, concurrent", "--strategy", "concurrent"),
+    _launched("matex run, TensorFlow's collectives", "--collectives", "tensorflow"),
     # Without its reduction, the self-check of fit would find the gradients wrong and train on whole batches.
     _launched(WITHOUT, "--no-verify", replaced="nothing"),
     _launched(COPIES, "--no-verify", replaced="copy"),

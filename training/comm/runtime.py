@@ -127,6 +127,7 @@ def start(choice: str) -> None:
     _connect(channel)
     right = np.array([runtime.is_right(channel.rank)], np.int64)
     channel.host.reduce(right, "min")
+    _leave_threads(channel.rank)
     if right[0]:
         _started.append(runtime)
         return
@@ -201,6 +202,21 @@ def _connect(channel: Channel) -> None:
     )
     with waiting_for(channel.communicator.liveness):
         tf.distribute.MultiWorkerMirroredStrategy(cluster_resolver=resolver)
+
+
+def _leave_threads(rank: int) -> None:
+    """Let a script that sets numbers of threads go on, which TensorFlow refuses once it has started."""
+
+    def leave(num_threads: int) -> None:
+        if rank == 0:
+            log.warning(
+                "the number of threads stays as it is, since TensorFlow has started for the collectives of all ranks\n"
+                "  remedy: set TF_NUM_INTEROP_THREADS and TF_NUM_INTRAOP_THREADS=%d, or choose --collectives mpi",
+                num_threads,
+            )
+
+    for name in ("set_inter_op_parallelism_threads", "set_intra_op_parallelism_threads"):
+        setattr(tf.config.threading, name, leave)
 
 
 def _late(found: str) -> PartitionError:

@@ -143,7 +143,8 @@ def test_other_ranks_and_other_strategies_are_errors() -> None:
 
 
 SCRIPT = """
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
+tf.config.threading.set_inter_op_parallelism_threads(1)
 
 keras.utils.set_random_seed(1)
 rng = np.random.default_rng(0)
