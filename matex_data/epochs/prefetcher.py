@@ -21,7 +21,7 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Condition
 from matex_data.mpi import communicator, deadlines
 from matex_data.mpi.abort import abort_job
-from matex_data.mpi.activity import READ_AHEAD
+from matex_data.mpi.activity import READ_AHEAD, meeting
 from matex_data.mpi.communicator import PendingMaximum
 from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
@@ -126,7 +126,9 @@ class Prefetcher:
                 return self._change.wait_for(condition, seconds)
 
         if not within(0.0):
-            self._session.comm.wait_until(within)
+            comm = self._session.comm
+            with meeting(comm.liveness):  # of this rank's own thread, which others keep waiting
+                comm.wait_until(within)
 
     def _run(self) -> None:
         try:

@@ -29,6 +29,9 @@ _busy: dict[object, tuple[int, str]] = {}  # by entry of the context: thread and
 _waiting: dict[int, int] = {}  # by thread: depth of nested waits
 _calls: dict[int, str] = {}  # by thread: the collective call of the user
 _inside: dict[int, str] = {}  # by thread: the call of MPI, with its file
+_meetings: list[object] = []  # that the main thread is in: their ranks, the innermost last
+_polling: set[int] = set()  # threads that wait for other ranks, for which this rank waits itself
+_met = 0  # number of meetings, and of waits of such threads, that have begun
 _left = False
 
 
@@ -58,6 +61,46 @@ def waiting() -> Iterator[None]:
         _waiting[thread] -= 1
         if not _waiting[thread]:
             del _waiting[thread]
+
+
+@contextmanager
+def meeting(ranks: object) -> Iterator[None]:
+    """Context manager: report that the main thread waits until all ranks have come, which exchange a few numbers.
+
+    Parameters
+    ----------
+    ranks : liveness of the ranks.
+    """
+    global _met
+    if threading.get_ident() != threading.main_thread().ident:
+        yield
+        return
+    _met += 1
+    _meetings.append(ranks)
+    try:
+        yield
+    finally:
+        _meetings.pop()
+
+
+@contextmanager
+def polling() -> Iterator[None]:
+    """Context manager: report that a thread which reads ahead waits for other ranks."""
+    global _met
+    thread = threading.get_ident()
+    _met += 1
+    _polling.add(thread)
+    try:
+        yield
+    finally:
+        _polling.discard(thread)
+
+
+def meetings(ranks: object) -> int | None:
+    """Return the number of meetings so far if this rank is in one of these ranks, and reads nothing; None if not."""
+    threads = threading.enumerate()
+    reads = any(thread.name == READ_AHEAD and thread.ident not in _polling for thread in threads)
+    return _met if _meetings[-1:] == [ranks] and not reads else None
 
 
 @contextmanager

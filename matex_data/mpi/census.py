@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matex_data.mpi.activity import State
 
@@ -96,21 +96,34 @@ class Summary:
     ----------
     counts : number of ranks in each state.
     found : by state, the lowest ``KEPT`` ranks with their activity or location; of silent ones the nearest.
+    meeting : number of ranks that are in a meeting of all ranks.
+    met : number of meetings that these have begun so far; it stays as long as none of them goes on.
+    lines : two of the lines at which they are, at most, without folders.
     """
 
     counts: dict[State, int] = field(default_factory=dict)
     found: dict[State, dict[int, str]] = field(default_factory=dict)
+    meeting: int = 0
+    met: int = 0
+    lines: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, rank: int, state: State, text: str = "") -> Summary:
-        """Return the summary of one rank."""
-        return cls({state: 1}, {state: {rank: text}})
+    def of(cls, rank: int, state: State, text: str = "", met: int | None = None) -> Summary:
+        """Return the summary of one rank, which is in a meeting if ``met`` is not None."""
+        lines = frozenset() if met is None else frozenset([text.rpartition("/")[2]])
+        return cls({state: 1}, {state: {rank: text}}, int(met is not None), met or 0, lines)
 
     def __add__(self, other: Summary) -> Summary:
         """Return the summary of both sets, which have no rank in common."""
         counts = {s: self.count(s) + other.count(s) for s in State if self.count(s) or other.count(s)}
         found = {s: dict(sorted((self.ranks(s) | other.ranks(s)).items())[:KEPT]) for s in counts}
-        return Summary(counts, found)
+        lines = frozenset(sorted(self.lines | other.lines)[:2])
+        return Summary(counts, found, self.meeting + other.meeting, self.met + other.met, lines)
+
+    @property
+    def ranks_met(self) -> int | None:
+        """Number of meetings so far if all ranks are in one, at different lines; None if not."""
+        return self.met if self.meeting == sum(self.counts.values()) and len(self.lines) > 1 else None
 
     def count(self, state: State) -> int:
         """Return the number of ranks in a state."""
@@ -138,7 +151,7 @@ class Census:
     Parameters
     ----------
     rank, size : this rank and the number of ranks.
-    own_state : function that returns the state of this rank and its activity or location.
+    own_state : function that returns the state of this rank, its activity or location, and `activity.meetings`.
 
     Examples
     --------
@@ -151,7 +164,7 @@ class Census:
     {<State.RUNNING: 0>: 1}
     """
 
-    def __init__(self, rank: int, size: int, own_state: Callable[[], tuple[State, str]]) -> None:
+    def __init__(self, rank: int, size: int, own_state: Callable[[], tuple[Any, ...]]) -> None:
         self._rank, self._own_state = rank, own_state
         self._tree = Tree(size)
         self._asking: dict[int, float] = {}  # by rank that waits for an answer: since when

@@ -17,6 +17,7 @@ from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Lock, cached_property
 from matex_data.machine import out_of_memory
+from matex_data.mpi.activity import meeting, polling
 from matex_data.mpi.deadlines import wait_until, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
@@ -107,12 +108,14 @@ class PendingMaximum:
         PartitionError : another rank does not start the reduction in time.
         """
         if not self._test():
-            self._comm.wait_until(self.done)
+            with meeting(self._comm.liveness):
+                self._comm.wait_until(self.done)
         return self._maximum
 
     def result(self) -> Integers:
         """Return the maximum, int64[n]. Wait without a deadline, in a thread whose consumer has one."""
-        self.done(float("inf"))
+        with polling():
+            self.done(float("inf"))
         return self._maximum
 
     def _test(self) -> bool:
@@ -213,7 +216,8 @@ class Communicator:
 
     def poll(self, request: MPI.Request) -> None:
         """Return when the request has completed. Wait without a deadline, in a thread whose consumer has one."""
-        poll(request.Test)
+        with polling():
+            poll(request.Test)
 
     def wait(self, request: MPI.Request) -> None:
         """Return when a request for much data has completed, which all ranks are about to start.

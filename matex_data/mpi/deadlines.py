@@ -1,9 +1,10 @@
 """Deadlines for every wait on other ranks.
 
 A waiting rank asks for a census of all ranks every ``CHECK_INTERVAL`` seconds. The wait fails at once if another rank
-has reached the end of its program, and otherwise ``MATEX_TIMEOUT`` seconds after its begin, or after a rank was last
-seen to be busy on behalf of all, as with a checkpoint or a callback. The error names the missing rank and the line that
-it executes. A wait inside of a call of MPI cannot be interrupted: there a thread aborts the job instead.
+has reached the end of its program, and after `STANDSTILL` censuses if all ranks wait for one another in different
+calls; otherwise ``MATEX_TIMEOUT`` seconds after its begin, or after a rank was last seen to be busy on behalf of all,
+as with a checkpoint or a callback. The error names the missing rank and the line that it executes. A wait inside of a
+call of MPI cannot be interrupted: there a thread aborts the job instead.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ log = logging.getLogger("matex_data")
 
 CHECK_INTERVAL = 5.0
 """Seconds from the begin of a wait to the first census, and from each census to the next."""
+STANDSTILL = 3
+"""Censuses in a row in which all ranks wait at different lines, and none has gone on, before that is an error."""
 MESSAGE_AFTER = 60.0
 """Seconds from the begin of a wait to a message about the missing ranks."""
 TIMEOUT = 600.0
@@ -79,6 +82,7 @@ class Wait:
         self._deadline = self._begin + self._seconds
         self._interval = CHECK_INTERVAL if liveness is not None else self._seconds
         self._warned = self._told = False
+        self._met: list[int | None] = []
         self.next_check = min(self._deadline, self._begin + self._interval)
 
     def check(self, over: Callable[[], bool] = lambda: False) -> PartitionError | None:
@@ -94,6 +98,9 @@ class Wait:
         if states.count(State.LEFT):
             return _left_error(states)
         now, own = time.monotonic(), self._liveness.rank if self._liveness is not None else 0
+        self._met = [*self._met[1 - STANDSTILL :], states.ranks_met]
+        if self._met == [states.met] * STANDSTILL:
+            return _standstill_error(states, own)
         if now - self._begin >= MESSAGE_AFTER and not self._told:
             self._told = True
             self._tell(states, own, now - self._begin)
@@ -223,6 +230,15 @@ def _left_error(states: Summary) -> PartitionError:
         expected=_expected(),
         found=f"this rank is at {user_location()}",
         remedy="take the same number of batches on every rank, and let none leave the program before the others",
+    )
+
+
+def _standstill_error(states: Summary, own: int) -> PartitionError:
+    return PartitionError(
+        "the ranks wait for one another in different calls",
+        expected=_expected(),
+        found=f"this rank is at {user_location()}; {_described(states, own, (State.WAITING,))}",
+        remedy="call what is collective on every rank, in the same order",
     )
 
 

@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from matex_data.mpi.activity import State, own_state
+from matex_data.mpi.activity import State, meetings, own_state
 from matex_data.mpi.addresses import addresses, machine, reachable
 from matex_data.mpi.census import ANSWER_TIME, Census, Summary, Tree
 from matex_data.mpi.library import MPI
@@ -85,7 +85,7 @@ class Liveness:
         self._comm, self._on_death, self._on_failure = comm, on_death, on_failure
         self._tree = Tree(self.size)
         self._changed = threading.Condition()  # guards those that follow; notified of results and of answers
-        self._census = Census(self.rank, self.size, _short_state)
+        self._census = Census(self.rank, self.size, lambda: (*_short_state(), meetings(self)))
         self._answers: dict[int, dict[int, Any]] = {}  # by query that waits, and by rank
         self._number = 0  # of the last query
         self._ended = threading.Event()

@@ -22,7 +22,7 @@ from matex_data.io.modes import MOST_SHARED_FILES
 from matex_data.io.sessions import ReadSessions
 from matex_data.locks import cached_property
 from matex_data.machine import tasks_of_window
-from matex_data.mpi.communicator import Communicator
+from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
@@ -237,7 +237,10 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        arrays = self.comm.agreed(lambda: {name: one.empty(runs.total) for name, one in self.index.fields.items()})
+        arrays = self.comm.agreed(
+            lambda: {name: one.empty(runs.total) for name, one in self.index.fields.items()},
+            _same_read(self.index.fields),
+        )
         ranges = ((part, rows, lambda: arrays) for part, rows in self._ranges(runs, self.row_bytes))
         absent = [rows for _, rows in self._read_all(self.index, ranges)]
         return arrays, np.sort(np.concatenate(absent))
@@ -266,6 +269,7 @@ class Source:
         ------
         Exception : the first error of any rank, also of ``use``, on every rank.
         """
+        self.comm.agree(equal=_same_read(names))
         failure: Exception | None = None
         fields = [self.index.fields[name] for name in names]
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
@@ -343,6 +347,12 @@ class Source:
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
             yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
+
+
+def _same_read(names: Iterable[str]) -> Equal:
+    """Return what is equal on all ranks if all read samples: the call of another rank is another one, or none."""
+    remedy = "call statistics, load and what else reads samples on every rank, not within `if rank == 0:`"
+    return Equal({"fields": list(names)}, "the ranks do not read the same fields", remedy)
 
 
 def open_source(sessions: ReadSessions, index: Index, options: ReadOptions, transforms: str = "") -> Source:

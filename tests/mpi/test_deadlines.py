@@ -78,6 +78,58 @@ def test_the_error_names_the_absent_rank_and_its_location(case: str, path: str) 
     assert "MATEX_TIMEOUT" in done.stderr and "end" not in done.stdout
 
 
+ALONE = """
+import sys, time
+from mpi4py import MPI
+import matex_data as md
+from matex_data.mpi import deadlines
+
+deadlines.CHECK_INTERVAL = 1.0
+case, path = sys.argv[1:]
+rank, size = MPI.COMM_WORLD.rank, MPI.COMM_WORLD.size
+data = md.open_dataset(path, inputs="x")
+made = data.batches(48)
+
+def batches(pause=0):
+    for batch in made:
+        time.sleep(pause)
+
+alone = {
+    "statistics": lambda: data.statistics(), "load": lambda: data.load(), "where": lambda: data.where("max(x) > 0"),
+    "counts": lambda: data.value_counts("x"), "batches": lambda: batches(),
+}
+if case == "slow":  # a rank that works, and waits in other lines than the others: right, however long it takes
+    if rank == 0:
+        batches(0.4)
+    else:
+        batches()
+    print("end")
+else:
+    if rank == 0:
+        alone[case]()
+    data.split(0.5, 0.5, seed=1, groups="x") if case != "batches" else data.statistics()
+"""
+
+
+@pytest.mark.parametrize(
+    ("case", "ranks"),
+    [("statistics", 2), ("load", 3), ("counts", 2), ("where", 2), ("batches", 2), ("batches", 3)],
+)
+def test_what_one_rank_alone_calls_is_an_error_in_seconds(case: str, ranks: int, path: str) -> None:
+    done = run_script(ranks, ALONE, case, path, env={"MATEX_TIMEOUT": "60"}, timeout=100)
+    assert done.returncode != 0 and done.seconds < scaled(30)
+    if case == "batches":
+        assert "the ranks wait for one another in different calls" in done.stderr, done.stderr
+        assert "this rank is at" in done.stderr and "waits for other ranks, too, at" in done.stderr
+    else:
+        assert "PartitionError" in done.stderr, done.stderr
+
+
+def test_ranks_that_are_slow_in_different_lines_go_on(path: str) -> None:
+    done = run_script(3, ALONE, "slow", path, timeout=100)
+    assert (done.returncode, done.stdout.split()) == (0, ["end"] * 3), done.stderr
+
+
 def test_a_time_limit_that_is_no_number_is_one_error(path: str) -> None:
     done = run_script(2, SCRIPT, "end", path, env={"MATEX_TIMEOUT": "soon"}, timeout=60)
     assert done.returncode != 0

@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from matex_data.io.sessions import read_sessions
+from matex_data.mpi.activity import meeting
 from matex_data.mpi.attributes import attached
+from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import CoreShare, core_share, on_one_machine
 from matex_data.reading.buffers import BufferPool
@@ -17,6 +19,7 @@ from matex_data.training.comm.drift import WaitingClock
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.comm.world import comm_or_world
 
+SAME_CALLS = "call what is collective on every rank, not within `if rank == 0:`"
 KEPT_BUFFERS = 1 << 10  # as many as a model may have large gradients
 
 
@@ -53,6 +56,8 @@ class Channel:
         self.size = comm.size
         self.communicator = read_sessions(comm).comm
         liveness = self.communicator.liveness
+        # With a deadline, which the calls of MPI that follow do not have.
+        self.communicator.agree(equal=Equal({"call": "of training"}, "the ranks make different calls", SAME_CALLS))
         nbytes = SLICE_BYTES if on_one_machine(comm) else CALL_BYTES
         self.graph = Collectives(comm, liveness, core_share(comm), WaitingClock(), nbytes)
         self.host = self.graph.duplicate()
@@ -114,7 +119,9 @@ class Channel:
         RuntimeError : on all ranks, if the descriptions differ.
         """
         digest = hashlib.blake2b(operation.encode(), digest_size=7).digest()
-        if not (collectives or self.host).have_equal(int.from_bytes(digest, "little")):
+        with meeting(self.communicator.liveness):
+            equal = (collectives or self.host).have_equal(int.from_bytes(digest, "little"))
+        if not equal:
             raise RuntimeError(
                 "the ranks do not do the same operation\n"
                 "  expected: the same operation on all ranks\n"

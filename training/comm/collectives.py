@@ -11,6 +11,7 @@ from typing import Any, Literal
 import numpy as np
 
 from matex_data._types import Array, Bools, Integers
+from matex_data.mpi.activity import meeting
 from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
@@ -227,7 +228,8 @@ class Collectives:
 
     def barrier(self) -> None:
         """Return once all ranks have called this. *Collective*."""
-        self._wait(self.comm.Ibarrier())
+        with meeting(self.liveness):
+            self._wait(self.comm.Ibarrier())
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Return the Python objects of all ranks, by rank. *Collective*."""
