@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import h5py
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.frameworks import needs
-from tests.support.launch import run_script
+from tests.support.launch import ROOT, run_script
 
 ROWS, BATCH = 96, 24
 
@@ -25,67 +26,19 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-LIGHTNING = """
-import sys
-import lightning
-import numpy as np
-import torch
-from lightning.pytorch.plugins.environments import MPIEnvironment
-import matex_data as md
-import matex_data.torch
-
-class Linear(lightning.LightningModule):
-    def __init__(self):
-        super().__init__()
-        self.layer = torch.nn.Linear(4, 1)
-        torch.nn.init.zeros_(self.layer.weight)
-        torch.nn.init.zeros_(self.layer.bias)
-
-    def training_step(self, batch, number):
-        x, y = batch
-        return torch.nn.functional.mse_loss(self.layer(x), y)
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-world = md.training.world()
-data = md.open_dataset(sys.argv[1], inputs="x", targets="y")
-loader = torch.utils.data.DataLoader(md.torch.IterableDataset(data, 24, shuffle=True, seed=1), batch_size=None)
-several = {"strategy": "ddp", "plugins": [MPIEnvironment()], "use_distributed_sampler": False}
-trainer = lightning.Trainer(
-    accelerator="cpu", devices=world.size, max_epochs=5, logger=False, enable_checkpointing=False,
-    enable_progress_bar=False, enable_model_summary=False, **(several if world.size > 1 else {}),
-)
-model = Linear()
-trainer.fit(model, loader)
+SAVE = 'np.save(f"{sys.argv[2]}/{size}-{rank}.npy", weights)'
+LIGHTNING_WEIGHTS = f"""
 weights = np.append(model.layer.weight.detach().numpy(), model.layer.bias.detach().numpy())
-np.save(f"{sys.argv[2]}/{world.size}-{world.rank}.npy", weights)
+rank, size = world.rank, world.size
+{SAVE}
 """
-
-FLAX = """
-import sys
-import jax
-import jax.numpy as jnp
-import numpy as np
-import optax
-from flax import nnx
-from jax.flatten_util import ravel_pytree
-from mpi4py import MPI
-import matex_data as md
-
-comm = MPI.COMM_WORLD
-data = md.open_dataset(sys.argv[1], inputs="x", targets="y")
-model = nnx.Linear(4, 1, kernel_init=nnx.initializers.zeros, rngs=nnx.Rngs(0))
-optimizer = nnx.Optimizer(model, optax.sgd(0.1), wrt=nnx.Param)
-gradient = nnx.jit(nnx.grad(lambda model, x, y: jnp.mean((model(x) - y) ** 2)))
-batches = data.batches(24, shuffle=True, seed=1)
-for epoch in range(5):
-    for x, y in batches:
-        flat, unravel = ravel_pytree(gradient(model, jnp.asarray(x), jnp.asarray(y)))
-        optimizer.update(model, unravel(jnp.asarray(comm.allreduce(np.asarray(flat)) / comm.size)))
+FLAX_WEIGHTS = f"""
 weights = np.append(np.asarray(model.kernel[...]), np.asarray(model.bias[...]))
-np.save(f"{sys.argv[2]}/{comm.size}-{comm.rank}.npy", weights)
+rank, size = comm.rank, comm.size
+{SAVE}
 """
+LIGHTNING, FLAX = re.findall("```py\n(.*?)```", (ROOT / "docs/guides/lightning_flax.md").read_text(), re.DOTALL)
+"""Scripts of the guide."""
 
 
 def _weights(script: str, path: Path, folder: Path) -> list[np.ndarray]:
@@ -106,9 +59,9 @@ def _check(alone: np.ndarray, first: np.ndarray, second: np.ndarray, path: Path)
 
 @needs("torch", "lightning")
 def test_lightning(path: Path, tmp_path: Path) -> None:
-    _check(*_weights(LIGHTNING, path, tmp_path), path)
+    _check(*_weights(LIGHTNING + LIGHTNING_WEIGHTS, path, tmp_path), path)
 
 
 @needs("jax", "flax")
 def test_flax(path: Path, tmp_path: Path) -> None:
-    _check(*_weights(FLAX, path, tmp_path), path)
+    _check(*_weights(FLAX + FLAX_WEIGHTS, path, tmp_path), path)
