@@ -117,7 +117,8 @@ class Summary:
         """Return the summary of both sets, which have no rank in common."""
         counts = {s: self.count(s) + other.count(s) for s in State if self.count(s) or other.count(s)}
         found = {s: dict(sorted((self.ranks(s) | other.ranks(s)).items())[:KEPT]) for s in counts}
-        lines = frozenset(sorted(self.lines | other.lines)[:2])
+        lines = self.lines | other.lines
+        lines = lines if len(lines) < 3 else frozenset(sorted(lines)[:2])
         return Summary(counts, found, self.meeting + other.meeting, self.met + other.met, lines)
 
     @property
