@@ -103,7 +103,7 @@ def _readers(options: dict[str, Any], of_files: bool, cores: int, quick: bool, f
         readers.append(launched(OURS, cores, ours=True))
     if quick:
         return readers
-    readers.append(launched("matex run, ranks: {}, a batch each", cores, ranks=cores))
+    readers.append(launched("matex run, ranks: {}, a batch each", cores, times=cores))
     for name, function in (("MultiWorkerMirroredStrategy", "mirrored"), ("Horovod", "horovod")):
         readers.append(
             Reader(name, "peer", f"headlines.{function}", options, ranks=cores, pinned=True, limit=LIMIT, polls=True)

@@ -119,7 +119,7 @@ def _ours(task: Task, side: int, batch: int) -> Any:
     return images.opened(task, (side, side), dtype="float32").tf_dataset(batch, shuffle=True, seed=SEED).take(STEPS)
 
 
-def fit(task: Task, network: str, side: int, ours: bool = False, ranks: int = 1) -> Probe:
+def fit(task: Task, network: str, side: int, ours: bool = False, times: int = 1) -> Probe:
     """Train by ``model.fit``, and return a probe.
 
     Its figures are samples and seconds of the timed steps; of these seconds, "averaging" in reductions, waits for other
@@ -129,14 +129,14 @@ def fit(task: Task, network: str, side: int, ours: bool = False, ranks: int = 1)
     ----------
     side : pixels of the images.
     ours : the data are those of matex_data; otherwise every rank makes whole batches.
-    ranks : times that a batch is larger than that of the task.
+    times : that a batch is larger than that of the task.
     """
     import keras
     from mpi4py import MPI
 
     from matex_data.timeline import timeline
 
-    batch = ranks * task.batch_size
+    batch = times * task.batch_size
     model = _network(network, side)
     make = _ours if ours else _data
 
