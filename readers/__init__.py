@@ -37,6 +37,7 @@ from matex_data.readers.formats import (
     known_formats,
     load_function,
     missing_package,
+    no_text,
 )
 from matex_data.readers.options import TRUST, check_options, takes_names
 from matex_data.sampling.schedule import rank_range
@@ -166,6 +167,8 @@ def _indexed(
         raise missing_package(name, error, path) from error
     except OSError as error:
         raise DataError("the file cannot be read", file=path, found=error) from error
+    except UnicodeDecodeError as error:
+        raise no_text(path, error) from error
 
 
 def _chosen(function: Reader, path: str, names: Sequence[str] | None, given: Mapping[str, Any]) -> Index:

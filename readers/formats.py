@@ -393,6 +393,17 @@ def _load(entry: EntryPoint) -> Format:
     raise FormatError(problem, expected=expected, found=f"{value!r} at {entry.value!r}")
 
 
+def no_text(path: str, error: UnicodeDecodeError) -> FormatError:
+    """Return the error for a name in a file that is no text; what fields hold is decoded later."""
+    return FormatError(
+        "a name in the file is no text",
+        file=path,
+        expected="names of fields, members and weights in UTF-8",
+        found=error,
+        remedy="write the file again with other names; if it was copied, copy it again",
+    )
+
+
 def load_function(name: str, function: str | Callable[..., Any]) -> Callable[..., Any]:
     """Import a function of a format.
 

@@ -21,6 +21,7 @@ from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
+from matex_data.readers.formats import no_text
 from matex_data.readers.hepmc.lines import check_lines
 from matex_data.readers.text.event_rows import Columns, EventParser, split_rows
 from matex_data.readers.text.events import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
@@ -147,7 +148,10 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
         facts: dict[str, Any] = {"expected": error.expected, "found": error.found}
         remedy = "the file is damaged: restore it from its source, or leave it out"
         raise DecodeError(problem, file=path, row=0, byte=byte, remedy=remedy, **facts) from error
-    names = _weight_names(first)
+    try:
+        names = _weight_names(first)
+    except UnicodeDecodeError as error:
+        raise no_text(path, error) from error
     run = HepmcParser(header, run.kind, first.momentum_unit.name, first.length_unit.name, len(names))
     return HepmcHeader(begin, run, names, first.pdf_info is not None)
 

@@ -128,6 +128,16 @@ def test_broken_files(tmp_path: Path) -> None:
         read(str(tmp_path / "b.feather"))
 
 
+@pytest.mark.parametrize("name", ["energies", "member of one"])
+def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
+    path = tmp_path / "x.arrow"
+    write(path, pa.table({"energies": [1.0], "outer": [{"member of one": 2}]}))
+    damaged = name.encode()[:-1] + b"\xff"
+    path.write_bytes(path.read_bytes().replace(name.encode(), damaged))
+    with pytest.raises(FormatError, match=r"a name in the file is no text \(file .*x\.arrow(.|\n)*UTF-8"):
+        open_dataset(path, comm=MPI.COMM_SELF)
+
+
 def test_offsets_outside_of_the_values(tmp_path: Path) -> None:
     """Arrow itself would read memory of others."""
     path = tmp_path / "a.arrow"

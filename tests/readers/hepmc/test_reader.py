@@ -200,6 +200,13 @@ def test_units_and_weights(tmp_path: Path) -> None:
         rows_of(path)
 
 
+def test_names_of_weights_that_are_no_text(tmp_path: Path) -> None:
+    path = tmp_path / "x.hepmc"
+    path.write_bytes(written(0, 20).replace(b"nominal", b"nomin\xffl"))
+    with pytest.raises(FormatError, match="a name in the file is no text"):
+        open_dataset(path)
+
+
 def test_events_without_weights_and_partons(tmp_path: Path) -> None:
     path = tmp_path / "events.hepmc"
     path.write_bytes(written(0, 40, weights=(), partons=False))
