@@ -172,7 +172,7 @@ def _numbers(by_rank: Any) -> list[set[int]]:
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
-        ({"missing": {"age": "median"}}, FormatError, "'mode'"),
+        ({"missing": {"age": "medain"}}, FormatError, "'mode'"),
         ({"missing": {"aeg": 0}}, FieldNotFound, "'age'"),
         ({"missing": {"sex": "mean"}}, FormatError, "most frequent"),
         ({"one_hot": "age"}, FormatError, "no classes"),

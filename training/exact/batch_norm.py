@@ -30,7 +30,7 @@ def global_moment_variables(model: Any) -> list[Any]:
 
 
 class _GlobalMoments:
-    """Mean and variance over all ranks. Each call is *collective*."""
+    """Mean and variance over all ranks. Each call is *collective*, but for those in a step on whole batches."""
 
     def __init__(self, layer: Any, reducer: Reducer) -> None:
         self._layer = layer
@@ -38,6 +38,8 @@ class _GlobalMoments:
 
     def __call__(self, inputs: Any, mask: Any) -> tuple[Any, Any]:
         reducer, axes = self._reducer, self._layer._reduction_axes
+        if step_state(reducer.channel).averaged:
+            return type(self._layer)._moments(self._layer, inputs, mask)  # type: ignore[no-any-return]
         elements = tf.ones_like(inputs) if mask is None else _broadcast_mask(mask, inputs)
         # A rank with a stand-in row has no samples.
         elements *= tf.cast(step_state(reducer.channel).weight > 0, inputs.dtype)
