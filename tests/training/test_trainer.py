@@ -128,6 +128,6 @@ def _save(comm: Any, folder: str) -> list[str]:
     return sorted(path.name for path in Path(folder).iterdir())
 
 
-@pytest.mark.rank_counts(1, 2, 3)
+@pytest.mark.rank_counts(2, slow=(1, 3))
 def test_all_ranks_save_to_one_path(pool: Pool, tmp_path: Path) -> None:
     assert pool.run(_save, str(tmp_path), timeout=120) == [["last.keras", "last.weights.h5"]] * pool.size

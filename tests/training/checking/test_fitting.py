@@ -119,7 +119,9 @@ WHOLE = ("variance", "centered", "nested", "spread")
 
 @pytest.mark.rank_counts(2, slow=(1, 3))
 @pytest.mark.parametrize("samples", [50, pytest.param(48, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", ["sum", "mean", "rows", "keras", "largest", *WHOLE])
+@pytest.mark.parametrize(
+    "kind", ["sum", "mean", "rows", "keras", pytest.param("largest", marks=pytest.mark.slow), *WHOLE]
+)
 def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, samples: int) -> None:
     (expected, logs, _), *_ = ranks(1).run(_fit, kind, samples, False)
     results = pool.run(_fit, kind, samples, True, timeout=120)
@@ -150,12 +152,11 @@ def _exchanged(comm: Any) -> list[int]:
     return found
 
 
-@pytest.mark.rank_counts(5)
+@pytest.mark.rank_counts(3, slow=(5,))
 def test_a_check_takes_the_rows_of_two_ranks(pool: Pool) -> None:
     """However many ranks there are, each holds its own rows and those of a neighbour."""
     for rank, found in enumerate(pool.run(_exchanged, timeout=120)):
-        assert found, rank
-        assert set(found) <= {0, 1, 2, 3, 4, 5}, (rank, found)  # of batches of 12, 8 and 2 rows
+        assert 0 < max(found) <= 2 * -(-BATCH // pool.size) < BATCH, (rank, found)
 
 
 @pytest.mark.rank_counts(3)

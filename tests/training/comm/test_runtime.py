@@ -247,9 +247,9 @@ from matex_data.training.launcher.run import main; main()
 @pytest.mark.parametrize(
     ("addresses", "options", "hint", "message"),
     [
-        (",", [], None, None),
-        ("a,a", [], None, "not every rank has a GPU of its own"),
-        ("a,", [], None, "not every rank has a GPU of its own"),
+        pytest.param(",", [], None, None, marks=pytest.mark.slow),
+        pytest.param("a,a", [], None, "not every rank has a GPU of its own", marks=pytest.mark.slow),
+        pytest.param("a,", [], None, "not every rank has a GPU of its own", marks=pytest.mark.slow),
         ("a,b", [], "nccl", "a sum by TensorFlow's collectives is wrong"),
         ("a,a", ["--collectives", "tensorflow"], "ring", "a sum by TensorFlow's collectives is wrong"),
     ],
