@@ -6,6 +6,7 @@ and behind allow them to stay cut along the last axis; see ``plan``.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
 from typing import Any
@@ -28,7 +29,7 @@ ELEMENTWISE = {getattr(keras.activations, name) for name in _NAMES.split()}
 """Activations that compute each element by itself."""
 
 
-class Rule:
+class Rule(ABC):
     """Replacement for ``call`` of a layer. *Collective* among the shards.
 
     Parameters
@@ -71,9 +72,9 @@ class Rule:
         with hiding_parts(False):
             return tf.autograph.experimental.do_not_convert(self.compute)(*args, **kwargs)
 
+    @abstractmethod
     def compute(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the layer from its inputs."""
-        raise NotImplementedError
 
     def _here(self, cut: bool) -> bool:
         return cut and running.get() is self.container
