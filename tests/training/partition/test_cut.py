@@ -89,8 +89,14 @@ def test_costs_follow_the_multiplications() -> None:
     z = keras.layers.LSTM(6, use_bias=False)(text)
     (convolution,) = estimated_costs(model_graph(keras.Model(image, y)))
     (recurrence,) = estimated_costs(model_graph(keras.Model(text, z)))
-    assert convolution == 16 * 8 * 8 * 4 + 8 * 8 * (3 * 3 * 3 * 4)
-    assert recurrence == 16 * 6 + 10 * (5 + 6) * 24
+    assert convolution == 32 * 8 * 8 * 4 + 8 * 8 * (3 * 3 * 3 * 4)
+    assert recurrence == 32 * 6 + 10 * (5 + 6) * 24
+
+
+def test_a_normalization_costs_as_much_as_four_activations() -> None:
+    layers = [keras.Input((8, 8, 3)), keras.layers.BatchNormalization(), keras.layers.ReLU()]
+    normalization, activation = estimated_costs(model_graph(keras.Sequential(layers)))
+    assert normalization == 4 * activation
 
 
 def test_a_cut_follows_a_layer_or_a_nested_model() -> None:
