@@ -65,7 +65,7 @@ demo: $(VENV)/installed-demo sample_data/digits/.made
 	@echo "== Training"
 	@$(BIN)/python examples/demo.py
 
-test: TESTS := --timeout 240 -m 'not slow and not frameworks'
+test: TESTS := --timeout 240 -m 'not slow and not repeated and not frameworks'
 test-all: TESTS := --hypothesis-profile=full --part $(PART) -m 'not frameworks'
 ifeq ($(FILES),)
 test: lint test-openmpi
@@ -135,7 +135,7 @@ fuzz: $(VENV)/installed-test
 
 coverage: $(VENV)/installed-test
 	@rm -rf build/coverage
-	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) --timeout 600 -m 'not slow and not frameworks'
+	@$(BIN)/python -m coverage run --data-file=build/coverage/data $(PYTEST) --timeout 600 -m 'not slow and not repeated and not frameworks'
 	@$(BIN)/python -m coverage combine -q --data-file=build/coverage/data build/coverage
 	@$(BIN)/python -m coverage report --data-file=build/coverage/data
 

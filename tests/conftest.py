@@ -33,6 +33,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "rank_counts(*counts, slow=()): sizes of the fixture pool")
     config.addinivalue_line("markers", "slow: left out by `make test`, run by `make test-all`")
+    config.addinivalue_line("markers", "repeated: execute what faster tests do; left out and run as slow ones are")
     config.addinivalue_line("markers", "product: `make test` runs the whole product of the parameters")
     config.addinivalue_line("markers", "openmpi: run with Open MPI, too")
     config.addinivalue_line("markers", "frameworks: need PyTorch or JAX; run by `make test-torch`")
@@ -63,6 +64,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         config.hook.pytest_deselected(items=others)
     if not config.getoption("rank_counts"):
         choosing.mark_products(items)
+    choosing.mark_repeated(items)
     items.sort(key=lambda item: "training" not in item.path.parts)
 
 

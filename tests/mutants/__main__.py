@@ -63,7 +63,7 @@ def measure(folder: Path) -> None:
     coverage = [sys.executable, "-m", "coverage"]
     measured = [*coverage, "run", f"--data-file={data}", "-m", "tests.mutants.selection", str(folder / "seconds.json")]
     variables = {**os.environ, "PYTHONPATH": str(ROOT)}
-    command = [*measured, *pytest, "--timeout", "600", "-m", "not slow and not frameworks"]
+    command = [*measured, *pytest, "--timeout", "600", "-m", "not slow and not repeated and not frameworks"]
     code = subprocess.run(command, cwd=ROOT, env=variables, check=False).returncode
     if code not in (0, 1):  # 1: a test failed, as one may that measures time; its lines are known nevertheless
         sys.exit(f"pytest ended with {code}")

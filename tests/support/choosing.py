@@ -1,15 +1,32 @@
-"""Which tests a run has: parts of the files, and values of parameters where their product would take long."""
+"""Which tests a run has: parts of the files, values of parameters in place of their product, no long test twice."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from itertools import combinations
+from pathlib import Path
 
 import pytest
 
+REPEATED = Path(__file__).with_name("repeated.txt")
+"""Names of tests and of functions that execute nothing alone, written by ``python -m tests.mutants.repeated``."""
+
 Values = frozenset[tuple[int, int]]
 """Parameters with the number of their value: all of a test, or a few that have to occur together."""
+
+
+def function(test: str) -> str:
+    """Return the name of the function of a test: its own name without the values of parameters."""
+    return test.partition("[")[0]
+
+
+def mark_repeated(items: Iterable[pytest.Item]) -> None:
+    """Mark tests that repeat what faster tests execute."""
+    names = set(REPEATED.read_text().splitlines())
+    for item in items:
+        if item.nodeid in names or function(item.nodeid) in names:
+            item.add_marker(pytest.mark.repeated)
 
 
 def mark_products(items: Iterable[pytest.Item]) -> None:
@@ -22,7 +39,7 @@ def mark_products(items: Iterable[pytest.Item]) -> None:
     for item in items:
         runs_ranks = {"pool", "ranks"} & set(getattr(item, "fixturenames", ()))
         if isinstance(item, pytest.Function) and runs_ranks and hasattr(item, "callspec"):
-            by_function[item.nodeid.partition("[")[0]].append(item)
+            by_function[function(item.nodeid)].append(item)
     for functions in by_function.values():
         quick = [item for item in functions if not item.get_closest_marker("slow")]
         if quick and not quick[0].get_closest_marker("product"):
