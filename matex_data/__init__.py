@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 processes.disable_mpi_in_child()
 early_errors.notice()
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [
     "DataError",

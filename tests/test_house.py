@@ -168,7 +168,6 @@ def test_the_conda_recipe_agrees_with_the_package() -> None:
     names = [line.strip("- ").replace(" ", "").lower() for line in needed[1].splitlines()]
     assert names == [f"python{options['python_requires']}", *options["install_requires"].lower().split()]
     assert re.findall(r"      - (matex = .*)", recipe) == scripts.strip().splitlines()
-    assert f'  version: "{md.__version__}"' in recipe
     assert f"summary: {parser['metadata']['description']}\n" in recipe
 
 
@@ -233,12 +232,6 @@ def test_a_package_refuses_another_name(name: str) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=60)
     assert done.returncode == 1
     assert f"ImportError: import this package as matex_data.{name}" in done.stderr
-
-
-def test_import_is_light() -> None:
-    code = "import sys, matex_data; print(sorted({'tensorflow', 'keras', 'netCDF4'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
-    assert done.stdout.strip() == "[]"
 
 
 def test_sample_data_is_the_same_each_time(tmp_path: Path) -> None:

@@ -133,11 +133,3 @@ def test_completion_shows_all_public_names() -> None:
 
     assert set(dir(matex_data)) > {*matex_data.__all__, "abc", "readers", "torch"}
     assert set(dir(training)) > set(training.__all__)
-
-
-def test_the_version_has_one_source() -> None:
-    import matex_data
-
-    told = subprocess.run([sys.executable, "-m", "matex_data", "--version"], capture_output=True, text=True, check=True)
-    assert told.stdout == f"matex_data {matex_data.__version__}\n"
-    assert "version = attr: matex_data.__version__" in (ROOT / "setup.cfg").read_text()
