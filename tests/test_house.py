@@ -14,7 +14,6 @@ from pathlib import Path
 
 import pytest
 
-import matex_data as md
 from sample_data.make import LENGTHS, write_digits
 from tests.support.launch import ROOT, run_script
 
