@@ -55,6 +55,7 @@ for layer in (
     ["opening"],
     ["combining", "compat"],
     ["training.replacements", "training.keras_api"],
+    ["training.compat"],
     ["training.comm"],
     ["training.mesh"],
     ["training.reduction"],

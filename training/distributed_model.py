@@ -46,7 +46,7 @@ from matex_data.training.exact.watch import Watch
 from matex_data.training.partition.optimizer import Totals, inner_optimizer
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.replacements import Replacements
+from matex_data.training.replacements import Replacements, replaced
 
 log = logging.getLogger("matex_data.training")
 
@@ -145,13 +145,12 @@ class DistributedModel:
         if self.channel.size == 1:
             yield
             return
-        with OwnedOptimizer(self.model.optimizer, self.model.trainable_variables, self.average, totals):
+        owned = OwnedOptimizer(self.model.optimizer, self.model.trainable_variables, self.average, totals)
+        with owned, replaced(self, _owns=True):
             object.__setattr__(self.model, "train_function", None)
-            self._owns = True
             try:
                 yield
             finally:
-                self._owns = False
                 object.__setattr__(self.model, "train_function", None)
 
     def _averages_early(self) -> bool:
@@ -261,15 +260,9 @@ class DistributedModel:
         rows = vars(self.model).get("_matex_rows")
         return [self.step.samples_seen, *([] if rows is None else [rows]), *gathering_flags(self.model)]
 
-    @contextlib.contextmanager
-    def weighed(self, always: bool) -> Iterator[None]:
-        """Context manager: steps that are traced weigh each rank by its rows, also if all batches split evenly."""
-        before = self.step.reducer
-        self.step.reducer = self._reducer if always else before
-        try:
-            yield
-        finally:
-            self.step.reducer = before
+    def weighed(self, always: bool) -> Replacements:
+        """Return a context manager: traced steps weigh each rank by its rows, also if all batches split evenly."""
+        return replaced(self.step, reducer=self._reducer if always else self.step.reducer)
 
     def evaluate_whole(self) -> None:
         """Evaluate whole batches from now on, which the ranks gather. *Collective*."""

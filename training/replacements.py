@@ -1,10 +1,16 @@
-"""Attributes that are replaced for some time."""
+"""Attributes and context variables that have other values for some time, and functions that are patched for good."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import os
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
 
+T = TypeVar("T")
 _ABSENT = object()
 
 
@@ -43,6 +49,37 @@ def replaced(owner: Any, **values: Any) -> Replacements:
     for name, value in values.items():
         replacements.set(owner, name, value)
     return replacements
+
+
+@contextlib.contextmanager
+def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Context manager: a context variable has another value."""
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def patch(owner: Any, call: Callable[..., Any], *names: str) -> None:
+    """Replace functions of a module or class for good, also in sets of those of ``os`` that support options.
+
+    Parameters
+    ----------
+    call : gets the original function, and the arguments.
+    names : of the functions.
+    """
+    for name in names:
+        original = getattr(owner, name)
+
+        @functools.wraps(original)
+        def patched(*args: Any, _original: Any = original, **kwargs: Any) -> Any:
+            return call(_original, *args, **kwargs)
+
+        for supporting in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
+            if owner is os and original in supporting:
+                supporting.add(patched)
+        setattr(owner, name, patched)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

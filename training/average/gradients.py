@@ -10,13 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import tensorflow as tf
-
-from matex_data.training.average.sessions import note_steps, session_weight
+from matex_data.training.compat import in_session_graph, note_steps, session_weight
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.state import step_state
-from matex_data.training.reduction.graphs import in_session_graph
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.payloads import WHOLE
 
 
 class GradientAverage:
@@ -72,5 +70,5 @@ class GradientAverage:
         if self.state.running:
             return self.state.weight
         if in_session_graph():
-            return session_weight(tf.compat.v1.get_default_graph())
+            return session_weight(WHOLE)
         return batch_weights(self.channel.communicator).next_step_weight()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from matex_data.io.sessions import read_sessions
@@ -18,6 +17,7 @@ from matex_data.training.comm.collectives import CALL_BYTES, SLICE_BYTES, Collec
 from matex_data.training.comm.drift import WaitingClock
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.comm.world import comm_or_world
+from matex_data.training.replacements import Replacements, replaced
 
 SAME_CALLS = "call what is collective on every rank, not within `if rank == 0:`"
 KEPT_BUFFERS = 1 << 10  # as many as a model may have large gradients
@@ -87,21 +87,15 @@ class Channel:
         """Return the variables that number the collective operations of this channel."""
         return [counter.variable for counter in self.counters.values() if counter.variable is not None]
 
-    @contextlib.contextmanager
-    def among(self, subset: Subset) -> Iterator[None]:
-        """Context manager: this channel consists of the ranks of a subset; graphs that it traces run within it alone.
+    def among(self, subset: Subset) -> Replacements:
+        """Return a context manager: this channel has the ranks of a subset alone, also in graphs that it traces.
 
         Parameters
         ----------
         subset : ranks of this channel, among them this one.
         """
-        kept = self.rank, self.size, self.graph, self.host, self.counters, self.narrowed
-        self.rank, self.size, self.narrowed = subset.graph.comm.rank, subset.graph.comm.size, True
-        self.graph, self.host, self.counters = subset.graph, subset.host, subset.counters
-        try:
-            yield
-        finally:
-            self.rank, self.size, self.graph, self.host, self.counters, self.narrowed = kept
+        own = {name: getattr(subset, name) for name in ("graph", "host", "counters")}
+        return replaced(self, rank=subset.graph.comm.rank, size=subset.graph.comm.size, narrowed=True, **own)
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
         """Raise an error unless all ranks are about to do the same operation. *Collective*.

@@ -8,6 +8,8 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from matex_data.training.replacements import setting
+
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
 
@@ -22,11 +24,8 @@ on_question: Callable[[], None] = lambda: None  # noqa: E731
 @contextlib.contextmanager
 def running_alone() -> Iterator[None]:
     """Context manager: save, predict and evaluate on this rank alone, on whole batches."""
-    token = alone.set(True)
-    try:
+    with setting(alone, True):
         yield
-    finally:
-        alone.reset(token)
 
 
 class World(NamedTuple):

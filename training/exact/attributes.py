@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.keras_api import CHANGED_BY_CALLS, SET_BY_KERAS
+from matex_data.training.replacements import Replacements
 
 PLAIN = (bool, int, float, complex, str, bytes, np.ndarray, np.generic, type(None))
 """Types of attributes that Python code may decide by; tensors and layers are no such state."""
@@ -150,18 +151,14 @@ def kept_by_calls(model: Any) -> Iterator[None]:
     To create the variables of a model, Keras calls its layers, of which a later first call must not differ.
     """
     attributes = Attributes(model)
-    layers = [layer for layer in attributes.owners if isinstance(layer, keras.layers.Layer)]
-    originals = [vars(layer).get("build") for layer in layers]
-    for layer, build in zip(layers, originals, strict=True):
-        if build is not None:
-            object.__setattr__(layer, "build", _noting(layer, build, attributes))
-    try:
-        yield
-    finally:
-        for layer, build in zip(layers, originals, strict=True):
-            if build is not None:
-                object.__setattr__(layer, "build", build)
-        attributes.restore()
+    with Replacements() as replacements:
+        for layer in attributes.owners:
+            if isinstance(layer, keras.layers.Layer) and "build" in vars(layer):
+                replacements.set(layer, "build", _noting(layer, layer.build, attributes))
+        try:
+            yield
+        finally:
+            attributes.restore()
 
 
 def _noting(layer: Any, build: Callable[..., Any], attributes: Attributes) -> Callable[..., Any]:

@@ -7,11 +7,10 @@ with an error instead of a guess.
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import logging
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -23,6 +22,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.training.exact.rows import batch_size, rank_row_counts, sharded_source, sharding_ranks
 from matex_data.training.keras_api import DatasetIterator
 from matex_data.training.reduction.sequence import SequenceCounter
+from matex_data.training.replacements import Replacements, patch, replaced
 
 log = logging.getLogger("matex_data.training")
 
@@ -57,14 +57,9 @@ class BatchWeights:
         self._taken: WeakKeyDictionary[Any, set[Counts]] = WeakKeyDictionary()  # a loop left early forgets its batches
         self._used: WeakKeyDictionary[Any, set[Counts]] = WeakKeyDictionary()
 
-    @contextlib.contextmanager
-    def left_to_keras(self) -> Iterator[None]:
-        """Context manager: ``by_keras`` is set; iterators of this block record nothing."""
-        before, self.by_keras = self.by_keras, True
-        try:
-            yield
-        finally:
-            self.by_keras = before
+    def left_to_keras(self) -> Replacements:
+        """Return a context manager: ``by_keras`` is set; iterators of this block record nothing."""
+        return replaced(self, by_keras=True)
 
     def record(self, iterator: Any, counts: Counts) -> None:
         """Record a batch that an iterator has returned.
@@ -219,16 +214,14 @@ def patch_iteration() -> None:
 
 def _patch_reduce() -> None:
     """Patch ``Dataset.reduce``, which runs the loops of AutoGraph: refuse unequal batches in graphs."""
-    original = tf.data.Dataset.reduce
 
-    @functools.wraps(original)
-    def reduce(dataset: Any, *args: Any, **kwargs: Any) -> Any:
+    def reduce(original: Any, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         source = None if tf.executing_eagerly() else sharded_source(dataset)
         if source is not None and not batch_weights(sharding_ranks(source)).by_keras and not _has_equal_rows(source):
             raise _graph_error()
         return original(dataset, *args, **kwargs)
 
-    tf.data.Dataset.reduce = reduce
+    patch(tf.data.Dataset, reduce, "reduce")
 
 
 def _has_equal_rows(dataset: tf.data.Dataset) -> bool:

@@ -11,6 +11,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import apply_mask, get_keras_mask
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.replacements import replaced
 
 
 class DistributedLoss:
@@ -67,14 +68,8 @@ class DistributedLoss:
             masks.append(get_keras_mask(losses))
             return losses
 
-        own = vars(self.loss).get("call")
-        self.loss.call = recording
-        try:
+        with replaced(self.loss, call=recording):
             value = self.loss(y_true, y_pred, sample_weight)
-        finally:
-            del self.loss.call
-            if own is not None:
-                self.loss.call = own
         known = [tf.cast(mask, tf.bool) for mask in masks if mask is not None]
         return value, (known[0] & known[-1]) if known else None
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 from weakref import WeakKeyDictionary, WeakValueDictionary
 
 from matex_data.training.comm.channel import Channel
+from matex_data.training.replacements import Replacements, replaced
 
 
 class StepState:
@@ -29,29 +29,18 @@ class StepState:
         self.averaged = False
         self.returned = False
 
-    @contextlib.contextmanager
-    def step(self, weight: Any = None) -> Iterator[None]:
-        """Context manager: gradients and losses of this rank count with ``weight`` in this block.
+    def step(self, weight: Any = None) -> Replacements:
+        """Return a context manager: gradients and losses of this rank count with ``weight`` in this block.
 
         Parameters
         ----------
         weight : number or scalar tensor; the weights of all ranks sum to one. None: one over the number of ranks.
         """
-        before = self.running, self._weight, self.returned
-        self.running, self._weight, self.returned = True, weight, False
-        try:
-            yield
-        finally:
-            self.running, self._weight, self.returned = before
+        return replaced(self, running=True, _weight=weight, returned=False)
 
-    @contextlib.contextmanager
-    def only_averages(self) -> Iterator[None]:
-        """Context manager: gradients that optimizers get in this block are not averaged."""
-        before, self.averaged = self.averaged, True
-        try:
-            yield
-        finally:
-            self.averaged = before
+    def only_averages(self) -> Replacements:
+        """Return a context manager: gradients that optimizers get in this block are not averaged."""
+        return replaced(self, averaged=True)
 
     @property
     def weight(self) -> Any:

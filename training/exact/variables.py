@@ -16,6 +16,7 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.digests import content_digest
 from matex_data.training.partition.values import broadcast_in
+from matex_data.training.replacements import replaced
 
 SEED_STEP = 0x9E3779B9
 """Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""
@@ -78,18 +79,13 @@ def build_without_optimizer(model: Any, element_spec: Any) -> None:
     """Create the variables of a compiled model, unless they exist; like ``build``, but not those of its optimizer."""
     if all(layer.built for layer in model._flatten_layers()):
         return
-    optimizer = model.optimizer
-    object.__setattr__(model, "optimizer", None)
-    try:
-        with kept_by_calls(model):
-            try:
-                model._symbolic_build(data_batch=element_spec)
-            except Exception:  # Keras has no symbolic tensors of lists and sparse rows
-                if model.run_eagerly:
-                    raise
-                tf.function(partial(_call, model)).get_concrete_function(element_spec)
-    finally:
-        object.__setattr__(model, "optimizer", optimizer)
+    with replaced(model, optimizer=None), kept_by_calls(model):
+        try:
+            model._symbolic_build(data_batch=element_spec)
+        except Exception:  # Keras has no symbolic tensors of lists and sparse rows
+            if model.run_eagerly:
+                raise
+            tf.function(partial(_call, model)).get_concrete_function(element_spec)
 
 
 def _call(model: Any, batch: Any) -> Any:

@@ -23,6 +23,7 @@ from matex_data.mpi.activity import busy, user_location
 from matex_data.paths import is_library
 from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
 from matex_data.training.launcher.root import Root, is_called_by_script
+from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
 
@@ -44,18 +45,14 @@ def patch_inputs(root: Root, files: Overlay) -> None:
 
 
 def _patch_clocks(root: Root) -> None:
-    def shared(name: str, original: Callable[..., Any], given: int = 0) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def clock(*args: Any) -> Any:
-            if len(args) > given or not _is_script(sys._getframe(1)):
-                return original(*args)
-            return root.value(name, lambda: original(*args))
-
-        return clock
+    def clock(original: Any, *args: Any) -> Any:
+        name = original.__name__
+        if len(args) > WITHOUT_TIME.get(name, 0) or not _is_script(sys._getframe(2)):
+            return original(*args)
+        return root.value(name, lambda: original(*args))
 
     stamp = time.time
-    for name in (*CLOCKS, *WITHOUT_TIME):
-        setattr(time, name, shared(name, getattr(time, name), WITHOUT_TIME.get(name, 0)))
+    patch(time, clock, *CLOCKS, *WITHOUT_TIME)
 
     def now(frame: Any) -> float:
         return float(root.value("datetime", stamp)) if _is_script(frame) else stamp()
@@ -147,50 +144,42 @@ def _patch_input(root: Root) -> None:
 
 def _patch_locks(root: Root) -> None:
     """Let rank 0 alone lock files, for all: another rank would wait for a lock that rank 0 holds."""
-    for name in ("flock", "lockf"):
-        original = getattr(fcntl, name)
 
-        @functools.wraps(original)
-        def lock(*args: Any, original: Any = original) -> Any:
-            if not is_called_by_script():
-                return original(*args)
-            return root.outcome("a lock", lambda: original(*args))
+    def lock(original: Any, *args: Any) -> Any:
+        if not is_called_by_script():
+            return original(*args)
+        return root.outcome("a lock", lambda: original(*args))
 
-        setattr(fcntl, name, lock)
+    patch(fcntl, lock, "flock", "lockf")
 
 
 def _patch_children(root: Root, files: Overlay) -> None:
     """Patch functions that start processes: each rank starts its own, after rank 0's has ended, which is said once."""
     said: list[bool] = []
 
-    def patch(owner: Any, name: str, ends: bool) -> None:
-        original = getattr(owner, name)
-
-        @functools.wraps(original)
-        def start(*args: Any, **kwargs: Any) -> Any:
-            if is_unpatched() or not root.is_shared() or not is_called_by_script():
+    def start(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if is_unpatched() or not root.is_shared() or not is_called_by_script():
+            return original(*args, **kwargs)
+        ends = original.__name__ != "__init__"
+        if root.rank == 0 and not said:
+            said.append(True)
+            log.warning(
+                "this script starts processes, at %s: each rank starts its own, and what they write is written by "
+                "all ranks\n"
+                "  remedy: if matex_data.training.world().rank == 0, where one is enough",
+                user_location(),
+            )
+        if root.rank > 0:
+            files.settle()
+            if ends:
+                root.value("a process", lambda: None)
+        try:
+            with busy(f"{original.__name__}()") if ends else contextlib.nullcontext(), unpatched():
                 return original(*args, **kwargs)
-            if root.rank == 0 and not said:
-                said.append(True)
-                log.warning(
-                    "this script starts processes, at %s: each rank starts its own, and what they write is written by "
-                    "all ranks\n"
-                    "  remedy: if matex_data.training.world().rank == 0, where one is enough",
-                    user_location(),
-                )
-            if root.rank > 0:
-                files.settle()
-                if ends:
-                    root.value("a process", lambda: None)
-            try:
-                with busy(f"{name}()") if ends else contextlib.nullcontext(), unpatched():
-                    return original(*args, **kwargs)
-            finally:
-                if ends and root.rank == 0:
-                    root.value("a process", lambda: None)
+        finally:
+            if ends and root.rank == 0:
+                root.value("a process", lambda: None)
 
-        setattr(owner, name, start)
-
-    patch(os, "system", True)
-    patch(subprocess, "run", True)
-    patch(subprocess.Popen, "__init__", False)
+    patch(os, start, "system")
+    patch(subprocess, start, "run")
+    patch(subprocess.Popen, start, "__init__")

@@ -54,6 +54,7 @@ from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.optimizer import Totals
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.replacements import patch, setting
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
@@ -385,11 +386,9 @@ class KerasPatches:
                 )
 
     def _patch(self, name: str, method: Callable[..., Any]) -> None:
-        original = getattr(keras.Model, name)
-        signature = inspect.signature(original)
+        signature = inspect.signature(getattr(keras.Model, name))
 
-        @functools.wraps(original)
-        def patched(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def patched(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
@@ -409,12 +408,12 @@ class KerasPatches:
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
-            iteration = batch_weights(self._channel.communicator).left_to_keras()
+            weights = batch_weights(self._channel.communicator)
             thread = self._thread.calls(name) if name in TRAINING else contextlib.nullcontext()
-            with thread, without_keras_warnings(), unwrapped_errors(), iteration, collective(f"{name}()"):
+            with thread, without_keras_warnings(), unwrapped_errors(), weights.left_to_keras(), collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
-        setattr(keras.Model, name, patched)
+        patch(keras.Model, patched, name)
 
     def _distributed(self, model: Any) -> DistributedModel:
         """Return the context of a model, which stays open until the model is compiled again. *Collective* at first."""
@@ -741,8 +740,5 @@ def _rows(output: Any) -> int:
 
 
 def call_within(call: Any, original: Callable[..., Any], options: dict[str, Any]) -> Any:
-    token = _current_call.set(call)
-    try:
+    with setting(_current_call, call):
         return original(**options)
-    finally:
-        _current_call.reset(token)

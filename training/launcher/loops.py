@@ -7,7 +7,6 @@ averaged.
 
 from __future__ import annotations
 
-import functools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -19,10 +18,12 @@ import tensorflow as tf
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
+from matex_data.training.compat import in_session_graph
 from matex_data.training.exact.batch_weights import left_to_keras, patch_iteration
 from matex_data.training.exact.state import in_step
-from matex_data.training.reduction.graphs import eager_variable, in_session_graph
+from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
+from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
 
@@ -50,7 +51,7 @@ class LoopPatches:
         self._broadcast_flags: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by optimizer
         GradientPatches(self.average, self.is_active).__enter__()
         for cls in _classes_with_own("apply", keras.optimizers.Optimizer):
-            cls.apply = _patched(cls.apply, self)
+            patch(cls, self.apply, "apply")
         patch_iteration()
         channel.communicator.on_sharded_data(self._fail_guarded_graphs)
 
@@ -66,15 +67,15 @@ class LoopPatches:
             self._guard_graph()
         return self.channel.communicator.sharded_data
 
-    def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, variables: Any) -> Any:
+    def apply(self, original: Callable[..., Any], optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
         """Apply gradients, averaged if they are those of a shard. *Collective* then."""
         state = self.average.state
         if state.averaged or not (state.running or self.is_active()):
-            return original(optimizer, grads, variables)
-        if variables is not None and not state.running:
-            self._broadcast_once(optimizer, list(variables))
+            return original(optimizer, grads, trainable_variables)
+        if trainable_variables is not None and not state.running:
+            self._broadcast_once(optimizer, list(trainable_variables))
         with state.only_averages():
-            return original(optimizer, self.average.applied(list(grads)), variables)
+            return original(optimizer, self.average.applied(list(grads)), trainable_variables)
 
     def warn_of_whole_batches(self) -> None:
         """Warn once about a loop over whole batches."""
@@ -117,14 +118,6 @@ class LoopPatches:
             return done.assign(True)
 
         tf.cond(done, lambda: done.read_value(), receive)
-
-
-def _patched(original: Callable[..., Any], loop_patches: LoopPatches) -> Callable[..., Any]:
-    @functools.wraps(original)
-    def apply(optimizer: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        return loop_patches.apply(original, optimizer, grads, trainable_variables)
-
-    return apply
 
 
 def _classes_with_own(name: str, base: Any) -> list[Any]:

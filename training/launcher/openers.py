@@ -26,6 +26,7 @@ import tensorflow as tf
 from matex_data.training.exact.rows import is_sharded
 from matex_data.training.launcher.overlay import Overlay, is_regular, is_unpatched, unpatched
 from matex_data.training.launcher.root import is_called_by_package, is_called_by_script
+from matex_data.training.replacements import patch
 
 
 def patch_openers(files: Overlay) -> None:
@@ -96,17 +97,15 @@ def _patch_open(files: Overlay) -> None:
     for module in (builtins, io, tarfile, bz2):
         for name in [name for name, value in vars(module).items() if value is original]:
             setattr(module, name, open_file)
-    save_text = np.savetxt
 
-    @functools.wraps(save_text)
-    def savetxt(fname: Any, *args: Any, **kwargs: Any) -> Any:
+    def savetxt(save_text: Any, fname: Any, *args: Any, **kwargs: Any) -> Any:
         if not _path(files, fname) or Path(os.fsdecode(fname)).suffix in (".gz", ".bz2", ".xz", ".lzma"):
             return save_text(fname, *args, **kwargs)
         encoding = inspect.signature(save_text).bind(fname, *args, **kwargs).arguments.get("encoding")
         with open_file(fname, "w", encoding=encoding or "latin1") as file:
             return save_text(file, *args, **kwargs)
 
-    np.savetxt = savetxt
+    patch(np, savetxt, "savetxt")
 
 
 def _patch_removal(files: Overlay) -> None:
@@ -118,63 +117,45 @@ def _patch_removal(files: Overlay) -> None:
         (tf.io.gfile, ("remove", "rmtree"), 0),
         (tf.io.gfile, ("rename", "copy"), 1),
     ):
-        for name in names:
-            _replace(owner, name, _change(files, getattr(owner, name), destination))
-    original = tempfile.mkdtemp
+        patch(owner, functools.partial(_change, files, destination), *names)
 
-    @functools.wraps(original)
-    def mkdtemp(*args: Any, **kwargs: Any) -> Any:
+    def mkdtemp(original: Any, *args: Any, **kwargs: Any) -> Any:
         with unpatched():
             folder = original(*args, **kwargs)
         if not is_unpatched():
             files.add_own_folder(os.fsdecode(folder))
         return folder
 
-    tempfile.mkdtemp = mkdtemp
+    patch(tempfile, mkdtemp, "mkdtemp")
 
 
-def _change(files: Overlay, original: Any, destination: int) -> Any:
-    """Wrap a function that removes or renames a file.
+def _change(files: Overlay, destination: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that removes or renames a file.
 
     Parameters
     ----------
     destination : position of the argument with the file; behind the source if it is not 0.
     """
-
-    @functools.wraps(original)
-    def change(*args: Any, **kwargs: Any) -> Any:
-        path = _path(files, args[destination]) if len(args) > destination else ""
-        if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
-            return original(*args, **kwargs)
-        source = _absolute(args[0]) if destination and original.__name__ != "copy" else ""
-        return files.change(path, lambda: original(*args, **kwargs), source=source)
-
-    return change
-
-
-def _replace(owner: Any, name: str, function: Any) -> None:
-    """Replace a function, also in the sets of those that support options, such as ``os.supports_dir_fd``."""
-    original = getattr(owner, name)
-    for supporting in (os.supports_dir_fd, os.supports_fd, os.supports_follow_symlinks, os.supports_effective_ids):
-        if owner is os and original in supporting:
-            supporting.add(function)
-    setattr(owner, name, function)
+    path = _path(files, args[destination]) if len(args) > destination else ""
+    if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
+        return original(*args, **kwargs)
+    source = _absolute(args[0]) if destination and original.__name__ != "copy" else ""
+    return files.change(path, lambda: original(*args, **kwargs), source=source)
 
 
 def _patch_lists(files: Overlay) -> None:
     """Patch functions that list folders: ranks see the names that rank 0 has seen."""
-    list_names, scan = os.listdir, os.scandir
 
     def seen(path: Any) -> str:
         given = path if isinstance(path, str | os.PathLike) else "." if path is None else 0
         absolute = _path(files, given)
         return absolute if absolute and is_called_by_script() else ""
 
-    def listdir(path: Any = None) -> Any:
+    def listdir(list_names: Any, path: Any = None) -> Any:
         folder, names = seen(path), list_names(path)
         return files.names(folder, names) if folder else names
 
-    def scandir(path: Any = None) -> Any:
+    def scandir(scan: Any, path: Any = None) -> Any:
         folder = seen(path)
         if not folder:
             return scan(path)
@@ -183,8 +164,8 @@ def _patch_lists(files: Overlay) -> None:
         names = files.names(folder, list(by_name))
         return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
 
-    for name, function in (("listdir", listdir), ("scandir", scandir)):
-        _replace(os, name, functools.wraps(getattr(os, name))(function))
+    patch(os, listdir, "listdir")
+    patch(os, scandir, "scandir")
 
 
 class _Scan(contextlib.AbstractContextManager[Any]):
@@ -233,45 +214,31 @@ class _Entry:
 def _patch_looks(files: Overlay) -> None:
     """Patch functions that look at files, or pass their names on, on ranks other than 0."""
 
-    def patch(owner: Any, names: tuple[str, ...], where: Callable[[str], str]) -> None:
-        for name in names:
-            original = getattr(owner, name)
+    def look(where: Callable[[str], str], original: Any, *args: Any, **kwargs: Any) -> Any:
+        path = _path(files, args[0]) if args and not kwargs.get("dir_fd") else ""
+        if path and (files.is_private(path) or is_called_by_script()):
+            found = where(path)
+            args = args if found == path else (found, *args[1:])
+        return original(*args, **kwargs)
 
-            @functools.wraps(original)
-            def look(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-                path = _path(files, args[0]) if args and not kwargs.get("dir_fd") else ""
-                if path and (files.is_private(path) or is_called_by_script()):
-                    found = where(path)
-                    args = args if found == path else (found, *args[1:])
-                return original(*args, **kwargs)
+    def settling(original: Any, *args: Any, **kwargs: Any) -> Any:
+        if files.any_private and not is_unpatched() and files.root.is_shared():
+            files.settle()
+        return original(*args, **kwargs)
 
-            _replace(owner, name, look)
-
-    def settling(owner: Any, names: tuple[str, ...]) -> None:
-        for name in names:
-            original = getattr(owner, name)
-
-            @functools.wraps(original)
-            def call(*args: Any, original: Any = original, **kwargs: Any) -> Any:
-                if files.any_private and not is_unpatched() and files.root.is_shared():
-                    files.settle()
-                return original(*args, **kwargs)
-
-            setattr(owner, name, call)
-
-    patch(os, ("stat", "lstat", "access", "link", "symlink"), lambda path: files.look(path).path)
-    patch(os, ("chmod", "chown", "utime", "truncate"), files.to_change)
+    seen = functools.partial(look, lambda path: files.look(path).path)
+    patch(os, seen, "stat", "lstat", "access", "link", "symlink")
+    patch(os, functools.partial(look, files.to_change), "chmod", "chown", "utime", "truncate")
     for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
-        settling(kind, ("__init__",))
-    settling(tf.io.gfile, ("exists", "stat", "glob", "listdir", "isdir"))
-    settling(tf.io, ("read_file",))
+        patch(kind, settling, "__init__")
+    patch(tf.io.gfile, settling, "exists", "stat", "glob", "listdir", "isdir")
+    patch(tf.io, settling, "read_file")
 
 
 def _patch_h5py(files: Overlay) -> None:
-    begin = h5py.File.__init__
-
-    @functools.wraps(begin)
-    def initialize(self: Any, name: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any) -> None:
+    def initialize(
+        begin: Any, self: Any, name: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any
+    ) -> None:
         path = "" if driver is not None else _path(files, name)
 
         def open_at(target: str) -> None:
@@ -282,7 +249,7 @@ def _patch_h5py(files: Overlay) -> None:
         else:
             opened(files, path, {"r": "", "a": "change", "r+": "change"}.get(mode, "replace"), open_at)
 
-    h5py.File.__init__ = initialize
+    patch(h5py.File, initialize, "__init__")
 
 
 def _patch_netcdf(files: Overlay) -> None:
@@ -312,17 +279,16 @@ def _patch_sqlite(files: Overlay) -> None:
         import sqlite3
     except ImportError:  # Python was built without it
         return
-    original = sqlite3.connect
 
-    @functools.wraps(original)
-    def connect(database: Any, *args: Any, **kwargs: Any) -> Any:
+    def connect(original: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
         named = database not in ("", ":memory:", b":memory:") and not kwargs.get("uri")
         path = _path(files, database) if named else ""
         if not path:
             return original(database, *args, **kwargs)
         return files.write(path, "change", lambda target: original(target, *args, **kwargs))
 
-    sqlite3.connect = sqlite3.dbapi2.connect = connect
+    for module in (sqlite3, sqlite3.dbapi2):
+        patch(module, connect, "connect")
 
 
 def _patch_tensorflow(files: Overlay) -> None:
@@ -359,22 +325,20 @@ def _patch_tensorflow(files: Overlay) -> None:
             opened(files, path, _kind(mode), open_at)
 
     tf.io.TFRecordWriter, tf.io.gfile.GFile = TFRecordWriter, GFile
-    write_file, cache = tf.io.write_file, tf.data.Dataset.cache
 
-    @functools.wraps(write_file)
-    def write(filename: Any, contents: Any, name: Any = None) -> Any:
+    def write(write_file: Any, filename: Any, contents: Any, name: Any = None) -> Any:
         path = _path(files, filename) if tf.executing_eagerly() else ""
         if not path:
             return write_file(filename, contents, name)
         return files.write(path, "replace", lambda target: write_file(target, contents, name))
 
-    @functools.wraps(cache)
-    def cached(dataset: Any, filename: Any = "", name: Any = None) -> Any:
+    def cached(cache: Any, dataset: Any, filename: Any = "", name: Any = None) -> Any:
         if isinstance(filename, str | os.PathLike) and os.fspath(filename):
             filename = _cache_file(files, dataset, os.fspath(filename))
         return cache(dataset, filename, name)
 
-    tf.io.write_file, tf.data.Dataset.cache = write, cached
+    patch(tf.io, write, "write_file")
+    patch(tf.data.Dataset, cached, "cache")
 
 
 def _cache_file(files: Overlay, dataset: Any, filename: str) -> str:

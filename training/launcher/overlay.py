@@ -28,6 +28,7 @@ from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.paths import is_library
 from matex_data.training.launcher.root import Root
+from matex_data.training.replacements import Replacements, replaced
 
 T = TypeVar("T")
 SLACK = 10.0
@@ -468,12 +469,6 @@ def is_unpatched() -> bool:
     return getattr(_THREAD, "unpatched", False)
 
 
-@contextlib.contextmanager
-def unpatched() -> Iterator[None]:
-    """Context manager: files that this thread opens are not those of the script."""
-    before = is_unpatched()
-    _THREAD.unpatched = True
-    try:
-        yield
-    finally:
-        _THREAD.unpatched = before
+def unpatched() -> Replacements:
+    """Return a context manager: files that this thread opens are not those of the script."""
+    return replaced(_THREAD, unpatched=True)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import logging
 import socket
 from typing import Any
+
+from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
 
@@ -17,10 +18,8 @@ def patch_ports(rank: int) -> None:
     """
     if rank == 0:
         return
-    original: Any = socket.socket.bind
 
-    @functools.wraps(original)
-    def bind(self: socket.socket, address: Any, /) -> None:
+    def bind(original: Any, self: socket.socket, address: Any, /) -> None:
         internet = self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM
         if not internet or not address[1]:
             original(self, address)
@@ -28,4 +27,4 @@ def patch_ports(rank: int) -> None:
         original(self, (address[0], 0, *address[2:]))
         log.info("rank %d listens at port %d, rank 0 at %d", rank, self.getsockname()[1], address[1])
 
-    socket.socket.bind = bind  # type: ignore[method-assign, assignment]
+    patch(socket.socket, bind, "bind")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import functools
 import importlib.util
 import logging
 import os
@@ -158,6 +159,7 @@ def _patch(
     from matex_data.training import keras_api
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.comm.runtime import start
+    from matex_data.training.compat import SessionPatches
     from matex_data.training.exact.determinism import seed_all_ranks
     from matex_data.training.launcher.keras_patches import KerasPatches
     from matex_data.training.launcher.loops import LoopPatches
@@ -166,11 +168,10 @@ def _patch(
     from matex_data.training.launcher.resuming import ScriptCheckpoints, script_seed
     from matex_data.training.launcher.saving import patch_saving
     from matex_data.training.launcher.staged import StagePatches
-    from matex_data.training.launcher.tf1 import SessionPatches
     from matex_data.training.launcher.tf_distribute import patch_strategies
     from matex_data.training.launcher.xla import patch_functions
     from matex_data.training.mesh import Mesh
-    from matex_data.training.reduction.ops import Reducer
+    from matex_data.training.reduction.ops import Reducer, broadcast_from_root
 
     _check_backend()
     channel = open_channel(None)
@@ -194,7 +195,9 @@ def _patch(
         if model > 1:
             patches.use_mesh(Mesh(model=model))
         patch_distributions(channel, patches.use_mesh)
-        SessionPatches(channel, LoopPatches(channel, reducer, patches.check_loop))
+        loops = LoopPatches(channel, reducer, patches.check_loop)
+        received = functools.partial(broadcast_from_root, channel)
+        SessionPatches(loops.average, received, loops.is_active, loops.warn_of_whole_batches)
     if channel.size > 1:
         patch_functions(channel.rank)
         patch_ports(channel.rank)

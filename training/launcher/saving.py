@@ -31,6 +31,7 @@ from matex_data.training.launcher.inputs import patch_inputs
 from matex_data.training.launcher.openers import patch_openers
 from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
 from matex_data.training.launcher.root import Root
+from matex_data.training.replacements import patch, replaced
 from matex_data.training.saving import WAITS_FOR_ROOT
 
 log = logging.getLogger("matex_data.training")
@@ -82,7 +83,7 @@ def patch_saving(channel: Channel) -> Root:
             (tf_keras_saving, "load_model"),
             (tf_keras_models, "load_model"),
         ):
-            setattr(owner, name, _loading(getattr(owner, name), files))
+            patch(owner, functools.partial(_load, files), name)
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
     return root
@@ -104,11 +105,9 @@ class SavePatches:
         path_name : name of the parameter with the path, or of an attribute of the saving object.
         get, set : get and set the state of the saving object, which all ranks take from rank 0.
         """
-        original = getattr(owner, name)
-        signature = inspect.signature(original)
+        signature = inspect.signature(getattr(owner, name))
 
-        @functools.wraps(original)
-        def save(*args: Any, **kwargs: Any) -> Any:
+        def save(original: Any, *args: Any, **kwargs: Any) -> Any:
             bound = signature.bind(*args, **kwargs).arguments
             first = next(iter(bound.values()))
             path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
@@ -127,8 +126,8 @@ class SavePatches:
                 set(first, state)
             return result
 
-        vars(save)[WAITS_FOR_ROOT] = True
-        setattr(owner, name, save)
+        patch(owner, save, name)
+        vars(getattr(owner, name))[WAITS_FOR_ROOT] = True
 
     @staticmethod
     def _save_locally(original: Any, args: Any, kwargs: Any) -> Any:
@@ -153,39 +152,30 @@ class SavePatches:
 
 def _patch_managers(root: Root) -> None:
     """Patch checkpoint managers: new ones list the checkpoints of rank 0, which may have saved more since."""
-    kind = tf.train.CheckpointManager
-    original = kind.__init__
 
-    @functools.wraps(original)
-    def begin(manager: Any, *args: Any, **kwargs: Any) -> None:
+    def begin(original: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
         original(manager, *args, **kwargs)
         vars(manager).update(root.value("a manager", lambda: _manager_attributes(manager)))
 
-    kind.__init__ = begin
+    patch(tf.train.CheckpointManager, begin, "__init__")
 
 
-def _loading(original: Any, files: Overlay) -> Any:
-    """Wrap a function that loads: a rank reads the file that rank 0 reads at the same line."""
-    signature = inspect.signature(original)
+def _load(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Call a function that loads: a rank reads the file that rank 0 reads at the same line."""
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    path = bound.arguments.get("filepath")
+    if not isinstance(path, str | os.PathLike) or is_unpatched() or not files.root.is_shared():
+        return original(*args, **kwargs)
+    target = str(Path(path).absolute())
+    if files.is_own(target):
+        return original(*args, **kwargs)
 
-    @functools.wraps(original)
-    def load(*args: Any, **kwargs: Any) -> Any:
-        bound = signature.bind(*args, **kwargs)
-        path = bound.arguments.get("filepath")
-        if not isinstance(path, str | os.PathLike) or is_unpatched() or not files.root.is_shared():
-            return original(*args, **kwargs)
-        target = str(Path(path).absolute())
-        if files.is_own(target):
-            return original(*args, **kwargs)
+    def load_from(found: str) -> Any:
+        bound.arguments["filepath"] = path if found == target else found
+        with unpatched():
+            return original(*bound.args, **bound.kwargs)
 
-        def load_from(found: str) -> Any:
-            bound.arguments["filepath"] = path if found == target else found
-            with unpatched():
-                return original(*bound.args, **bound.kwargs)
-
-        return files.read(target, load_from)
-
-    return load
+    return files.read(target, load_from)
 
 
 def _counter(checkpoint: Any) -> int:
@@ -213,10 +203,7 @@ def _set_manager_state(manager: Any, state: Any) -> None:
 @contextlib.contextmanager
 def local_model(model: Any) -> Iterator[None]:
     """Context manager: evaluate a model on this rank alone, on whole batches, while all ranks train it."""
-    replaced, test = vars(model).pop(METRICS_OF_EPOCH, None), vars(model).get("test_step")
-    try:
-        with test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext():
-            yield
-    finally:
-        if replaced is not None:
-            object.__setattr__(model, METRICS_OF_EPOCH, replaced)
+    test, of_keras = vars(model).get("test_step"), getattr(type(model), METRICS_OF_EPOCH)
+    evaluating = test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext()
+    with replaced(model, **{METRICS_OF_EPOCH: of_keras.__get__(model)}), evaluating:
+        yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -24,6 +24,7 @@ from matex_data.training.launcher.keras_patches import ShardedEpochIterator, cal
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.replacements import patch, replaced
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.stages.model import MicroBatches, StagedModel
 from matex_data.training.stages.update import updating
@@ -99,22 +100,19 @@ class StagePatches:
         }
         self._running: StagedModel | None = None
         keras_trainer.TFEpochIterator = ShardedEpochIterator
-        self._fit, self._evaluate = keras.Model.fit, keras.Model.evaluate
-        signature = inspect.signature(self._fit)
+        signature = inspect.signature(keras.Model.fit)
 
-        @functools.wraps(self._fit)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
+        def fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             options = dict(signature.bind(model, *args, **kwargs).arguments)
-            return self._train(options.pop("self"), options)
+            return self._train(functools.partial(original, model), options.pop("self"), options)
 
-        @functools.wraps(self._evaluate)
-        def evaluate(model: Any, *args: Any, **kwargs: Any) -> Any:
-            run = functools.partial(self._evaluate, model, *args)
+        def evaluate(original: Any, *args: Any, **kwargs: Any) -> Any:
             if self._running is None or "_use_cached_eval_dataset" in kwargs:  # the model is whole, or fit evaluates
-                return run(**kwargs)
-            return call_within(ReplicaRows(self._running.replicas), run, kwargs)
+                return original(*args, **kwargs)
+            return call_within(ReplicaRows(self._running.replicas), functools.partial(original, *args), kwargs)
 
-        keras.Model.fit, keras.Model.evaluate = fit, evaluate
+        patch(keras.Model, fit, "fit")
+        patch(keras.Model, evaluate, "evaluate")
         _refuse_own_loops()
 
     def use_mesh(self, mesh: Mesh) -> None:
@@ -131,7 +129,7 @@ class StagePatches:
             remedy="leave it out and give --model, which proposes layouts; or leave out --stages",
         )
 
-    def _train(self, model: Any, options: dict[str, Any]) -> Any:
+    def _train(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Train a model in stages, like ``fit``. *Collective*."""
         model._assert_compile_called("fit")
         check_same(self._channel, "fit()", [options.get(name) for name in ("x", "y", "sample_weight")])
@@ -148,33 +146,29 @@ class StagePatches:
             trailing = run.trailing_callbacks(user_callbacks, self._checkpoints.save_every, staged.state)
         call = ReplicaRows(staged.replicas, run)
         stopping = stopping_on_request() if run is not None else contextlib.nullcontext()
-        with without_keras_warnings(), unwrapped_errors(), collective("fit()"), stopping, self._in_stages(staged):
+        with (
+            without_keras_warnings(),
+            unwrapped_errors(),
+            collective("fit()"),
+            stopping,
+            staged,
+            replaced(self, _running=staged),
+        ):
             options["callbacks"] = [
                 *staged.gathering_callbacks(user_callbacks),
                 *rank_callbacks(staged, user_callbacks, lambda: (call.spec, False), trailing),
             ]
             if self._channel.rank > 0:
                 options["verbose"] = 0
-            history = call_within(call, functools.partial(self._fit, model), options)
+            history = call_within(call, original, options)
             staged.gather_weights()
         return history
-
-    @contextlib.contextmanager
-    def _in_stages(self, staged: StagedModel) -> Iterator[None]:
-        with staged:
-            self._running = staged
-            try:
-                yield
-            finally:
-                self._running = None
 
 
 def _refuse_own_loops() -> None:
     """Let optimizers raise an error unless ``fit`` applies the gradients."""
-    original = keras.optimizers.Optimizer.apply
 
-    @functools.wraps(original)
-    def apply(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def apply(original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if not updating.get():
             raise PartitionError(
                 "a loop of the script's own applies gradients, which matex run --stages cannot divide",
@@ -184,4 +178,4 @@ def _refuse_own_loops() -> None:
             )
         return original(optimizer, *args, **kwargs)
 
-    keras.optimizers.Optimizer.apply = apply
+    patch(keras.optimizers.Optimizer, apply, "apply")

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from matex_data.training.reduction import graphs
+from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
 
@@ -18,18 +19,16 @@ log = logging.getLogger("matex_data.training")
 def patch_functions(rank: int) -> None:
     """Let ``tf.function`` leave XLA where a function averages gradients; rank 0 says so once."""
     notice = functools.cache(functools.partial(_say, rank))
-    original = tf.function
 
-    @functools.wraps(original)
-    def function(func: Any = None, *args: Any, jit_compile: Any = None, **options: Any) -> Any:
+    def function(original: Any, func: Any = None, *args: Any, jit_compile: Any = None, **options: Any) -> Any:
         if not jit_compile:
             return original(func, *args, jit_compile=jit_compile, **options)
         if func is None:
-            return functools.partial(function, *args, jit_compile=jit_compile, **options)
+            return functools.partial(function, original, *args, jit_compile=jit_compile, **options)
         make = functools.partial(original, func, *args, **options)
         return CompiledFunction(make, notice)
 
-    tf.function = function
+    patch(tf, function, "function")
 
 
 class CompiledFunction:

@@ -17,7 +17,7 @@ from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.parts import Section, cut, hiding_parts, hold_alike, join, part_of, slots
 from matex_data.training.partition.values import broadcast_in
-from matex_data.training.replacements import Replacements
+from matex_data.training.replacements import Replacements, setting
 
 log = logging.getLogger("matex_data.training")
 
@@ -111,12 +111,8 @@ class ContainerCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the layers."""
-        token = running.set(self._owner)
-        try:
-            with hiding_parts():
-                return self._call(*args, **kwargs)
-        finally:
-            running.reset(token)
+        with setting(running, self._owner), hiding_parts():
+            return self._call(*args, **kwargs)
 
 
 class PartRegularizer:

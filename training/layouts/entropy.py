@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
 
@@ -11,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.layouts.shards import Shards
-from matex_data.training.replacements import replaced
+from matex_data.training.replacements import replaced, setting
 
 cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)
 """True in steps whose loss takes cut logits, and which use the output of the model for nothing else."""
@@ -56,7 +55,7 @@ class CutEntropy:
     def _leaving_cut(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def leaving_cut(data: Any) -> Any:
             same = self._model.loss is self._loss and takes_cut_logits(self._model)  # compiled as then
-            with _cut_logits(same):
+            with setting(cut_logits, same):
                 return step(data)
 
         return leaving_cut
@@ -89,12 +88,3 @@ class CutEntropy:
         position = tf.where(here, own, tf.where(known, tf.zeros_like(own), -tf.ones_like(own)))
         found = tf.gather(y_pred, position, batch_dims=position.shape.rank)
         return tf.where(here, found, tf.zeros_like(found))
-
-
-@contextlib.contextmanager
-def _cut_logits(cut: bool) -> Iterator[None]:
-    token = cut_logits.set(cut)
-    try:
-        yield
-    finally:
-        cut_logits.reset(token)

@@ -11,6 +11,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.partition.parts import channels_of
+from matex_data.training.replacements import Replacements
 
 ELEMENTWISE = (
     keras.optimizers.SGD,
@@ -78,29 +79,21 @@ class PartOptimizer:
         self._others = None if others is None else unconverted(others)
         self._elsewhere = set(elsewhere)
         self._variables: Sequence[Any] = ()
-        self._replaced: list[tuple[Any, str, Any]] = []
+        self._replacements = Replacements()
 
     def __enter__(self) -> PartOptimizer:
         self._update = self._inner._backend_apply_gradients
-        self._replace(self._inner, "_backend_apply_gradients", self._apply)
+        self._replacements.set(self._inner, "_backend_apply_gradients", self._apply)
         of_all = self._inner.global_clipnorm is not None and (self._totals or self._others is not None)
         if of_all or (self._inner.clipnorm is not None and self._totals):
-            self._replace(self._inner, "_clip_gradients", self._clipped)
+            self._replacements.set(self._inner, "_clip_gradients", self._clipped)
         if self._outer is not self._inner:
             self._check_finite = self._outer.check_finite
-            self._replace(self._outer, "check_finite", self._all_finite)
+            self._replacements.set(self._outer, "check_finite", self._all_finite)
         return self
 
     def __exit__(self, *_: object) -> None:
-        for owner, name, before in reversed(self._replaced):
-            object.__delattr__(owner, name)
-            if before is not None:
-                object.__setattr__(owner, name, before)
-        self._replaced.clear()
-
-    def _replace(self, owner: Any, name: str, method: Callable[..., Any]) -> None:
-        self._replaced.append((owner, name, vars(owner).get(name)))
-        object.__setattr__(owner, name, method)
+        self._replacements.restore()
 
     def _apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
         """Update the variables, and note them for ``_clipped``, which gets gradients alone."""

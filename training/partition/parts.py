@@ -17,6 +17,7 @@ from matex_data.mpi.polling import poll
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import segments
+from matex_data.training.replacements import setting
 
 LEAVE_SECONDS = 5.0
 """Seconds that a rank waits for the others to leave by the same error, or to fail like this one."""
@@ -310,14 +311,9 @@ def all_leave(channel: Channel, kind: type[BaseException] | None) -> bool:
     return issubclass(kind, DataError) and poll(channel.host.comm.Ibarrier().Test, LEAVE_SECONDS)
 
 
-@contextlib.contextmanager
-def hiding_parts(hidden: bool = True) -> Iterator[None]:
-    """Context manager: reading a part raises an error in this block, or does not."""
-    token = _hidden.set(hidden)
-    try:
-        yield
-    finally:
-        _hidden.reset(token)
+def hiding_parts(hidden: bool = True) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager: reading a part raises an error in this block, or does not."""
+    return setting(_hidden, hidden)
 
 
 @contextlib.contextmanager

@@ -11,6 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.training.compat import in_session_graph
+from matex_data.training.replacements import setting
+
 
 @dataclass
 class Trace:
@@ -30,11 +33,9 @@ _trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
 @contextmanager
 def compiled_by_xla() -> Iterator[Trace]:
     """Context manager: functions that are traced are compiled by XLA."""
-    token = _trace.set(Trace())
-    try:
-        yield _trace.get() or Trace()
-    finally:
-        _trace.reset(token)
+    trace = Trace()
+    with setting(_trace, trace):
+        yield trace
 
 
 def check_compiler() -> None:
@@ -43,12 +44,6 @@ def check_compiler() -> None:
     if trace is not None and tf.inside_function():
         trace.communicates = True
         raise NotImplementedError("XLA does not compile functions that communicate")
-
-
-def in_session_graph() -> bool:
-    """Return whether new operations go to a graph of TensorFlow 1, which a session runs."""
-    with tf.init_scope():
-        return not tf.executing_eagerly()
 
 
 def eager_variable(value: Any, dtype: tf.DType) -> Any:

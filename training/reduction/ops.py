@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -17,12 +16,14 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.runtime import Choice, Runtime, runtime_of
 from matex_data.training.comm.thread import CommunicationPool
+from matex_data.training.compat import in_session_graph
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
-from matex_data.training.reduction.graphs import check_compiler, in_session_graph
+from matex_data.training.reduction.graphs import check_compiler
 from matex_data.training.reduction.integers import exact_sums
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
 from matex_data.training.reduction.sequence import SequenceCounter
+from matex_data.training.replacements import Replacements, replaced
 
 Strategy = Literal["chained", "funneled", "concurrent"]
 REDUCED = "matex_reduction"
@@ -142,14 +143,9 @@ class Reducer:
         runtime = None if compared or self.channel.narrowed or in_session_graph() else self._runtime
         return self(gradients, weight, wire_dtype=self.wire_dtype, unless_equal=unless_equal, runtime=runtime)
 
-    @contextlib.contextmanager
-    def unrounded(self) -> Iterator[None]:
-        """Context manager: ``average`` sends gradients as they are, in eager code and in graphs that it traces."""
-        wire_dtype, self.wire_dtype = self.wire_dtype, None
-        try:
-            yield
-        finally:
-            self.wire_dtype = wire_dtype
+    def unrounded(self) -> Replacements:
+        """Return a context manager: ``average`` sends gradients as they are, eagerly and in graphs that it traces."""
+        return replaced(self, wire_dtype=None)
 
     def __call__(
         self,

@@ -8,7 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.training.reduction.graphs import eager_variable, in_session_graph
+from matex_data.training.compat import in_session_graph
+from matex_data.training.reduction.graphs import eager_variable
 
 
 class Cursor:

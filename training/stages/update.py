@@ -13,6 +13,7 @@ import tensorflow as tf
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.state import StepState
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.replacements import setting
 from matex_data.training.stages.sums import GradientSums
 
 updating: ContextVar[bool] = ContextVar("updating", default=False)
@@ -70,13 +71,9 @@ class StageUpdate:
         gradients = [total.read_value() for total in totals]
         if self._reducer is not None:
             gradients = self._reducer.average(gradients, 1.0)
-        token = updating.set(True)
-        try:
-            among = self._stages.among(self._trained) if self._trained else contextlib.nullcontext()
-            with among, self._state.step(1.0):  # the sums are weighted by rows already
-                self._optimizer.apply(gradients, list(variables))
-        finally:
-            updating.reset(token)
+        among = self._stages.among(self._trained) if self._trained else contextlib.nullcontext()
+        with among, setting(updating, True), self._state.step(1.0):  # the sums are weighted by rows already
+            self._optimizer.apply(gradients, list(variables))
 
 
 def _shared_groups(stages: Channel, sums: GradientSums, holders: Mapping[int, Sequence[int]]) -> list[Any]:
