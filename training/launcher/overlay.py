@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -28,12 +29,12 @@ from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.paths import is_library
 from matex_data.training.launcher.root import Root
-from matex_data.training.replacements import Replacements, replaced
+from matex_data.training.replacements import setting
 
 T = TypeVar("T")
 SLACK = 10.0
 """Seconds by which clocks of file systems may differ."""
-_THREAD = threading.local()
+_unpatched: ContextVar[bool] = ContextVar("unpatched", default=False)
 _stat, _listdir, _readlink, _open = os.stat, os.listdir, os.readlink, os.open
 _rename, _link, _unlink, _access, _mkdir = os.rename, os.link, os.unlink, os.access, os.mkdir
 
@@ -466,9 +467,9 @@ def _is_open(path: str) -> bool:
 
 def is_unpatched() -> bool:
     """Return whether this thread writes files for this package, which are not those of the script."""
-    return getattr(_THREAD, "unpatched", False)
+    return _unpatched.get()
 
 
-def unpatched() -> Replacements:
+def unpatched() -> contextlib.AbstractContextManager[None]:
     """Return a context manager: files that this thread opens are not those of the script."""
-    return replaced(_THREAD, unpatched=True)
+    return setting(_unpatched, True)
