@@ -62,6 +62,7 @@ for layer in (
     ["training.partition"],
     ["training.exact"],
     ["training.average"],
+    ["training.zero"],
     ["training.distributed_model"],
     ["training.checking"],
     ["training.learning_rate"],

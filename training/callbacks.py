@@ -19,6 +19,7 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.exact.variables import learning_rate
 from matex_data.training.exact.watch import Watch
 from matex_data.training.progress import ThroughputBar
 from matex_data.training.restart.resume import EPOCH_ENDS
@@ -336,10 +337,8 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
 
     def _synchronize(self, of_batch: bool = False) -> None:
         """Exchange learning rate, stop flag and changes in one message, since this may run after every batch."""
-        optimizer = self.model.optimizer
-        rate: Any = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-        settable = isinstance(rate, keras.Variable)
-        local = float(rate.numpy()) if settable else 0.0
+        rate = learning_rate(self.model.optimizer)
+        local = 0.0 if rate is None else float(rate.numpy())
         own_rate = local if self._channel.rank == 0 else 0.0
         stops = bool(self.model.stop_training) and self.model.stop_training != EPOCH_ENDS
         shared = np.array([stops, own_rate, self._watch.changed(small=of_batch)])

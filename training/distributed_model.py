@@ -14,7 +14,6 @@ import tensorflow as tf
 from matex_data.training.average.accumulation import accumulates
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.average.optimizer import attach_average, detach_average, is_distributed
-from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
@@ -37,16 +36,17 @@ from matex_data.training.exact.step import DistributedStep
 from matex_data.training.exact.variables import (
     build,
     build_without_optimizer,
+    inner_optimizer,
     optimizers,
     replicated_variables,
     replicated_weights,
     separate_seeds,
 )
 from matex_data.training.exact.watch import Watch
-from matex_data.training.partition.optimizer import Totals, inner_optimizer
 from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements, replaced
+from matex_data.training.zero.optimizer import OwnedOptimizer, Totals
 
 log = logging.getLogger("matex_data.training")
 

@@ -7,6 +7,7 @@ from typing import Any
 import keras
 
 from matex_data.training.comm.world import world
+from matex_data.training.exact.variables import learning_rate
 
 
 class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -46,7 +47,7 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keep the optimizer's learning rate as the base."""
-        if not isinstance(self._rate(), keras.Variable):
+        if self._rate() is None:
             raise ValueError(
                 "ScaledLearningRate cannot scale a learning rate schedule\n  remedy: multiply the schedule itself"
             )
@@ -66,5 +67,4 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
             self._rate().assign(self._base * (1 + (self._factor - 1) * min(done, 1.0)))
 
     def _rate(self) -> Any:
-        optimizer = self.model.optimizer
-        return getattr(optimizer, "inner_optimizer", optimizer)._learning_rate
+        return learning_rate(self.model.optimizer)

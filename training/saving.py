@@ -19,8 +19,8 @@ from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.partition.deferred import AbsentVariable, is_absent
-from matex_data.training.partition.optimizer import inner_optimizer
 from matex_data.training.partition.parts import PartVariable, as_whole, empty_whole, part_of, whole_at_root
 from matex_data.training.partition.whole_optimizer import whole_optimizer
 from matex_data.training.replacements import Replacements, replaced

@@ -17,7 +17,6 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.evaluating import TestCheck
@@ -35,7 +34,6 @@ from matex_data.training.exact.variables import build_without_optimizer, check_e
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
-from matex_data.training.partition.optimizer import Totals
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.checkpoint import ModelState
@@ -43,6 +41,7 @@ from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.saving import save_by_renaming
 from matex_data.training.stages.model import MicroBatches, StagedModel
+from matex_data.training.zero.optimizer import Totals, check_callbacks
 
 BATCH = 32
 """Samples of a batch, as in Keras; of a global batch, at least one for each rank."""

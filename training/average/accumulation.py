@@ -10,8 +10,8 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage
+from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import ACCUMULATING
-from matex_data.training.partition.optimizer import inner_optimizer
 from matex_data.training.replacements import Replacements
 
 

@@ -100,6 +100,17 @@ def optimizers(model: Any) -> list[Any]:
     return [optimizer for optimizer in [model.optimizer, *own.values()] if optimizer is not None]
 
 
+def inner_optimizer(optimizer: Any) -> Any:
+    """Return the optimizer that updates the weights: that within a ``LossScaleOptimizer``."""
+    return getattr(optimizer, "inner_optimizer", optimizer)
+
+
+def learning_rate(optimizer: Any) -> Any:
+    """Return the variable of the learning rate; None if it follows a schedule, or there is no optimizer."""
+    rate = getattr(inner_optimizer(optimizer), "_learning_rate", None)
+    return rate if isinstance(rate, keras.Variable) else None
+
+
 def _within(value: Any) -> Iterator[Any]:
     """Yield a value, or what a dict, list or tuple holds, at any depth."""
     if isinstance(value, dict):

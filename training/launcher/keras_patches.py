@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
-from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.checking.batches import iterator_over, until_out_of_range, without_optionals
 from matex_data.training.checking.check import Mode, SelfCheck
@@ -52,12 +51,12 @@ from matex_data.training.launcher.saving import local_model
 from matex_data.training.launcher.threads import TrainingThread
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
-from matex_data.training.partition.optimizer import Totals
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
+from matex_data.training.zero.optimizer import Totals, check_callbacks
 
 log = logging.getLogger("matex_data.training")
 

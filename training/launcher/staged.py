@@ -13,7 +13,6 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
-from matex_data.training.average.owned import check_callbacks
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.digests import check_same
@@ -29,6 +28,7 @@ from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.stages.model import MicroBatches, StagedModel
 from matex_data.training.stages.update import updating
 from matex_data.training.trainer import without_keras_warnings
+from matex_data.training.zero.optimizer import check_callbacks
 
 
 class ReplicaRows:

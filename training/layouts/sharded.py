@@ -9,6 +9,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
 from matex_data.training.layouts.containers import called_once
 from matex_data.training.layouts.cut_layers import CutLayers
@@ -18,9 +19,9 @@ from matex_data.training.layouts.rules import Units
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.deferred import is_deferred
-from matex_data.training.partition.optimizer import PartOptimizer, Totals, check_elementwise, inner_optimizer
 from matex_data.training.partition.parts import all_leave, hiding_parts
 from matex_data.training.replacements import replaced
+from matex_data.training.zero.optimizer import PartOptimizer, Totals, check_elementwise
 
 log = logging.getLogger("matex_data.training")
 

@@ -20,6 +20,7 @@ from matex_data.epochs.batches import Batches
 from matex_data.errors import DataError, PartitionError
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.variables import learning_rate
 from matex_data.training.progress import CheckpointProgress
 from matex_data.training.restart import callback_state, checkpoint
 from matex_data.training.restart.preemption import REQUESTS, exit_preempted, stop_agreement
@@ -279,7 +280,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._rank_values = self._model_state().restore(found)
                 self._model_state().restore_rank_variables(self._rank_values)
                 self._restore_callbacks(found)
-            self._rate = float(rate.numpy()) if (rate := self._rate_variable()) is not None else None
+            self._rate = float(rate.numpy()) if (rate := learning_rate(self.model.optimizer)) is not None else None
             self._history = found.facts["history"]
             self._run.found = None  # release the arrays that nothing has restored
         self._run.began()
@@ -310,16 +311,10 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._restore_history()
         if self._resumed():
             self._model_state().restore_rank_variables(self._rank_values)
-            rate = self._rate_variable()
+            rate = learning_rate(self.model.optimizer)
             if rate is not None and self._rate is not None:
                 rate.assign(self._rate)
         self._rank_values, self._rate = checkpoint.RankValues(), None
-
-    def _rate_variable(self) -> Any:
-        """Return the variable of the learning rate; None if it follows a schedule."""
-        optimizer = getattr(self.model, "optimizer", None)
-        rate = getattr(getattr(optimizer, "inner_optimizer", optimizer), "_learning_rate", None)
-        return rate if isinstance(rate, keras.Variable) else None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Save the run and end, if a rank was asked to before the previous step. *Collective*."""

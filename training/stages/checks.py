@@ -9,6 +9,7 @@ import keras
 
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
+from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import Functional
 from matex_data.training.partition.cut import StagePlan
 from matex_data.training.partition.graph import check_graph
@@ -105,7 +106,7 @@ def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
     ------
     PartitionError : it was.
     """
-    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    inner = inner_optimizer(optimizer)
     if optimizer.built and {id(v) for v in inner._trainable_variables} != {id(v) for v in variables}:
         raise PartitionError(
             "the optimizer has state for other weights than those of this stage",

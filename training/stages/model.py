@@ -14,7 +14,6 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.training.average.gradients import GradientAverage
-from matex_data.training.average.owned import OwnedOptimizer
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.exact.attributes import kept_by_calls
@@ -31,7 +30,6 @@ from matex_data.training.partition.costs import estimated_costs
 from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, stage_plans
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
-from matex_data.training.partition.optimizer import PartOptimizer
 from matex_data.training.partition.parts import (
     as_whole,
     empty_whole,
@@ -68,6 +66,7 @@ from matex_data.training.stages.state import StagedState
 from matex_data.training.stages.sums import GradientSums
 from matex_data.training.stages.trial import Trial
 from matex_data.training.stages.update import StageUpdate
+from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer
 
 log = logging.getLogger("matex_data.training")
 

@@ -1,4 +1,4 @@
-"""Owners: each rank keeps the optimizer's state of its section of every weight, and updates this section alone.
+"""Sections: each rank keeps the optimizer's state of its section of every weight, and updates this section alone.
 
 Gradients are summed so that each rank gets those of its sections (reduce-scatter); after the update all ranks get the
 sections of all others (allgather). Both send as much as an allreduce sends.
@@ -7,7 +7,6 @@ sections of all others (allgather). Both send as much as an allreduce sends.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,7 +15,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import Collectives
-from matex_data.training.reduction.buckets import Bucket, plan_buckets, scaled
+from matex_data.training.reduction.buckets import plan_buckets, scaled
 from matex_data.training.reduction.ops import run_chained
 from matex_data.training.reduction.payloads import WHOLE, Payload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype, scattered_rounded
@@ -92,22 +91,23 @@ def summed_sections(
     wire_dtype : dtype in which float32 sums are sent; None: as they are.
     """
     rows = [part.rows(gradient) for part, gradient in zip(parts, gradients, strict=True)]
-    wire = None if wire_dtype is None else WIRE_DTYPES[wire_dtype]
-    return _run(parts, rows, partial(Scattered, wire_dtype=wire), weight)
+    return _communicated(parts, rows, weight, True, None if wire_dtype is None else WIRE_DTYPES[wire_dtype])
 
 
 def gathered_wholes(parts: Sequence[Flat], sections: Sequence[Any]) -> list[Any]:
     """Return the whole tensors of which this rank has these sections. *Collective*."""
-    rows = _run(parts, [tf.reshape(section, [1, -1]) for section in sections], Gathered, 1.0)
+    rows = _communicated(parts, [tf.reshape(section, [1, -1]) for section in sections], 1.0, False)
     return [part.whole(found) for part, found in zip(parts, rows, strict=True)]
 
 
-def _run(parts: Sequence[Flat], rows: Sequence[Any], kind: Callable[..., SectionPayload], weight: Any) -> list[Any]:
-    """Return the results of one kind of operation on rows of sections, packed into buckets. *Collective*."""
+def _communicated(
+    parts: Sequence[Flat], rows: Sequence[Any], weight: Any, sums: bool, wire_dtype: np.dtype[Any] | None = None
+) -> list[Any]:
+    """Return sums or all rows of sections, which are packed into buckets. *Collective*."""
     channel = parts[0].channel
     dtypes = [np.dtype(tensor.dtype.as_numpy_dtype) for tensor in rows]
     buckets = plan_buckets([part.elements * channel.size for part in parts], dtypes)
-    payloads = [kind(channel, bucket, [rows[p] for p in bucket.positions]) for bucket in buckets]
+    payloads = [SectionPayload(channel, [rows[p] for p in b.positions], b.dtype, sums, wire_dtype) for b in buckets]
     outputs = run_chained(channel, payloads, tf.convert_to_tensor(weight, tf.float64))
     found: dict[int, Any] = {}
     for bucket, payload, output in zip(buckets, payloads, outputs, strict=True):
@@ -116,52 +116,27 @@ def _run(parts: Sequence[Flat], rows: Sequence[Any], kind: Callable[..., Section
 
 
 class SectionPayload(Payload):
-    """Sections of several tensors, which are sent as one.
+    """Sections of several tensors, sent as one: each rank gets its row of their sum, or all ranks the rows of all.
 
     Parameters
     ----------
-    bucket : dtype of the operation.
-    rows : tensors of shape (rows, elements), with equal numbers of rows.
-    """
-
-    def __init__(self, channel: Channel, bucket: Bucket, rows: Sequence[Any]) -> None:
-        self._channel, self._sum_dtype, self._rows = channel, bucket.dtype, list(rows)
-        cast = [tf.cast(tensor, self.sent_dtype) for tensor in rows]
-        self.inputs = [tf.concat(cast, 1) if len(cast) > 1 else cast[0]]
-        self.dtypes = [self.inputs[0].dtype]
-        self._operation = f"{type(self).__name__} {[(str(t.shape), t.dtype.name) for t in rows]}"
-
-    @property
-    def sent_dtype(self) -> Any:
-        """Return the dtype of what is sent."""
-        return self._rows[0].dtype
-
-    def unpack(self, outputs: list[Any]) -> list[Any]:
-        (packed,) = outputs
-        sizes = [tensor.shape[1] for tensor in self._rows]
-        parts = tf.split(packed, sizes, -1) if len(sizes) > 1 else [packed]
-        return [tf.cast(part, tensor.dtype) for part, tensor in zip(parts, self._rows, strict=True)]
-
-
-class Scattered(SectionPayload):
-    """Sums over all ranks, of which each gets its row.
-
-    Parameters
-    ----------
+    rows : tensors of shape (ranks, elements) to be summed, or (1, elements) to be gathered.
+    dtype : of the sum.
+    sums : sum them; otherwise gather them.
     wire_dtype : dtype of 16 bits in which float32 sums are sent; None: as they are.
     """
 
     def __init__(
-        self, channel: Channel, bucket: Bucket, rows: Sequence[Any], wire_dtype: np.dtype[Any] | None = None
+        self, channel: Channel, rows: Sequence[Any], dtype: Any, sums: bool, wire_dtype: np.dtype[Any] | None
     ) -> None:
-        super().__init__(channel, bucket, rows)
-        self._wire_dtype = wire_dtype if bucket.dtype == np.float32 else None
-        if self._wire_dtype is not None:
-            self._operation += f" sent as {self._wire_dtype.name}"
-
-    @property
-    def sent_dtype(self) -> Any:
-        return tf.as_dtype(self._sum_dtype)
+        self._channel, self._rows, self._sums = channel, rows, sums
+        self._wire_dtype = wire_dtype if dtype == np.float32 else None
+        alike = not sums and len({tensor.dtype for tensor in rows}) == 1
+        packed = [tensor if alike else tf.cast(tensor, dtype) for tensor in rows]
+        self.inputs = [tf.concat(packed, 1) if len(packed) > 1 else packed[0]]
+        self.dtypes = [self.inputs[0].dtype]
+        shapes = [(str(tensor.shape), tensor.dtype.name) for tensor in rows]
+        self._operation = f"{'sum' if sums else 'gather'} sections {shapes}, sent as {self._wire_dtype or 'they are'}"
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         (array,) = arrays
@@ -172,6 +147,8 @@ class Scattered(SectionPayload):
             if weight == WHOLE:
                 return [rows[self._channel.rank]]
             self._channel.check_same(self._operation, collectives)
+            if not self._sums:
+                return [collectives.allgather(rows[0])]
             if self._wire_dtype is not None:
                 return [scattered_rounded(collectives, rows, self._wire_dtype)]
             return [collectives.reduce_scatter(rows)]
@@ -179,23 +156,8 @@ class Scattered(SectionPayload):
         return communicate
 
     def unpack(self, outputs: list[Any]) -> list[Any]:
-        outputs[0].set_shape([sum(tensor.shape[1] for tensor in self._rows)])
-        return super().unpack(outputs)
-
-
-class Gathered(SectionPayload):
-    """Sections of all ranks, as rows."""
-
-    def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
-        (array,) = arrays
-        row = np.array(array.reshape(-1))
-
-        def communicate(collectives: Collectives) -> list[Array]:
-            self._channel.check_same(self._operation, collectives)
-            return [collectives.allgather(row)]
-
-        return communicate
-
-    def unpack(self, outputs: list[Any]) -> list[Any]:
-        outputs[0].set_shape([self._channel.size, sum(tensor.shape[1] for tensor in self._rows)])
-        return super().unpack(outputs)
+        (packed,) = outputs
+        sizes = [tensor.shape[1] for tensor in self._rows]
+        packed.set_shape([sum(sizes)] if self._sums else [self._channel.size, sum(sizes)])
+        parts = tf.split(packed, sizes, -1) if len(sizes) > 1 else [packed]
+        return [tf.cast(part, tensor.dtype) for part, tensor in zip(parts, self._rows, strict=True)]
