@@ -17,7 +17,6 @@ from matex_data.training.average.optimizer import attach_average, detach_average
 from matex_data.training.average.tape import GradientPatches
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
-from matex_data.training.exact.evaluation import DistributedTestStep
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import Reduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
@@ -32,7 +31,7 @@ from matex_data.training.exact.metrics import (
 )
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
-from matex_data.training.exact.step import DistributedStep
+from matex_data.training.exact.step import DistributedStep, DistributedTestStep
 from matex_data.training.exact.variables import (
     build,
     build_without_optimizer,

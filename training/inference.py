@@ -21,10 +21,10 @@ from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, open_context
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.errors import unwrapped_errors
-from matex_data.training.exact.prediction import predict_stand_ins
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element, sharded_source
+from matex_data.training.exact.step import predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.partition.values import broadcast_in

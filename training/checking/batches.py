@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+import itertools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
@@ -16,12 +17,24 @@ def until_out_of_range(iterator: Any) -> Iterator[Any]:
         yield from iterator
 
 
-def iterator_over(batches: list[Any], spec: Any) -> Any:
-    """Return an iterator of TensorFlow over batches, with the element spec of their dataset, so that a step is traced
-    once.
+def taken(
+    iterator: Any, count: int, spec: Any, replace: Callable[[list[Any]], list[Any]] = lambda batches: batches
+) -> tuple[list[Any], Any]:
+    """Return the next batches of an iterator, with None for optionals, and an iterator that begins with them.
+
+    It is one of TensorFlow, with the element spec of their dataset, so that a step is traced once; at the end of the
+    data, the one that was given.
+
+    Parameters
+    ----------
+    replace : returns the batches to begin with in place of those of the iterator.
     """
+    batches = replace(list(itertools.islice(until_out_of_range(iterator), count)))
+    if not batches:
+        return [], iterator
     data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
-    return iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
+    again = iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
+    return [tf.nest.map_structure(without_optionals, batch) for batch in batches], again
 
 
 def without_optionals(leaf: Any) -> Any:

@@ -12,9 +12,9 @@ from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.schedule import Schedule
 from matex_data.training.checking.shards import ShardComparison
-from matex_data.training.checking.state import kept_random_state
+from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.digests import check_same
-from matex_data.training.exact.listed import Proof, prove
+from matex_data.training.exact.listed import Proof
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, static_rows
 from matex_data.training.exact.variables import check_equal_weights
 
@@ -128,9 +128,7 @@ class SelfCheck:
         if self._mode == "never" or (self.proof is not None and not self.is_new(spec)):
             return
         model = self._distributed.model
-        leaves = specs_of(spec)
-        flags = [leaf is not None and bool(leaf.shape.rank) for leaf in leaves]
-        proof = agreed_proof(self._channel, model, prove(model, leaves, flags))
+        proof = agreed_proof(self._channel, model, specs_of(spec))
         self.proof, self._spec = proof, spec
         if proof.proven:
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
@@ -177,7 +175,7 @@ class SelfCheck:
             leaf is not None and (_has_rows(tensor, total) if flag is None else flag)
             for leaf, tensor, flag in zip(leaves, tf.nest.flatten(batch), self._comparison.flags(spec), strict=True)
         ]
-        proof = agreed_proof(self._channel, model, prove(model, leaves, per_sample))
+        proof = agreed_proof(self._channel, model, leaves, per_sample)
         if proof.proven and self._mode != "always":
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
         return proof
@@ -189,10 +187,8 @@ class SelfCheck:
         cause, verdict = self._comparison.compare(batch, self._spec, not again, self.gathers)
         sums, probe = self._comparison.sums, self._comparison.probe
         model = self._distributed.model
-        if cause is not None:
-            self._report.whole(model, cause, self.schedule, self.proof)
-        elif not verdict.agree:
-            self._report.differed(model, verdict, self.schedule, self.proof)
+        if cause is not None or not verdict.agree:
+            self._report.trains_whole(model, cause or verdict, self.schedule, self.proof)
         elif not again:
             local = self._distributed.normalizes_locally()
             self._report.agreed(model, verdict, self.proof, sums, local, self._mode != "first")

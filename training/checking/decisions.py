@@ -12,7 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from matex_data.training.checking.ownership import Ownership
-from matex_data.training.checking.state import kept_variables
+from matex_data.training.exact.attributes import kept_variables
 
 _READS = ("ReadVariableOp", "Const", "Placeholder", "VarHandleOp")
 _WRITES = ("AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp")

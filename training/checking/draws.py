@@ -84,7 +84,7 @@ class _Source:
         low, high = float(low), float(high)
         return tf.floor(low + self.draw(shape) * (high - low))
 
-    def keep(self, inputs: Any, rate: Any, noise_shape: Any) -> Any:
+    def keep(self, inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
         """Apply dropout."""
         inputs = tf.convert_to_tensor(inputs)
         shape = (
@@ -97,51 +97,43 @@ class _Source:
 
 
 def _patches(source: _Source) -> list[tuple[Any, str, Any]]:
-    def k_normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
-        return tf.cast(mean + stddev * source.normal(shape), dtype or keras.config.floatx())
+    """Return the functions that draw, each with its owner and name."""
 
-    def k_truncated(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
-        return tf.cast(mean + stddev * tf.clip_by_value(source.normal(shape), -2, 2), dtype or keras.config.floatx())
+    def floats(default: Callable[[], Any]) -> dict[str, Callable[..., Any]]:
+        """Return functions with this dtype unless they are given one."""
 
-    def k_uniform(shape: Any, minval: Any = 0.0, maxval: Any = 1.0, dtype: Any = None, seed: Any = None) -> Any:
-        return tf.cast(minval + source.draw(shape) * (maxval - minval), dtype or keras.config.floatx())
+        def scaled(numbers: Any, mean: Any, stddev: Any, dtype: Any) -> Any:
+            return tf.cast(mean + stddev * numbers, dtype or default())
 
-    def k_randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> Any:
+        def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, *_: Any, **__: Any) -> Any:
+            return scaled(source.normal(shape), mean, stddev, dtype)
+
+        def truncated(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = None, *_: Any, **__: Any) -> Any:
+            return scaled(tf.clip_by_value(source.normal(shape), -2, 2), mean, stddev, dtype)
+
+        def uniform(shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = None, *_: Any, **__: Any) -> Any:
+            if tf.as_dtype(dtype or default()).is_integer:
+                return tf.cast(source.integers(shape, minval, maxval), dtype)
+            return scaled(source.draw(shape), minval, (1 if maxval is None else maxval) - minval, dtype)
+
+        return {"normal": normal, "truncated_normal": truncated, "uniform": uniform}
+
+    def randint(shape: Any, minval: Any, maxval: Any, dtype: Any = "int32", seed: Any = None) -> Any:
         return tf.cast(source.integers(shape, minval, maxval), dtype)
-
-    def k_dropout(inputs: Any, rate: Any, noise_shape: Any = None, seed: Any = None) -> Any:
-        return source.keep(inputs, rate, noise_shape)
-
-    def normal(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32, *_: Any, **__: Any) -> Any:
-        return tf.cast(mean + stddev * source.normal(shape), dtype)
-
-    def truncated(shape: Any, mean: Any = 0.0, stddev: Any = 1.0, dtype: Any = tf.float32, *_: Any, **__: Any) -> Any:
-        return tf.cast(mean + stddev * tf.clip_by_value(source.normal(shape), -2, 2), dtype)
-
-    def uniform(shape: Any, minval: Any = 0, maxval: Any = None, dtype: Any = tf.float32, *_: Any, **__: Any) -> Any:
-        if tf.as_dtype(dtype).is_integer:
-            return tf.cast(source.integers(shape, minval, maxval), dtype)
-        return tf.cast(minval + source.draw(shape) * ((1 if maxval is None else maxval) - minval), dtype)
-
-    def stateless_normal(shape: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
-        return normal(shape, *args, **kwargs)
-
-    def stateless_uniform(shape: Any, seed: Any, *args: Any, **kwargs: Any) -> Any:
-        return uniform(shape, *args, **kwargs)
 
     def dropout(x: Any, rate: Any, noise_shape: Any = None, *_: Any, **__: Any) -> Any:
         return source.keep(x, rate, noise_shape)
 
+    def stateless(draw: Callable[..., Any]) -> Callable[..., Any]:
+        return lambda shape, seed, *args, **kwargs: draw(shape, *args, **kwargs)
+
+    of_tensorflow = floats(lambda: tf.float32)
     return [
-        (keras_random, "normal", k_normal),
-        (keras_random, "truncated_normal", k_truncated),
-        (keras_random, "uniform", k_uniform),
-        (keras_random, "randint", k_randint),
-        (keras_random, "dropout", k_dropout),
-        (tf.random, "normal", normal),
-        (tf.random, "truncated_normal", truncated),
-        (tf.random, "uniform", uniform),
-        (tf.random, "stateless_normal", stateless_normal),
-        (tf.random, "stateless_uniform", stateless_uniform),
+        *((keras_random, name, draw) for name, draw in floats(keras.config.floatx).items()),
+        *((tf.random, name, draw) for name, draw in of_tensorflow.items()),
+        (tf.random, "stateless_normal", stateless(of_tensorflow["normal"])),
+        (tf.random, "stateless_uniform", stateless(of_tensorflow["uniform"])),
         (tf.nn, "dropout", dropout),
+        (keras_random, "dropout", source.keep),
+        (keras_random, "randint", randint),
     ]

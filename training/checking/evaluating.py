@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import tensorflow as tf
-
 from matex_data.mpi.activity import busy
-from matex_data.training.checking.batches import iterator_over, union_spec, until_out_of_range, without_optionals
+from matex_data.training.checking.batches import taken, union_spec
 from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.schedule import Schedule
 from matex_data.training.checking.shards import ShardComparison
-from matex_data.training.checking.state import kept_random_state
-from matex_data.training.exact.listed import Proof, own_method, prove
+from matex_data.training.exact.attributes import kept_random_state
+from matex_data.training.exact.listed import Proof
 
 if TYPE_CHECKING:
     from matex_data.training.checking.check import Mode
@@ -55,11 +52,10 @@ class TestCheck:
         test, spec = self._distributed.test, iterator.element_spec
         begins, test.begins, test.running = test.begins, False, True
         if begins and not test.whole and self._mode != "never" and self._due(spec):
-            batches = list(itertools.islice(until_out_of_range(iterator), self._distributed.model.steps_per_execution))
+            batches, iterator = taken(iterator, self._distributed.model.steps_per_execution, spec)
             if batches:
                 with busy("its self-check"), kept_random_state():
-                    self._check(tf.nest.map_structure(without_optionals, batches[0]), spec)
-            iterator = iterator_over(batches, spec) if batches else iterator
+                    self._check(batches[0], spec)
         return run(iterator)
 
     def _due(self, spec: Any) -> bool:
@@ -75,13 +71,8 @@ class TestCheck:
         return due and (self._mode != "first" or self._schedule.checked is None)
 
     def _prove(self, spec: Any) -> Proof:
-        model = self._distributed.model
-        leaves = specs_of(spec)
         self._distributed.prepare_test(spec)
-        proof = prove(model, leaves, [leaf is not None and bool(leaf.shape.rank) for leaf in leaves])
-        if own_method(model, "test_step") is not None:
-            proof = Proof((f"{model.name}: test_step is a method of the model's own", *proof.reasons))
-        return agreed_proof(self._distributed.channel, model, proof)
+        return agreed_proof(self._distributed.channel, self._distributed.model, specs_of(spec), step="test_step")
 
     def _check(self, batch: Any, spec: Any) -> None:
         """Check the step; evaluate whole batches if it fails. *Collective*."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
-from matex_data.training.checking.batches import iterator_over, until_out_of_range, without_optionals
+from matex_data.training.checking.batches import taken
 from matex_data.training.checking.check import Mode, SelfCheck
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.schedule import Schedule
@@ -65,11 +63,9 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         due = self.check.due(first_of_fit=self._first_of_fit, first_of_epoch=self._first_of_epoch)
         self._first_of_fit = self._first_of_epoch = False
         if self.check.active and due:
-            batches = list(itertools.islice(until_out_of_range(iterator), executed))
+            batches, iterator = taken(iterator, executed, self._spec)
             if batches:
-                batch = tf.nest.map_structure(without_optionals, batches[0])
-                self.check.before_step(batch, self.check.spec_of_union(self._spec))
-                iterator = iterator_over(batches, self._spec)
+                self.check.before_step(batches[0], self.check.spec_of_union(self._spec))
         schedule.steps += executed
         return run(iterator)
 

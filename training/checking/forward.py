@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -10,11 +11,33 @@ import tensorflow as tf
 
 from matex_data.training.checking.report import Report
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.listed import Proof, prove
+from matex_data.training.exact.listed import Proof, own_method, prove
 
 
-def agreed_proof(channel: Channel, model: Any, proof: Proof) -> Proof:
-    """Return a proof that holds on all ranks, which have to have the same layers. *Collective*."""
+def agreed_proof(
+    channel: Channel,
+    model: Any,
+    leaves: Sequence[Any] | None,
+    has_rows: Sequence[bool] | None = None,
+    losses: bool = True,
+    step: str = "train_step",
+) -> Proof:
+    """Return what is known of a model on all ranks, which have to have the same layers. *Collective*.
+
+    Parameters
+    ----------
+    leaves : specs of the leaves of its batches, as for ``prove``; None: they are not known.
+    has_rows : for each leaf whether its first axis is that of the samples; None: if it has an axis.
+    losses : count the losses and metrics, too.
+    step : its step, which has to be Keras's own.
+    """
+    if leaves is None:
+        proof = Proof((f"{model.name}: input is not known beforehand",))
+    elif step != "train_step" and own_method(model, step) is not None:
+        proof = Proof((f"{model.name}: {step} is a method of the model's own",))
+    else:
+        known = [leaf is not None and bool(leaf.shape.rank) for leaf in leaves]
+        proof = prove(model, leaves, known if has_rows is None else has_rows, losses)
     proven, marked = channel.host.same(np.array([proof.proven, proof.mark], np.int64))
     if proof.proven and not proven:
         return Proof((f"{model.name}: is not known to compute each row by itself on another rank",))
@@ -55,13 +78,8 @@ class ForwardProofs:
         known = self._known.setdefault(model, {})
         key = f"{specs} {model.trainable} {step is not None}"
         if key not in known:
-            proof = Proof((f"{model.name}: input is not known beforehand",))
-            if specs is not None and step is not None:
-                proof = Proof((f"{model.name}: test_step is a method of the model's own",))
-            elif specs is not None:
-                flags = [leaf is not None and bool(leaf.shape.rank) for leaf in specs]
-                proof = prove(model, specs, flags, losses=y is not None)
-            proof = agreed_proof(self._channel, model, proof)
+            own = "train_step" if step is None else "test_step"
+            proof = agreed_proof(self._channel, model, specs, losses=y is not None, step=own)
             known[key] = proof.proven
             if not proof.proven:
                 self._report.computes_whole(model, proof)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import keras
 import numpy as np
@@ -16,10 +16,11 @@ from matex_data.training.average.optimizer import attach_average
 from matex_data.training.checking.decisions import Decisions
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.checking.ownership import Ownership
-from matex_data.training.checking.state import kept_variables
-from matex_data.training.exact.logs import Reduction, flat
+from matex_data.training.exact.attributes import kept_variables
+from matex_data.training.exact.logs import flat
 from matex_data.training.exact.metrics import own_numbers
 from matex_data.training.exact.rows import batch_size, rank_bounds
+from matex_data.training.exact.step import RankStep
 from matex_data.training.exact.variables import optimizers, replicated_variables
 from matex_data.training.keras_api import ControlFlowGraph
 from matex_data.training.reduction.ops import REDUCED
@@ -36,25 +37,6 @@ HIDDEN_STATE = (
 """Beginnings of the types of operations that change state outside of variables."""
 RECORDED = "matex_recorded"
 """Name of the operations by which a probe records gradients."""
-
-
-class CheckedStep(Protocol):
-    """Step of training or evaluation that ranks compute on their shards of a batch.
-
-    Attributes
-    ----------
-    per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
-    possible : for numbers that were checked: how those of shards gave that of their union, in all checks.
-    """
-
-    per_sample: list[bool | None] | None
-    possible: dict[str, set[Reduction]]
-
-    def on_rows(self, data: Any) -> Any:
-        """Compute the step on this rank's rows. *Collective*."""
-
-    def on_whole_batch(self, data: Any) -> Any:
-        """Compute the step on the whole batch."""
 
 
 class NotCheckable(Exception):
@@ -107,7 +89,7 @@ class Probe:
     decisions : what the step decides by variables alone; of a step on the whole batch.
     """
 
-    def __init__(self, distributed: DistributedModel, step: CheckedStep, spec: Any, whole: bool) -> None:
+    def __init__(self, distributed: DistributedModel, step: RankStep, spec: Any, whole: bool) -> None:
         self._distributed, self._checked, self._whole = distributed, step, whole
         self._structure = spec
         leaves = tf.nest.flatten(spec)

@@ -73,34 +73,33 @@ class Report:
             f"{_brackets(notes)}{later}{reasons}",
         )
 
-    def whole(self, model: Any, cause: str, schedule: Schedule, proof: Proof) -> None:
-        """Report that a model is trained on whole batches because it cannot be sharded, or not be checked."""
-        text = (
-            f"self-check: {model.name} cannot be trained on shards of a batch: {cause}\n"
-            f"  every rank trains it on whole batches from {_step(schedule)} on: as one process does, and no faster"
-        )
-        if schedule.checked is not None and schedule.steps:
-            text += f"\n{_doubtful(schedule)}"
-        if proof.reasons:
-            text += f"\n  not proven: {_reasons(proof)}"
-        self._warn(model, text)
+    def trains_whole(self, model: Any, cause: str | Verdict, schedule: Schedule, proof: Proof) -> None:
+        """Report that a model is trained on whole batches, since shards differ or cannot be compared with them.
 
-    def differed(self, model: Any, verdict: Verdict, schedule: Schedule, proof: Proof) -> None:
-        """Report a difference."""
-        text = (
-            f"self-check: the gradients of shards and of the whole batch differ: the {verdict.name} of {model.name} by "
-            f"{verdict.difference:.2g} of its size: {_cause(verdict)}\n"
-            f"  every rank trains it on whole batches from {_step(schedule)} on: as one process does, and no faster\n"
-        )
-        if schedule.checked is not None and schedule.steps:
-            text += f"{_doubtful(schedule)}\n"
-        if proof.reasons:
-            text += f"  not proven: {_reasons(proof)}\n"
-        text += (
-            "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, and "
-            f"the same code on all ranks; or {self._never}, if the difference is intended"
-        )
-        self._warn(model, text)
+        Parameters
+        ----------
+        cause : why they cannot be compared, as a clause; or what differs.
+        """
+        if isinstance(cause, Verdict):
+            first = (
+                f"the gradients of shards and of the whole batch differ: the {cause.name} of {model.name} by "
+                f"{cause.difference:.2g} of its size: {_cause(cause)}"
+            )
+        else:
+            first = f"{model.name} cannot be trained on shards of a batch: {cause}"
+        lines = [
+            f"self-check: {first}",
+            f"  every rank trains it on whole batches from step {schedule.steps + 1} on: as one process does, and no "
+            "faster",
+        ]
+        lines += [_doubtful(schedule)] if schedule.checked is not None and schedule.steps else []
+        lines += [f"  not proven: {_reasons(proof)}"] if proof.reasons else []
+        if isinstance(cause, Verdict):
+            lines.append(
+                "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, "
+                f"and the same code on all ranks; or {self._never}, if the difference is intended"
+            )
+        self._warn(model, "\n".join(lines))
 
     def unchecked(self, model: Any, proof: Proof) -> None:
         """Report that a model trains on data that is sharded already, and that nothing shows it to be right."""
@@ -177,10 +176,6 @@ class Report:
         first = self._rank == 0 and (key not in self._said or _DOUBT in text)
         self._said.add(key)
         return first
-
-
-def _step(schedule: Schedule) -> str:
-    return f"step {schedule.steps + 1}"
 
 
 def _doubtful(schedule: Schedule) -> str:

@@ -13,15 +13,13 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.mpi.activity import busy
-from matex_data.training.checking.comparison import Rounding, Verdict, compare
+from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.probe import Effects, resources
-from matex_data.training.checking.rounding import epsilon
-from matex_data.training.checking.state import kept_random_state, kept_variables
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import replace_function
-from matex_data.training.exact.listed import Proof, own_method, prove
+from matex_data.training.exact.attributes import kept_random_state, kept_variables
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.replacements import Replacements
 
@@ -86,10 +84,7 @@ def known_to_predict_rows(channel: Channel, model: Any, spec: Any) -> bool:
     spec : element spec of its batches; None: all leaves have a row for each sample.
     """
     leaves = [] if spec is None else specs_of(spec)
-    proof = prove(model, leaves, [leaf is not None and bool(leaf.shape.rank) for leaf in leaves], losses=False)
-    if own_method(model, "predict_step") is not None:
-        proof = Proof((f"{model.name}: predict_step is a method of the model's own",))
-    return agreed_proof(channel, model, proof).proven
+    return agreed_proof(channel, model, leaves, losses=False, step="predict_step").proven
 
 
 def _difference(model: Any, batch: Any, rows: int) -> str | None:

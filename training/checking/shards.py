@@ -12,15 +12,14 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.machine import memory_shortage
-from matex_data.training.checking.comparison import Rounding, Verdict, compare, finite
+from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon, finite, other_roundings
 from matex_data.training.checking.pairs import Pairs
-from matex_data.training.checking.probe import CheckedStep, Effects, NotCheckable, Probe
-from matex_data.training.checking.rounding import epsilon, other_roundings
+from matex_data.training.checking.probe import Effects, NotCheckable, Probe
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between, static_rows
-from matex_data.training.exact.step import whole_batch
+from matex_data.training.exact.step import RankStep, whole_batch
 from matex_data.training.replacements import replaced
 
 if TYPE_CHECKING:
@@ -46,7 +45,7 @@ class ShardComparison:
     probe : the step on whole batches; None before it was traced.
     """
 
-    def __init__(self, distributed: DistributedModel, step: CheckedStep) -> None:
+    def __init__(self, distributed: DistributedModel, step: RankStep) -> None:
         self._distributed, self._step = distributed, step
         self._trains = step is distributed.step
         self._channel = distributed.channel

@@ -1,10 +1,11 @@
-"""Attributes of layers and models by which Python code may decide, such as a flag that a first call sets."""
+"""State that calls of layers and checks leave as it was: attributes that code decides by, variables, random numbers."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+import random
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -171,3 +172,28 @@ def _noting(layer: Any, build: Callable[..., Any], attributes: Attributes) -> Ca
         return result
 
     return noted
+
+
+@contextlib.contextmanager
+def kept_random_state() -> Iterator[None]:
+    """Context manager: restore the random numbers of Python and NumPy."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
+@contextlib.contextmanager
+def kept_variables(variables: Sequence[Any]) -> Iterator[list[Any]]:
+    """Context manager: restore variables of TensorFlow; yields their values before.
+
+    The values are tensors, of which TensorFlow copies those that are written.
+    """
+    before = [tf.identity(variable.read_value()) for variable in variables]
+    try:
+        yield before
+    finally:
+        for variable, value in zip(variables, before, strict=True):
+            variable.assign(value, read_value=False)

@@ -1,7 +1,8 @@
-"""Training step on this rank's rows of a global batch; ranks may have unequal numbers of rows, or none."""
+"""Steps on this rank's rows of a global batch; ranks may have unequal numbers of rows, or none."""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import global_moment_variables
 from matex_data.training.exact.logs import Reduction, reductions
@@ -17,51 +19,41 @@ from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_r
 from matex_data.training.exact.state import step_state
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
+from matex_data.training.replacements import replaced
 
 STAND_IN_GUARD = "matex_stand_in_guard"
 """Name of the condition by which a rank without rows puts back what its stand-in row has changed."""
 
 
-class DistributedStep:
-    """Replacement for a model's ``train_step`` that weighs each rank by its samples.
+class RankStep:
+    """Replacement for a step of a model that weighs each rank by its samples.
 
     Parameters
     ----------
     model : compiled Keras model.
-    patches : context manager around the model's own step.
-    channel : ranks that train the model.
+    channel : ranks that share the batches.
+    name : of the model's own step.
 
     Attributes
     ----------
     wrapped : the model's own step.
-    reducer : sums the sample counts of the ranks; None if all ranks have batches of one size, which then weigh equally.
     per_sample : for whole batches, of which the step selects this rank's rows: the result of ``leaves_per_sample``.
         None: batches are sharded already.
-    whole : train on the whole batch on every rank, without averaging.
-    samples_seen : variable with the number of samples of all ranks so far; where batches are sharded already, and the
-        ranks have equal ones, this rank's times the number of ranks.
-    traces : number of times that TensorFlow has traced the step, or that it ran eagerly.
+    whole : compute the whole batch on every rank.
     reductions : how the numbers among the latest logs that are no metrics combine over the ranks, by key.
     possible : for numbers that were checked: how those of shards gave that of their union, in all checks.
     """
 
-    def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
-        self._model = model
-        self._patches = patches
-        self._channel = channel
-        self._state = step_state(channel)
-        self.wrapped: Callable[[Any], Any] = model.train_step
-        self.reducer: Reducer | None = None
+    def __init__(self, model: Any, channel: Channel, name: str) -> None:
+        self._model, self._channel, self._state = model, channel, step_state(channel)
+        self.wrapped: Callable[[Any], Any] = getattr(model, name)
         self.per_sample: list[bool | None] | None = None
         self.whole = False
-        self.samples_seen = eager_variable(0, tf.int64)
-        self.traces = 0
         self.reductions: dict[str, Reduction | None] = {}
         self.possible: dict[str, set[Reduction]] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Train on this rank's rows. *Collective*."""
-        self.traces += 1
+        """Compute this rank's rows. *Collective*, but for evaluations that are not in lockstep."""
         if self.whole:
             return self.on_whole_batch(data)
         logs = self.on_rows(data)
@@ -69,10 +61,51 @@ class DistributedStep:
         return logs
 
     def on_rows(self, data: Any) -> Any:
+        """Compute this rank's rows. *Collective* like the step."""
+        raise NotImplementedError
+
+    def on_whole_batch(self, data: Any) -> Any:
+        """Compute the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
+        raise NotImplementedError
+
+    def _own(self, data: Any) -> Any:
+        """Return this rank's rows of a batch."""
+        if self.per_sample is None:
+            return data
+        return rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+
+
+class DistributedStep(RankStep):
+    """Replacement for ``train_step`` of a model.
+
+    Parameters
+    ----------
+    patches : context manager around the model's own step.
+
+    Attributes
+    ----------
+    reducer : sums the sample counts of the ranks; None if all ranks have batches of one size, which then weigh equally.
+    samples_seen : variable with the number of samples of all ranks so far; where batches are sharded already, and the
+        ranks have equal ones, this rank's times the number of ranks.
+    traces : number of times that TensorFlow has traced the step, or that it ran eagerly.
+    """
+
+    def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
+        super().__init__(model, channel, "train_step")
+        self._patches = patches
+        self.reducer: Reducer | None = None
+        self.samples_seen = eager_variable(0, tf.int64)
+        self.traces = 0
+
+    def __call__(self, data: Any) -> Any:
+        """Train on this rank's rows. *Collective*."""
+        self.traces += 1
+        return super().__call__(data)
+
+    def on_rows(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""
         total = None if self.per_sample is None else batch_size(data)
-        if self.per_sample is not None:
-            data = rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+        data = self._own(data)
         count = batch_size(data)
         if count is None or self.reducer is None:
             if count is not None:
@@ -95,6 +128,145 @@ class DistributedStep:
             self.samples_seen.assign_add(count)
         with self._state.only_averages():  # the gradients of all ranks are equal
             return self.wrapped(data)
+
+
+class DistributedTestStep(RankStep):
+    """Replacement for ``test_step`` of a model.
+
+    In lockstep, all ranks evaluate one global batch at a time. Losses that are sums, or means over masks or sample
+    weights, are then those of the global batch.
+
+    Parameters
+    ----------
+    reducer : sums the sample counts of the ranks.
+    prepare : called with the data before the model's own step is traced.
+
+    Attributes
+    ----------
+    lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
+        metric states are combined at the end.
+    gathers : the ranks have their own rows of the batches, and gather them to evaluate the whole.
+    alone : validation within ``fit`` runs on whole batches on every rank.
+    running : an evaluation has begun, and its logs are not yet computed.
+    begins : the next step is the first one of an evaluation.
+    """
+
+    def __init__(self, model: Any, reducer: Reducer, prepare: Callable[[Any], None]) -> None:
+        super().__init__(model, reducer.channel, "test_step")
+        self._reducer, self._prepare = reducer, prepare
+        self._local_function: Any = None
+        self.lockstep = True
+        self.gathers = self.alone = self.running = self.begins = False
+
+    def on_rows(self, data: Any) -> Any:
+        """Evaluate this rank's rows. *Collective* in lockstep."""
+        data = self._own(data)
+        count = batch_size(data)
+        if count is None or not self.lockstep:
+            return self.wrapped(data)
+        self._prepare(data)
+        (total,) = self._reducer([tf.cast(count, tf.float64)])
+        weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), total)
+        with self._state.step(weight):
+            return run_guarded(self._model, self.wrapped, data, count, weight)
+
+    def on_whole_batch(self, data: Any) -> Any:
+        """Evaluate the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
+        if self.per_sample is None and self.gathers:
+            if not self.lockstep:
+                raise PartitionError(
+                    f"{self._model.name} evaluates whole batches, which the ranks gather, and the numbers of their "
+                    "batches are not known",
+                    expected="the same number of batches on all ranks",
+                    remedy="dataset.apply(tf.data.experimental.assert_cardinality(n))",
+                )
+            data = whole_batch(self._channel, data)
+        return self.wrapped(data)
+
+    def set_lockstep(self, lockstep: bool) -> None:
+        """Choose whether the next evaluation runs in lockstep."""
+        if lockstep is not self.lockstep:
+            self.lockstep = lockstep
+            self._model.test_function = None
+
+    def pad_batches(self, dataset: Any) -> Any:
+        """Append empty batches, so that this rank has as many batches as any other. *Collective*.
+
+        If the number of batches of a rank is unknown, return the dataset as it is and leave lockstep.
+        """
+        padded, lockstep = pad_batches(self._channel, dataset)
+        self.set_lockstep(lockstep)
+        return padded
+
+    @contextlib.contextmanager
+    def on_this_rank(self) -> Iterator[None]:
+        """Context manager: evaluate whole batches on this rank alone."""
+        model, distributed_function = self._model, self._model.test_function
+        make = type(model).make_test_function.__get__(model)
+        with replaced(model, test_step=self.wrapped, make_test_function=make):
+            object.__setattr__(model, "test_function", self._local_function)
+            try:
+                yield
+            finally:
+                self._local_function = model.test_function
+                object.__setattr__(model, "test_function", distributed_function)
+
+    def on_batch(self, *args: Any, **kwargs: Any) -> Any:
+        """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""
+        with self.on_this_rank():
+            return type(self._model).test_on_batch(self._model, *args, **kwargs)
+
+
+def pad_batches(ranks: Channel, dataset: Any) -> tuple[Any, bool]:
+    """Return a dataset with as many batches as that of any rank, and whether all numbers are known. *Collective*."""
+    known = isinstance(dataset, tf.data.Dataset)
+    by_rank = ranks.host.allgather_object(int(dataset.cardinality()) if known else -1)
+    missing = max(by_rank) - by_rank[ranks.rank]
+    return append_empty_batches(dataset, missing) if missing and min(by_rank) >= 0 else dataset, min(by_rank) >= 0
+
+
+def append_empty_batches(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
+    """Return the dataset followed by ``count`` batches of no rows."""
+    spec = dataset.element_spec
+    empty_batch = tf.nest.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), spec)
+    return dataset.concatenate(tf.data.Dataset.from_tensors(empty_batch).repeat(count))
+
+
+class StandInPredictStep:
+    """Replacement of ``model.predict_step`` that predicts a stand-in row where a batch has none, and drops the result.
+
+    On batches without rows some layers fail: a convolution that TensorFlow fuses with its activation returns the shape
+    of its input. With XLA they work, and stand-ins do not.
+
+    Attributes
+    ----------
+    wrapped : the model's own step.
+    """
+
+    def __init__(self, model: Any) -> None:
+        self._model = model
+        self.wrapped = model.predict_step
+
+    def __call__(self, data: Any) -> Any:
+        """Return the outputs for a batch, of no rows if it has none."""
+        count = batch_size(data)
+        if count is None or self._model.jit_compile:
+            return self.wrapped(data)
+        outputs = self.wrapped(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
+        end = tf.where(count > 0, tf.constant(tf.int64.max, tf.int64), 0)
+        return keras.tree.map_structure(lambda output: _rows_before(end, output), outputs)
+
+
+def predict_stand_ins(model: Any) -> None:
+    """Replace the predict step of a model, unless that is done."""
+    if not isinstance(vars(model).get("predict_step"), StandInPredictStep):
+        object.__setattr__(model, "predict_step", StandInPredictStep(model))
+        object.__setattr__(model, "predict_function", None)
+
+
+def _rows_before(end: Any, output: Any) -> Any:
+    with_rows = isinstance(output, tf.Tensor | tf.RaggedTensor) and output.shape.rank != 0
+    return output[:end] if with_rows else output
 
 
 def whole_batch(channel: Channel, data: Any) -> Any:

@@ -18,7 +18,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.training.callbacks import rank_callbacks
-from matex_data.training.checking.batches import iterator_over, until_out_of_range, without_optionals
+from matex_data.training.checking.batches import taken, without_optionals
 from matex_data.training.checking.check import Mode, SelfCheck
 from matex_data.training.checking.evaluating import TestCheck
 from matex_data.training.checking.forward import ForwardProofs
@@ -31,9 +31,7 @@ from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_same, difference
 from matex_data.training.exact.errors import unwrapped_errors
-from matex_data.training.exact.evaluation import append_empty_batches
 from matex_data.training.exact.listed import own_method
-from matex_data.training.exact.prediction import predict_stand_ins
 from matex_data.training.exact.rows import (
     batch_size,
     dataset_element,
@@ -42,7 +40,7 @@ from matex_data.training.exact.rows import (
     rank_slice,
     shard_rows,
 )
-from matex_data.training.exact.step import DistributedStep
+from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
@@ -187,19 +185,21 @@ class PatchedCall:
         ----------
         due : the self-check of the first one is due.
         """
-        assert self._check is not None
-        batches = list(itertools.islice(until_out_of_range(iterator), count))
-        if self._draws and due and self._root is None and batches:
-            found = difference(self._channel, tf.nest.map_structure(without_optionals, batches[0]))
-            if found is not None and not any(self._channel.host.allgather_object(self._asked())):
-                schedule = self._check.schedule
-                equal = 0 if schedule.checked is None else schedule.checked + 1
-                self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
-        if self._root is not None:
-            batches = self._root.sent(batches)
+        assert (check := self._check) is not None
+
+        def of_root(batches: list[Any]) -> list[Any]:
+            if self._draws and due and self._root is None and batches:
+                found = difference(self._channel, tf.nest.map_structure(without_optionals, batches[0]))
+                if found is not None and not any(self._channel.host.allgather_object(self._asked())):
+                    schedule = check.schedule
+                    equal = 0 if schedule.checked is None else schedule.checked + 1
+                    self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
+            return batches if self._root is None else self._root.sent(batches)
+
+        batches, iterator = taken(iterator, count, self.spec, of_root)
         if batches and due:
-            self._check.before_step(tf.nest.map_structure(without_optionals, batches[0]), self.spec)
-        return iterator_over(batches, self.spec) if batches else iterator
+            check.before_step(batches[0], self.spec)
+        return iterator
 
     def _recording_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))

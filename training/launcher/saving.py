@@ -25,7 +25,7 @@ from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
-from matex_data.training.exact.evaluation import DistributedTestStep
+from matex_data.training.exact.step import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
 from matex_data.training.launcher.inputs import patch_inputs
 from matex_data.training.launcher.openers import patch_openers

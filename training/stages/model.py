@@ -18,9 +18,9 @@ from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.batch_norm import average_moving_statistics
-from matex_data.training.exact.evaluation import append_empty_batches
 from matex_data.training.exact.metrics import combine_states
 from matex_data.training.exact.state import step_state
+from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import separate_seeds
 from matex_data.training.exact.watch import Watch
 from matex_data.training.keras_api import pythonify_logs
@@ -231,10 +231,7 @@ class StagedModel:
 
     def pad_batches(self, dataset: Any) -> Any:
         """Append empty batches, so that this replica has as many batches as any other. *Collective*."""
-        known = isinstance(dataset, tf.data.Dataset)
-        by_rank = self.world.host.allgather_object(int(dataset.cardinality()) if known else -1)
-        missing = max(by_rank) - by_rank[self.world.rank]
-        return append_empty_batches(dataset, missing) if missing and min(by_rank) >= 0 else dataset
+        return pad_batches(self.world, dataset)[0]
 
     def broadcast(self) -> None:
         """Broadcast the weights of rank 0; those of which ranks hold parts from the first replica. *Collective*."""
