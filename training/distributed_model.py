@@ -11,12 +11,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.average.accumulation import accumulates
-from matex_data.training.average.gradients import GradientAverage
-from matex_data.training.average.optimizer import attach_average, detach_average, is_distributed
-from matex_data.training.average.tape import GradientPatches
+from matex_data.training.average.gradients import GradientAverage, GradientPatches
+from matex_data.training.average.optimizer import accumulates, attach_average, detach_average, is_distributed
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
+from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import Reduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
@@ -29,7 +28,6 @@ from matex_data.training.exact.metrics import (
     replace_custom_metrics,
     results_of_all,
 )
-from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
 from matex_data.training.exact.step import DistributedStep, DistributedTestStep
 from matex_data.training.exact.variables import (
@@ -42,7 +40,7 @@ from matex_data.training.exact.variables import (
     separate_seeds,
 )
 from matex_data.training.exact.watch import Watch
-from matex_data.training.partition.values import broadcast_in
+from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements, replaced
 from matex_data.training.zero.optimizer import OwnedOptimizer, Totals

@@ -20,14 +20,14 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, open_context
 from matex_data.training.exact.batch_weights import batch_weights
+from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.errors import unwrapped_errors
-from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element, sharded_source
 from matex_data.training.exact.step import predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.partition.deferred import initialize_absent
-from matex_data.training.partition.values import broadcast_in
+from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.reduction.gathering import gathered
 from matex_data.training.replacements import Replacements
 from matex_data.training.trainer import BATCH, evaluation_data, sharded, without_keras_warnings

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from matex_data.errors import PartitionError
-from matex_data.training.checking.pairs import Pairs
+from matex_data.training.checking.shards import Pairs
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.mesh import Mesh
 from tests.support.ranks import Pool, Pools

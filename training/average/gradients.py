@@ -7,14 +7,19 @@ everything else is averaged. Weights therefore stay equal on all ranks, whatever
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import tensorflow as tf
 
 from matex_data.training.compat import in_session_graph, note_steps, session_weight
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.state import step_state
+from matex_data.training.keras_api import is_recording
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.payloads import WHOLE
+from matex_data.training.replacements import Replacements
 
 
 class GradientAverage:
@@ -72,3 +77,52 @@ class GradientAverage:
         if in_session_graph():
             return session_weight(WHOLE)
         return batch_weights(self.channel.communicator).next_step_weight()
+
+
+class GradientPatches:
+    """Context manager: ``GradientTape.gradient`` and ``tf.gradients`` return averages over the ranks.
+
+    Gradients with respect to variables are averaged. Gradients with respect to other tensors, as in a gradient
+    penalty, stay local, and so do gradients that an outer tape may differentiate again; the optimizer averages those.
+
+    Parameters
+    ----------
+    average : of the gradients over the ranks. *Collective*.
+    enabled : function that returns whether to average now.
+    """
+
+    def __init__(self, average: GradientAverage, enabled: Callable[[], bool] = lambda: True) -> None:
+        self._average = average
+        self._enabled = enabled
+        self._replacements = Replacements()
+
+    def __enter__(self) -> GradientPatches:
+        self._patch(tf.GradientTape, "gradient")
+        for owner in (tf, tf.compat.v1):
+            self._patch(owner, "gradients")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._replacements.restore()
+
+    def _patch(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name)
+        keyword, position = ("xs", 1) if name == "gradients" else ("sources", 2)
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            gradients = original(*args, **kwargs)
+            if not self._enabled() or is_recording():
+                return gradients
+            return self._average_variables(kwargs[keyword] if keyword in kwargs else args[position], gradients)
+
+        self._replacements.set(owner, name, patched)
+
+    def _average_variables(self, sources: Any, gradients: Any) -> Any:
+        """Average the gradients whose sources are variables."""
+        leaves = tf.nest.flatten(gradients)
+        pairs = enumerate(zip(tf.nest.flatten(sources), leaves, strict=True))
+        selected = [i for i, (source, leaf) in pairs if hasattr(source, "assign") and leaf is not None]
+        for i, average in zip(selected, self._average.computed([leaves[i] for i in selected]), strict=True):
+            leaves[i] = average
+        return tf.nest.pack_sequence_as(gradients, leaves)

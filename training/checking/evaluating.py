@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import taken, union_spec
+from matex_data.training.checking.check import Schedule
 from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import Report
-from matex_data.training.checking.schedule import Schedule
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.listed import Proof

@@ -9,9 +9,8 @@ from typing import Any
 import keras
 
 from matex_data.training.checking.batches import taken
-from matex_data.training.checking.check import Mode, SelfCheck
+from matex_data.training.checking.check import Mode, Schedule, SelfCheck
 from matex_data.training.checking.report import Report
-from matex_data.training.checking.schedule import Schedule
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.listed import tensors_of

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matex_data.training.checking.comparison import COMPARABLE, Verdict
-from matex_data.training.checking.schedule import Schedule
 from matex_data.training.exact.listed import Proof
+
+if TYPE_CHECKING:
+    from matex_data.training.checking.check import Schedule
 
 log = logging.getLogger("matex_data.training")
 

@@ -21,7 +21,7 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
 from matex_data.training.exact.rows import batch_size, rank_row_counts, sharded_source, sharding_ranks
 from matex_data.training.keras_api import DatasetIterator
-from matex_data.training.reduction.sequence import SequenceCounter
+from matex_data.training.reduction.graphs import SequenceCounter
 from matex_data.training.replacements import Replacements, patch, replaced
 
 log = logging.getLogger("matex_data.training")

@@ -15,7 +15,7 @@ from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.digests import content_digest
-from matex_data.training.partition.values import broadcast_in
+from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.replacements import replaced
 
 SEED_STEP = 0x9E3779B9

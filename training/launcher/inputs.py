@@ -1,4 +1,4 @@
-"""Clock, standard input, locks and children of a script: all ranks get what rank 0 gets.
+"""Clock, standard input, locks, ports and children of a script: all ranks get what rank 0 gets.
 
 Names and loops that depend on the time are so the same on all ranks.
 """
@@ -12,6 +12,7 @@ import fcntl
 import functools
 import logging
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -183,3 +184,25 @@ def _patch_children(root: Root, files: Overlay) -> None:
     patch(os, start, "system")
     patch(subprocess, start, "run")
     patch(subprocess.Popen, start, "__init__")
+
+
+log = logging.getLogger("matex_data.training")
+
+
+def patch_ports(rank: int) -> None:
+    """Let ``bind`` of other ranks than 0 take any free port in place of the one that is asked for.
+
+    Clients of the script reach the server of rank 0 as in one process, and rank 0 raises the error if it cannot listen.
+    """
+    if rank == 0:
+        return
+
+    def bind(original: Any, self: socket.socket, address: Any, /) -> None:
+        internet = self.family in (socket.AF_INET, socket.AF_INET6) and self.type == socket.SOCK_STREAM
+        if not internet or not address[1]:
+            original(self, address)
+            return
+        original(self, (address[0], 0, *address[2:]))
+        log.info("rank %d listens at port %d, rank 0 at %d", rank, self.getsockname()[1], address[1])
+
+    patch(socket.socket, bind, "bind")

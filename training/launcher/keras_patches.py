@@ -19,12 +19,11 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.checking.batches import taken, without_optionals
-from matex_data.training.checking.check import Mode, SelfCheck
+from matex_data.training.checking.check import Mode, Schedule, SelfCheck
 from matex_data.training.checking.evaluating import TestCheck
 from matex_data.training.checking.forward import ForwardProofs
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.rows import RowCheck
-from matex_data.training.checking.schedule import Schedule
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone
 from matex_data.training.distributed_model import DistributedModel
@@ -185,7 +184,8 @@ class PatchedCall:
         ----------
         due : the self-check of the first one is due.
         """
-        assert (check := self._check) is not None
+        assert self._check is not None
+        check = self._check
 
         def of_root(batches: list[Any]) -> list[Any]:
             if self._draws and due and self._root is None and batches:

@@ -1,4 +1,4 @@
-"""``keras.distribution`` in scripts: devices are ranks, and ``ModelParallel`` cuts weights over them.
+"""Distributions of scripts: devices of ``keras.distribution`` are ranks, strategies of ``tf.distribute`` one replica.
 
 On TensorFlow, Keras itself accepts a distribution and trains whole weights.
 """
@@ -6,10 +6,12 @@ On TensorFlow, Keras itself accepts a distribution and trains whole weights.
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
@@ -104,3 +106,23 @@ def mesh_of(distribution: Any, channel: Channel) -> Mesh:
             )
         layouts[key] = tuple(AXES[2] if axis == names[0] else None for axis in axes)
     return mesh
+
+
+log = logging.getLogger("matex_data.training")
+
+SYNCHRONOUS = ("MirroredStrategy", "MultiWorkerMirroredStrategy")
+
+
+def patch_strategies(channel: Channel) -> None:
+    """Replace the strategies that train in parallel themselves; warn at the first use."""
+    warned: list[str] = []
+
+    class OneReplica:  # a class, since Keras calls isinstance with it
+        def __new__(cls, *_: Any, **__: Any) -> Any:
+            if channel.rank == 0 and not warned:
+                log.warning("%s: each rank is one replica; gradients are averaged over the ranks", cls.__name__)
+            warned.append(cls.__name__)
+            return tf.distribute.get_strategy()
+
+    for name in SYNCHRONOUS:
+        setattr(tf.distribute, name, type(name, (OneReplica,), {}))

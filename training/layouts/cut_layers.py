@@ -15,8 +15,16 @@ from matex_data.training.layouts.plan import Plan
 from matex_data.training.layouts.rules import running
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
-from matex_data.training.partition.parts import Section, cut, hiding_parts, hold_alike, join, part_of, slots
-from matex_data.training.partition.values import broadcast_in
+from matex_data.training.partition.parts import (
+    Section,
+    broadcast_in,
+    cut,
+    hiding_parts,
+    hold_alike,
+    join,
+    part_of,
+    slots,
+)
 from matex_data.training.replacements import Replacements, setting
 
 log = logging.getLogger("matex_data.training")

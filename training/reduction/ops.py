@@ -18,11 +18,10 @@ from matex_data.training.comm.runtime import Choice, Runtime, runtime_of
 from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.compat import in_session_graph
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
-from matex_data.training.reduction.graphs import check_compiler
+from matex_data.training.reduction.graphs import SequenceCounter, check_compiler
 from matex_data.training.reduction.integers import exact_sums
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
-from matex_data.training.reduction.sequence import SequenceCounter
 from matex_data.training.replacements import Replacements, replaced
 
 Strategy = Literal["chained", "funneled", "concurrent"]

@@ -1,10 +1,13 @@
-"""Micro-batches of a batch: consecutive rows, of numbers that differ by one at most."""
+"""Micro-batches of a batch: consecutive rows, and their number, which may be chosen by the times of the first steps."""
 
 from __future__ import annotations
 
 import itertools
+import logging
+import time
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import keras
@@ -12,6 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.rows import batch_size
 from matex_data.training.stages.messages import memory_of
 from matex_data.training.stages.stage import Targets
@@ -119,3 +123,86 @@ def _digest(tensors: Sequence[Any]) -> int:
             memory = memory_of(tensor)
         digest = zlib.crc32(memory.data, digest)
     return digest
+
+
+log = logging.getLogger("matex_data.training")
+
+STEPS = 4  # with a number; the first one is not timed: it allocates memory, and the very first one traces
+GAIN = 0.98  # of the time of a step, which twice as many micro-batches have to stay below
+CHOICE = "_matex_micro_batches"
+"""Attribute of a model: the number that was chosen, with the batch that it was chosen for, as a list."""
+
+
+class Trial:
+    """Choice of the number of micro-batches: from that of the stages on, it is doubled as long as steps get faster.
+
+    Parameters
+    ----------
+    model : compiled model, which keeps the choice.
+    world : all ranks.
+    stages : number of stages.
+    changing : this stage has variables that each micro-batch changes: seeds, moving statistics. If any stage does, the
+        weights depend on the number, which therefore is not chosen by time.
+
+    Attributes
+    ----------
+    count : number of micro-batches of the next step; None: as many as without a choice.
+    """
+
+    def __init__(self, model: Any, world: Channel, stages: int, changing: bool) -> None:
+        self._model, self._world, self._stages = model, world, stages
+        self._batch: list[int] = []
+        self._least_rows = 0
+        self._times: list[float] = []
+        self._tried: dict[int, int] = {}
+        (any_changes,) = world.communicator.maximum(int(changing))
+        self._done = bool(any_changes)
+        self.count: int | None = None if self._done else stages
+        if self._done:
+            self._say("as without it: each micro-batch changes moving statistics or seeds, and so the weights")
+
+    @contextmanager
+    def step(self, own_rows: int, rows: int) -> Iterator[None]:
+        """Context manager: a step of training. *Collective*.
+
+        Parameters
+        ----------
+        own_rows, rows : of the batch of this replica, and of those of all replicas.
+        """
+        if not self._batch:
+            self._begin(own_rows, rows)
+        begin = time.perf_counter()
+        yield
+        if not self._done and rows == self._batch[1]:
+            self._times.append(time.perf_counter() - begin)
+            if len(self._times) == STEPS:
+                self._compare()
+
+    def _begin(self, own_rows: int, rows: int) -> None:
+        """Take the choice of an earlier fit, or of a checkpoint, on as many stages and rows. *Collective*."""
+        (least,) = self._world.communicator.maximum(-own_rows)
+        self._least_rows, self._batch = -least, [self._stages, rows, self._world.size]
+        before = vars(self._model).get(CHOICE, [])
+        if before[:-1] == self._batch and before[-1] in range(1, max(rows, self._stages) + 1) and not self._done:
+            self._choose(before[-1], "as before")
+
+    def _compare(self) -> None:
+        """Go on with twice as many micro-batches, or end with the best number. *Collective*."""
+        assert self.count is not None
+        (slowest,) = self._world.communicator.maximum(int(1e9 * min(self._times[1:])))
+        faster = not self._tried or slowest < GAIN * min(self._tried.values())
+        self._tried[self.count], self._times = slowest, []
+        if faster and 2 * self.count <= self._least_rows:
+            self.count *= 2
+            return
+        found = ", ".join(f"{count}: {nanoseconds / 1e6:.3g} ms" for count, nanoseconds in self._tried.items())
+        self._choose(min(self._tried, key=lambda count: self._tried[count]), f"steps took {found}")
+
+    def _choose(self, count: int, reason: str) -> None:
+        self.count, self._done = count, True
+        object.__setattr__(self._model, CHOICE, [*self._batch, count])
+        self._say(f"{count}; {reason}")
+
+    def _say(self, text: str) -> None:
+        if self._world.rank == 0:
+            log.warning('micro_batches="auto": %s', text)

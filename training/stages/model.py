@@ -26,12 +26,12 @@ from matex_data.training.exact.watch import Watch
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.layouts.sharded import another_mesh
 from matex_data.training.mesh import Mesh
-from matex_data.training.partition.costs import estimated_costs
-from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, stage_plans
+from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, estimated_costs, stage_plans
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import ModelGraph, model_graph
 from matex_data.training.partition.parts import (
     as_whole,
+    broadcast_in,
     empty_whole,
     hidden_wholes,
     hide_wholes,
@@ -40,7 +40,6 @@ from matex_data.training.partition.parts import (
     whole_on_all,
     whole_shape,
 )
-from matex_data.training.partition.values import broadcast_in
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
@@ -51,21 +50,19 @@ from matex_data.training.stages.checks import (
     check_optimizer,
     check_stages,
     layers_of,
+    replaced_losses,
+    replaced_metrics,
     trained_stages,
     variable_holders,
 )
 from matex_data.training.stages.gathering import gathering_callbacks
-from matex_data.training.stages.layers import StageLayers
-from matex_data.training.stages.losses import replaced_losses, replaced_metrics
 from matex_data.training.stages.messages import Line
-from matex_data.training.stages.micro_batches import Batch, default_micro_batches
+from matex_data.training.stages.micro_batches import Batch, Trial, default_micro_batches
 from matex_data.training.stages.pipeline import Pipeline
 from matex_data.training.stages.sharding import StageShards
-from matex_data.training.stages.stage import Edge, LastStage, Stage
+from matex_data.training.stages.stage import Edge, LastStage, Stage, StageLayers
 from matex_data.training.stages.state import StagedState
-from matex_data.training.stages.sums import GradientSums
-from matex_data.training.stages.trial import Trial
-from matex_data.training.stages.update import StageUpdate
+from matex_data.training.stages.update import GradientSums, StageUpdate
 from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer
 
 log = logging.getLogger("matex_data.training")

@@ -18,7 +18,7 @@ from matex_data.training.mesh import Mesh
 from matex_data.training.partition.cut import StagePlan
 from matex_data.training.partition.parts import LEAVE_SECONDS, all_leave, part_of
 from matex_data.training.stages.checks import layers_of
-from matex_data.training.stages.layers import StageLayers, stage_container
+from matex_data.training.stages.stage import StageLayers, stage_container
 from matex_data.training.zero.optimizer import Totals, check_elementwise
 
 

@@ -24,9 +24,9 @@ from matex_data.training.restart.checkpoint import (
     rank_variables,
     restore_rank_variables,
 )
-from matex_data.training.stages.layers import StageLayers
 from matex_data.training.stages.messages import ACTIVATIONS, Line
-from matex_data.training.stages.trial import CHOICE
+from matex_data.training.stages.micro_batches import CHOICE
+from matex_data.training.stages.stage import StageLayers
 
 _STATE = 0
 """Number of the messages that carry a state, in place of a micro-batch."""

@@ -17,6 +17,7 @@ from matex_data.training.partition.parts import (
     Nested,
     Part,
     all_leave,
+    broadcast_in,
     channels_of,
     hold,
     hold_alike,
@@ -24,7 +25,6 @@ from matex_data.training.partition.parts import (
     part_of,
     slots,
 )
-from matex_data.training.partition.values import broadcast_in
 from matex_data.training.replacements import Replacements
 from matex_data.training.zero.sections import Flat, gathered_wholes, summed_sections
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from matex_data.training.checking.schedule import FITS, Schedule
+from matex_data.training.checking.check import FITS, Schedule
 
 
 def _checked(steps: int, schedule: Schedule | None = None, epoch: int | None = None) -> list[int]:

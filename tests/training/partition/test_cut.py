@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
-from matex_data.training.partition.costs import estimated_costs
-from matex_data.training.partition.cut import cut_after, cut_by_cost, stage_plans
+from matex_data.training.partition.cut import cut_after, cut_by_cost, estimated_costs, stage_plans
 from matex_data.training.partition.graph import Call, ModelGraph, Spec, model_graph
 from tests.training.partition.models import MODELS, chain, nested
 

@@ -13,8 +13,8 @@ import pytest
 
 from matex_data.training.mesh import Mesh
 from matex_data.training.stages import trial
+from matex_data.training.stages.micro_batches import CHOICE, STEPS, Trial
 from matex_data.training.stages.model import StagedModel
-from matex_data.training.stages.trial import CHOICE, STEPS, Trial
 from matex_data.training.trainer import fit
 from tests.support.ranks import Pool, Pools
 from tests.training.stages.problems import BATCH, accumulated, build, dataset, weights_of

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.checking.schedule import Schedule
+from matex_data.training.checking.check import Schedule
 
 
 class Own(keras.Sequential):
