@@ -6,14 +6,13 @@ import contextlib
 import functools
 import os
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 
-from matex_data._types import Array
 from matex_data.errors import DataError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
@@ -21,8 +20,8 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.partition.deferred import AbsentVariable, is_absent
-from matex_data.training.partition.parts import PartVariable, as_whole, empty_whole, part_of, whole_at_root
-from matex_data.training.partition.whole_optimizer import whole_optimizer
+from matex_data.training.partition.parts import PartVariable, as_whole, part_of
+from matex_data.training.partition.whole import WholeVariables, whole_optimizer
 from matex_data.training.replacements import Replacements, replaced
 
 WAITS_FOR_ROOT = "waits_for_root"  # attribute of the functions that matex run has replaced
@@ -81,23 +80,8 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
         raise error
 
 
-class _Stored(NamedTuple):
-    """Variable of the whole model.
-
-    Attributes
-    ----------
-    described : variable with its path, shape and dtype.
-    held : Keras variable with its values, or a part of them; None on ranks that have none.
-    """
-
-    described: Any
-    held: Any
-
-
 class ValuesElsewhere:
     """Values of variables of which rank 0 has a part or nothing. *Collective*.
-
-    The ranks that hold the parts of a variable join them on the lowest of these, which sends the whole to rank 0.
 
     Parameters
     ----------
@@ -108,17 +92,20 @@ class ValuesElsewhere:
     def __init__(self, model: Any, channel: Channel) -> None:
         self._channel, self._optimizer = channel, getattr(model, "optimizer", None)
         state = [] if self._optimizer is None else self._optimizer.variables
-        weights = {id(v): _Stored(v, None if is_absent(v) else v) for v in model.weights}
-        whole = self._whole_optimizer(model)
-        if whole is None:
-            cut = [v for v in [*model.variables, *state] if part_of(v) is not None and id(v) not in weights]
-            self._locate([*weights.values(), *(_Stored(v, v) for v in cut)])
-        else:
+        weights = list({id(v): v for v in model.weights}.values())
+        held = [None if is_absent(v) else v for v in weights]
+        self._whole = self._whole_optimizer(model)
+        if self._whole is not None:
             own = {v.path: v for v in state}
-            self._locate([*weights.values(), *(_Stored(v, own.get(v.path)) for v in whole.variables)])
-            if (self._holders[len(weights) :] == channel.size).any():  # no rank has trained some weight
-                whole = None
-        self._whole = whole
+            described = [*weights, *self._whole.variables]
+            self._variables = WholeVariables(
+                channel, described, [*held, *(own.get(v.path) for v in self._whole.variables)]
+            )
+            if (self._variables.holders[len(weights) :] < channel.size).all():
+                return
+            self._whole = None  # no rank has trained some weight
+        cut = [v for v in [*model.variables, *state] if part_of(v) is not None and not any(v is x for x in weights)]
+        self._variables = WholeVariables(channel, [*weights, *cut], [*held, *cut])
 
     def _whole_optimizer(self, model: Any) -> Any:
         """Return the optimizer for all weights, without values; None unless ranks have the state for some of them."""
@@ -130,23 +117,13 @@ class ValuesElsewhere:
             return None
         return whole_optimizer(self._optimizer, model.trainable_variables)
 
-    def _locate(self, variables: Sequence[_Stored]) -> None:
-        """Find the lowest rank that holds each variable, and whether it is cut. *Collective*."""
-        self._variables = list(variables)
-        holders = [self._channel.size if held is None else self._channel.rank for _, held in variables]
-        self._holders = np.array(holders, np.int64)
-        self._cut = np.array([held is not None and part_of(held) is not None for _, held in variables], np.int64)
-        if self._channel.size > 1 and holders:
-            self._channel.host.reduce(self._holders, "min")
-            self._channel.host.reduce(self._cut, "max")
-
     @contextlib.contextmanager
     def fetched(self) -> Iterator[None]:
         """Context manager on rank 0: reading a variable fetches it, and saving the optimizer fetches its state."""
         wholes = []
-        for i, (described, held) in enumerate(self._variables):
+        for i, (described, held) in enumerate(zip(self._variables.described, self._variables.held, strict=True)):
             variable = described if held is None else held
-            if self._is_elsewhere(i) and isinstance(variable, (PartVariable, AbsentVariable)):
+            if self._variables.is_elsewhere(i) and isinstance(variable, (PartVariable, AbsentVariable)):
                 wholes.append((variable, functools.partial(self._fetch, i)))
         try:
             with as_whole(wholes), self._saving_whole_state():
@@ -162,11 +139,7 @@ class ValuesElsewhere:
             self._channel.host.broadcast(number)
             if number[0] == _END:
                 return
-            self._sent(int(number[0]))
-
-    def _is_elsewhere(self, number: int) -> bool:
-        """Return whether another rank has a variable, or a part of it."""
-        return bool(0 < self._holders[number] < self._channel.size or self._cut[number])
+            self._variables.at_root(int(number[0]))
 
     @contextlib.contextmanager
     def _saving_whole_state(self) -> Iterator[None]:
@@ -174,7 +147,7 @@ class ValuesElsewhere:
         if self._whole is None:
             yield
             return
-        numbers = {stored.described.path: i for i, stored in enumerate(self._variables)}
+        numbers = {v.path: i for i, v in enumerate(self._variables.described)}
         pairs = [(self._optimizer, self._whole)]
         if inner_optimizer(self._whole) is not self._whole:
             pairs.append((inner_optimizer(self._optimizer), inner_optimizer(self._whole)))
@@ -190,38 +163,13 @@ class ValuesElsewhere:
             yield
 
     def _value(self, number: int) -> Any:
-        return self._fetch(number) if self._is_elsewhere(number) else self._variables[number].held.numpy()
+        elsewhere = self._variables.is_elsewhere(number)
+        return self._fetch(number) if elsewhere else self._variables.held[number].numpy()
 
     def _fetch(self, number: int) -> Any:
         if self._channel.size > 1:
             self._channel.host.broadcast(np.array([number], np.int64))
-        return keras.ops.convert_to_tensor(self._sent(number))
-
-    def _sent(self, number: int) -> Array | None:
-        """Return a variable on rank 0. *Collective*."""
-        holder = int(self._holders[number])
-        whole = self._joined(number, holder)
-        if holder == 0:
-            return whole
-        value = empty_whole(self._variables[number].described) if whole is None else whole
-        self._channel.host.broadcast(value.reshape(-1), holder)
-        return value
-
-    def _joined(self, number: int, holder: int) -> Array | None:
-        """Return a variable on its holder; on the others None, or what they have themselves."""
-        variable = self._variables[number].held
-        if variable is None:
-            return None
-        part = part_of(variable)
-        nested = part is not None and part.outer is not None
-        return whole_at_root(variable) if nested or self._is_among(holder, part) else None
-
-    def _is_among(self, holder: int, part: Any) -> bool:
-        """Return whether a rank is among those that hold the other parts of a variable, or is this one."""
-        if part is None:
-            return holder == self._channel.rank
-        group = part.channel.user.group
-        return bool(self._channel.user.group.Translate_ranks([holder], group)[0] != MPI.UNDEFINED)
+        return keras.ops.convert_to_tensor(self._variables.at_root(number))
 
 
 def saving_together(model: Any, comm: MPI.Intracomm) -> Replacements:

@@ -354,22 +354,26 @@ def restore(model: Any, found: Checkpoint) -> RankValues:
     PartitionError : the checkpoint belongs to another model or optimizer.
     """
     variables = replicated_variables(model)
-    positions = positions_of(found, names_of(model, variables))
-    check_variables(found, variables, positions)
-    for variable, i in zip(variables, positions, strict=True):
-        part, whole = part_of(variable), found.pop(f"common{i}")
-        variable.assign(whole if part is None else part.own(whole))
+    restore_replicated(found, model, variables, variables)
     for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
         if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
             variable.assign(found.pop_own(f"moving{i}"))
     for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
         variable.assign(_own_rows(found, f"rows{i}", variable))
+    return rank_values(found, len(model.metrics_variables))
+
+
+def rank_values(found: Checkpoint, sums: int = 0) -> RankValues:
+    """Return the values of the variables that differ between replicas. *Collective*.
+
+    Parameters
+    ----------
+    sums : number of the first of them of which each replica gets the sum over all.
+    """
     names = [f"own{i}" for i in range(len(found.facts["own"]))]
     same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
-    metrics = len(model.metrics_variables)
-    stacks = map(found.pop, names[:metrics])  # the sum of which is that of all ranks
-    sums = [np.asarray(stack.sum(0, dtype=stack.dtype)) for stack in stacks]
-    return RankValues([*sums, *map(found.pop_own, names[metrics:])], same_ranks)
+    of_all = [np.asarray(stack.sum(0, dtype=stack.dtype)) for stack in map(found.pop, names[:sums])]
+    return RankValues([*of_all, *map(found.pop_own, names[sums:])], same_ranks)
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
@@ -387,21 +391,32 @@ def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
     return own
 
 
-def check_variables(found: Checkpoint, variables: Sequence[Any], positions: Sequence[int]) -> None:
-    """Raise an error unless variables have the shapes and dtypes of those at these positions of a checkpoint.
+def restore_replicated(found: Checkpoint, model: Any, described: Sequence[Any], held: Sequence[Any]) -> None:
+    """Set variables that all replicas have alike. *Collective*.
+
+    Parameters
+    ----------
+    described : these variables of the whole model, with their paths, shapes and dtypes.
+    held : those of them that this rank has, or has a part of; None for others.
 
     Raises
     ------
-    PartitionError : they have others.
+    PartitionError : the checkpoint belongs to another model or optimizer.
     """
+    positions = positions_of(found, names_of(model, described))
     table = [found.facts["arrays"][f"common{i}"] for i in positions]
     differ = [
         (f"{v.path} of {v.dtype}{list(whole_shape(v))}", f"{dtype}{list(shape)}")
-        for v, (dtype, shape) in zip(variables, table, strict=True)
+        for v, (dtype, shape) in zip(described, table, strict=True)
         if tuple(shape) != whole_shape(v) or dtype != keras.backend.standardize_dtype(v.dtype)
     ]
     if differ:
         raise _other_model(found, *differ[0])
+    for variable, i in zip(held, positions, strict=True):
+        whole = found.pop(f"common{i}")
+        if variable is not None:
+            part = part_of(variable)
+            variable.assign(whole if part is None else part.own(whole))
 
 
 def restore_rank_variables(model: Any, found: RankValues) -> None:

@@ -185,7 +185,7 @@ class StagedModel:
         own_ids = {id(v) for v in self.layers.trainable_variables}
         self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
         self._agreement.check(lambda: check_optimizer(self.model.optimizer, self.variables))
-        self._state = StagedState(self.model, self.layers, self._messages, self.shards.rank, self.replicas, held)
+        self._state = StagedState(self.model, self.layers, self.mesh, held)
         sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
         self._take_optimizer(held)

@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import pytest
 
-from matex_data.training.partition.whole_optimizer import whole_optimizer
+from matex_data.training.partition.whole import whole_optimizer
 
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "adam": lambda: keras.optimizers.Adam(use_ema=True, amsgrad=True),
