@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from matex_data.training.average.gradients import GradientAverage, GradientPatches
@@ -205,13 +204,12 @@ class DistributedModel:
         None of them on any rank where the model cannot be built so: it may work in its own ``train_step`` alone, which
         ``build`` traces, and which raises what is wrong with it. *Collective*.
         """
-        failed = np.zeros(1, np.int64)
+        failed = False
         try:
             build_without_optimizer(self.model, element_spec)
         except Exception:  # of any kind: the other ranks wait
-            failed[0] = 1
-        self.channel.host.reduce(failed, "max")
-        weights = [] if failed[0] else replicated_weights(self.model)
+            failed = True
+        weights = [] if self.channel.communicator.maximum(failed)[0] else replicated_weights(self.model)
         broadcast_in(self.channel, weights)
         return {id(weight) for weight in weights}
 

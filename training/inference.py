@@ -17,7 +17,7 @@ from matex_data.training import keras_api
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
 from matex_data.training.comm.channel import Channel, open_channel
-from matex_data.training.comm.world import alone, running_alone
+from matex_data.training.comm.world import check_not_alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, open_context
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_preprocessing
@@ -340,12 +340,7 @@ def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
     TypeError : the data is no data set.
     PartitionError : this rank runs a callback that the others do not run; data is padded.
     """
-    if alone.get():
-        raise PartitionError(
-            f"{call} was called in a callback that writes files, which runs on one rank alone",
-            expected="a call on every rank",
-            remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
-        )
+    check_not_alone(call)
     if not hasattr(dataset, "tf_dataset") and not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"{call} expects a matex_data.Dataset or a tf.data.Dataset, not {type(dataset).__name__}\n"

@@ -11,10 +11,12 @@ import numpy as np
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.attributes import attached
+from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import comm_or_world
 
+SAME_SHAPE = "let the numbers depend on the number of ranks, not on the rank"
 AXES = ("data", "stages", "model")
 """Names of the axes; neighbouring ranks differ along the last one."""
 
@@ -71,7 +73,8 @@ class Mesh:
 
     def __init__(self, stages: int = 1, model: int = 1, comm: MPI.Intracomm | None = None) -> None:
         self.world = comm_or_world(comm)
-        _check_same(self.world, stages, model)
+        given = Equal({"stages": stages, "model": model}, "the ranks are about to make different meshes", SAME_SHAPE)
+        open_channel(self.world).communicator.agree(equal=given)
         ranks = self.world.size
         if stages < 1 or model < 1 or ranks % (stages * model):
             raise PartitionError(
@@ -141,27 +144,6 @@ class RankLayoutMap(keras.distribution.LayoutMap):  # type: ignore[misc]  # Kera
     def __init__(self, device_mesh: RankMesh, proposes: bool = False) -> None:
         super().__init__(device_mesh)
         self.proposes = proposes
-
-
-def _check_same(comm: MPI.Intracomm, stages: int, model: int) -> None:
-    """Raise an error unless all ranks are about to make the same mesh. *Collective*.
-
-    Raises
-    ------
-    PartitionError : on all ranks.
-    """
-    channel = open_channel(comm)
-    if channel.size == 1:
-        return
-    extremes = np.array([stages, model, -stages, -model], np.int64)
-    channel.host.reduce(extremes, "max")
-    if (extremes[:2] != -extremes[2:]).any():
-        raise PartitionError(
-            "the ranks are about to make different meshes",
-            expected="the same stages and model on all ranks",
-            found=f"stages from {-extremes[2]} to {extremes[0]}, model from {-extremes[3]} to {extremes[1]}",
-            remedy="let the numbers depend on the number of ranks, not on the rank",
-        )
 
 
 class _Axes:

@@ -74,10 +74,7 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
             )
     else:
         elsewhere.serve()
-    if channel.size > 1:
-        error = channel.host.allgather_object(error)[0]
-    if error is not None:
-        raise error
+    channel.communicator.agree(error)
 
 
 class ValuesElsewhere:

@@ -341,9 +341,7 @@ class ShardComparison:
 
     def _agreeing(self, verdict: Verdict) -> bool:
         """Return whether all ranks find that shards and their union agree. *Collective*."""
-        failed = np.array([not verdict.agree], np.int64)
-        self._channel.host.reduce(failed, "max")
-        return not failed[0]
+        return not self._channel.communicator.maximum(not verdict.agree)[0]
 
     def _worst(self, verdict: Verdict) -> Verdict:
         """Return the verdict of the rank that differs most. *Collective* if one does."""
@@ -365,9 +363,7 @@ class ShardComparison:
 
     def _agreed(self, reason: Any) -> Any:
         """Return the reason of the first rank that has one; None if none has. *Collective*."""
-        known = np.array([reason is not None], np.int64)
-        self._channel.host.reduce(known, "max")
-        if not known[0]:
+        if not self._channel.communicator.maximum(reason is not None)[0]:
             return None
         return next(r for r in self._channel.host.allgather_object(reason) if r is not None)
 

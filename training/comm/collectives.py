@@ -99,15 +99,16 @@ class Collectives:
             self._run(self.comm.Allreduce, self.comm.Iallreduce, *arguments)
         return bool(extremes[0] == -extremes[1])
 
-    def same(self, numbers: Integers) -> Bools:
+    def same(self, numbers: Integers, met: bool = False) -> Bools:
         """Return for each integer whether all ranks give the same one. *Collective*.
 
         Parameters
         ----------
         numbers : int64[n], as many on every rank.
+        met : as of ``reduce``.
         """
         extremes = np.concatenate([numbers, -numbers])
-        self.reduce(extremes, "max")
+        self.reduce(extremes, "max", met)
         equal: Bools = extremes[: len(numbers)] == -extremes[len(numbers) :]
         return equal
 

@@ -125,10 +125,9 @@ def start(choice: str) -> None:
     device = "GPU:0" if any(gpus) else "CPU:0"
     runtime = Runtime(channel.size, device, "nccl" if own_gpus else "ring", required=choice == "tensorflow")
     _connect(channel)
-    right = np.array([runtime.is_right(channel.rank)], np.int64)
-    channel.host.reduce(right, "min")
+    (wrong,) = channel.communicator.maximum(not runtime.is_right(channel.rank))
     _leave_threads(channel.rank)
-    if right[0]:
+    if not wrong:
         _started.append(runtime)
         return
     error = PartitionError(

@@ -8,6 +8,7 @@ from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
+from matex_data.errors import PartitionError
 from matex_data.training.replacements import setting
 
 if TYPE_CHECKING:
@@ -26,6 +27,21 @@ def running_alone() -> Iterator[None]:
     """Context manager: save, predict and evaluate on this rank alone, on whole batches."""
     with setting(alone, True):
         yield
+
+
+def check_not_alone(call: str) -> None:
+    """Raise an error if this rank runs code that the others do not run.
+
+    Raises
+    ------
+    PartitionError : it does.
+    """
+    if alone.get():
+        raise PartitionError(
+            f"{call} was called in a callback that writes files, which runs on one rank alone",
+            expected="a call on every rank",
+            remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
+        )
 
 
 class World(NamedTuple):

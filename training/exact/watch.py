@@ -56,9 +56,7 @@ class Watch:
 
     def agree(self, channel: Channel) -> None:
         """Note a change of small variables, or of the graph, on any rank. *Collective*."""
-        changed = np.array([self.changed(small=True)], np.int64)
-        channel.host.reduce(changed, "max")
-        self.due |= bool(changed[0])
+        self.due |= bool(channel.communicator.maximum(self.changed(small=True))[0])
 
     def changed(self, small: bool = False) -> bool:
         """Return whether a change since the latest call, or ``begin``, calls for a check on this rank.

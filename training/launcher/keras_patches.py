@@ -25,7 +25,7 @@ from matex_data.training.checking.forward import ForwardProofs
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.rows import RowCheck
 from matex_data.training.comm.channel import Channel, open_channel
-from matex_data.training.comm.world import alone
+from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_same, difference
@@ -396,11 +396,7 @@ class KerasPatches:
                     return original(model, *args, **kwargs)
             if alone.get():
                 if name in TRAINING:
-                    raise PartitionError(
-                        f"{name}() was called in a callback that writes files, which runs on one rank alone",
-                        expected="training on every rank",
-                        remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
-                    )
+                    check_not_alone(f"{name}()")
                 with local_model(model):
                     return call_within(None, functools.partial(original, model, *args), kwargs)
             bound = signature.bind(model, *args, **kwargs)

@@ -41,28 +41,26 @@ def script_seed(folder: Path, channel: Channel) -> int:
     ------
     FormatError : on all ranks, if the file of the number cannot be read or written.
     """
-    found: Any = None
-    if channel.rank == 0:
-        path = folder / SEED_FILE
+    path = folder / SEED_FILE
+
+    def stored() -> int:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not path.exists():
                 draft = path.with_suffix(f".{os.getpid()}")
                 draft.write_text(json.dumps({"seed": secrets.randbits(128)}))
                 draft.replace(path)
-            found = int(json.loads(path.read_text())["seed"])
+            return int(json.loads(path.read_text())["seed"])
         except (OSError, ValueError, KeyError, TypeError) as error:
-            found = FormatError(
+            raise FormatError(
                 "the checkpoints of this script cannot be used",
                 file=str(path),
                 expected="a folder that rank 0 can write to, and in it a number that an earlier start has drawn",
                 found=f"{type(error).__name__}: {error}",
                 remedy="give another folder to --checkpoint",
-            )
-    found = channel.host.allgather_object(found)[0] if channel.size > 1 else found
-    if isinstance(found, FormatError):
-        raise found
-    return int(found)
+            ) from error
+
+    return channel.communicator.on_root(stored)
 
 
 class ScriptCheckpoints:

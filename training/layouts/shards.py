@@ -17,6 +17,7 @@ import tensorflow as tf
 from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import open_channel
+from matex_data.training.comm.collectives import Collectives
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer, gather_rows, run_once
 
@@ -85,20 +86,27 @@ class Shards:
                 whole = words.shape[1] // 8 * 8
                 digest.update(np.ascontiguousarray(words[:, :whole]).view(np.uint64).sum(1).data)
                 digest.update(np.ascontiguousarray(words[:, whole:]).data)
-            own = int.from_bytes(digest.digest(), "little")
-            extremes = np.array([own, -own], np.int64)
-            self.channel.graph.reduce(extremes, "max")
-            if extremes[0] != -extremes[1]:
-                raise PartitionError(
-                    "the shards of a model have different rows",
-                    expected="the same rows on all ranks that hold parts of one replica",
-                    found="inputs that differ between them",
-                    remedy="open the data with comm=mesh.data, and seed what else makes the inputs",
-                )
+            self.check_digest(int.from_bytes(digest.digest(), "little"), self.channel.graph)
             return [number, np.True_]
 
         (checked,) = run_once(self.channel, run, tensors, [tf.bool])
         return checked
+
+    @staticmethod
+    def check_digest(digest: int, collectives: Collectives) -> None:
+        """Raise an error unless all shards have rows with the same digest. *Collective*.
+
+        Raises
+        ------
+        PartitionError : on all shards.
+        """
+        if not collectives.have_equal(digest):
+            raise PartitionError(
+                "the shards of a model have different rows",
+                expected="the same rows on all ranks that hold parts of one replica",
+                found="inputs that differ between them",
+                remedy="open the data with comm=mesh.data, shuffle with a seed, and seed what else makes the inputs",
+            )
 
     def _changed(self, tensor: Any, forward: Callable[[Any], Any], backward: Callable[[Any], Any]) -> Any:
         @tf.custom_gradient  # type: ignore[untyped-decorator]  # TensorFlow has no types

@@ -187,9 +187,8 @@ def _digest(arrays: Sequence[Array]) -> Integers:
 
 def _are_equal(digest: Integers, weight: float, collectives: Collectives) -> bool:
     """Return whether all ranks have this digest; False if the weights of all ranks are 0. *Collective*."""
-    extremes = np.concatenate([digest, -digest, [weight != 0]])
-    collectives.reduce(extremes, "max", met=True)
-    return bool((extremes[:4] == -extremes[4:8]).all() and extremes[8])
+    *equal, alike = collectives.same(np.append(digest, weight != 0), met=True)
+    return all(equal) and not (alike and weight == 0)
 
 
 def _sum_rows(collectives: Collectives, values: Array, indices: Array, rows: int) -> list[Array]:

@@ -201,21 +201,17 @@ def open_checkpoint(
     ------
     FormatError : on all ranks, if the checkpoint is damaged.
     """
-    found: Any = None
-    arrays: StoredArrays | dict[str, Array] = {}
-    if channel.rank == 0:
+    arrays: list[StoredArrays] = []
+
+    def stored() -> dict[str, Any] | None:
         with contextlib.suppress(OSError):  # drafts do no harm
             _remove_drafts(folder)
-        try:
-            loaded = read(folder, compared or _ignore)
-            if loaded is not None:
-                arrays, found = loaded
-        except FormatError as error:
-            found = error
-    found = channel.host.allgather_object(found)[0] if channel.size > 1 else found
-    if isinstance(found, FormatError):
-        raise found
-    return None if found is None else Checkpoint(channel, folder / FILE, found, arrays, replicas)
+        loaded = read(folder, compared or _ignore)
+        arrays.extend(loaded[:1] if loaded else ())
+        return loaded[1] if loaded else None
+
+    facts = channel.communicator.on_root(stored)
+    return None if facts is None else Checkpoint(channel, folder / FILE, facts, arrays[0] if arrays else {}, replicas)
 
 
 def write(folder: Path, arrays: Iterable[tuple[str, Array]], facts: Mapping[str, Any]) -> None:

@@ -393,11 +393,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 )
         finally:
             deque(arrays, 0)  # sends the arrays that are left
-        if run.channel.size > 1:
-            error = run.channel.host.allgather_object(error)[0]
         REQUESTS.limit.note_save(time.monotonic() - begin)
-        if error is not None:
-            raise error
+        run.channel.communicator.agree(error)
 
     def _write(
         self, folder: Path, arrays: Iterable[tuple[str, Any]], names: Mapping[str, Any], epoch: int, step: int

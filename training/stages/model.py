@@ -15,7 +15,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.average.gradients import GradientAverage
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.comm.world import alone
+from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.batch_norm import average_moving_statistics
 from matex_data.training.exact.metrics import combine_states
@@ -366,8 +366,7 @@ class StagedModel:
 
     def _test_function(self, iterator: Any) -> Any:
         """Evaluate batches, as Keras's function does. *Collective*."""
-        if alone.get():
-            raise _alone("evaluate()")
+        check_not_alone("evaluate()")
         self._forward("test", iterator)
         return {}
 
@@ -380,7 +379,7 @@ class StagedModel:
         """
         if alone.get():
             if self.channel is not self.world:
-                raise _alone("predict()")
+                check_not_alone("predict()")
             return _joined([self.model.predict_step(batch) for batch in data])
         found = self._forward("predict", iter(data))
         return self._pipeline.broadcast(_joined(found) if self._pipeline.last else None)
@@ -451,11 +450,3 @@ class StagedModel:
 def _joined(outputs: Sequence[Any]) -> Any:
     """Return the predictions of consecutive rows as one."""
     return keras.tree.map_structure(lambda *rows: np.concatenate([np.asarray(x) for x in rows]), *outputs)
-
-
-def _alone(call: str) -> PartitionError:
-    return PartitionError(
-        f"{call} was called on one rank alone, as in a callback that writes files",
-        expected="the same calls on all ranks, since the stages are on different ranks",
-        remedy="derive the callback from keras.callbacks.Callback, whose hooks run on every rank",
-    )

@@ -5,9 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from matex_data.errors import PartitionError
 from matex_data.mpi.polling import poll
 from matex_data.training.layouts.containers import Container, containers
 from matex_data.training.layouts.cut_layers import CutLayers
@@ -113,17 +110,8 @@ class StageShards:
         ------
         PartitionError : on all shards.
         """
-        if self._shards is None:
-            return
-        extremes = np.array([digest, -digest], np.int64)
-        self._shards.channel.host.reduce(extremes, "max")
-        if extremes[0] != -extremes[1]:
-            raise PartitionError(
-                "the shards of a stage have different rows",
-                expected="the same rows on all ranks that hold parts of one replica",
-                found=f"batches with checksums from {-extremes[1]:08x} to {extremes[0]:08x}",
-                remedy="open the data with comm=mesh.data, and shuffle with a seed",
-            )
+        if self._shards is not None:
+            self._shards.check_digest(digest, self._shards.channel.host)
 
     def all_leave(self, kind: type[BaseException] | None) -> bool:
         """Return whether all shards leave a context; see ``parts.all_leave``."""
