@@ -72,6 +72,7 @@ for layer in (
     ["training.restart"],
     ["training.stages"],
     ["training.callbacks"],
+    ["training.session"],
     ["training.trainer"],
     ["training.inference"],
     ["training.launcher"],

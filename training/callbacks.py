@@ -41,6 +41,18 @@ _BATCH_HOOKS = ("on_batch_begin", "on_train_batch_begin", *_BATCH_ENDS)
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
+_READS_NO_WEIGHTS = (
+    keras.callbacks.CSVLogger,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.RemoteMonitor,
+    keras.callbacks.TerminateOnNaN,
+)
+"""Callbacks that read no weights of the model."""
+
+
 class TrainedModel(Protocol):
     """Model that all ranks train.
 
@@ -87,7 +99,10 @@ def rank_callbacks(
     """
     channel = distributed.world
     selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
-    if channel is not distributed.channel:  # replicas of several ranks each
+    gather: Callable[[], None] | None = getattr(distributed, "gather_weights", None)  # of all stages
+    if channel is not distributed.channel or gather is not None:  # replicas of several ranks each
+        _check_backups(user_callbacks)
+    if channel is not distributed.channel:
         selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
         hooks = channel.host.allgather_object((_has_batch_hooks(selected), any(map(_reads_batch_logs, selected))))
@@ -111,6 +126,10 @@ def rank_callbacks(
         kind = BatchActivityReport if _has_batch_hooks(user_callbacks, writers=True) else ActivityReport
         stack = contextlib.ExitStack()
         selected = [kind(stack, begins=True), *selected, kind(stack, begins=False)]
+    readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]
+    if gather is not None and readers:
+        in_epochs = any(map(_reads_weights_of_batches, readers))
+        selected.insert(0, _GatherAfterBatches(gather) if in_epochs else _GatherAfterEpochs(gather))
     return selected
 
 
@@ -142,22 +161,25 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
     return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
 
 
-def _saved_together(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
-    """Return the callbacks with those that save the model on every rank, since each has a part of it.
+def _check_backups(user_callbacks: list[Any]) -> None:
+    """Raise an error if a callback saves the model in a way of its own.
 
     Raises
     ------
-    PartitionError : a callback saves the model in a way of its own.
+    PartitionError : one does.
     """
+    if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in user_callbacks):
+        raise PartitionError(
+            "BackupAndRestore saves the weights and the optimizer's state of one rank, which are parts of the whole",
+            expected="another way to resume",
+            found="BackupAndRestore among the callbacks",
+            remedy="give fit(..., checkpoint=folder)",
+        )
+
+
+def _saved_together(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
+    """Return the callbacks with those that save the model on every rank, since each has a part of it."""
     together = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
-    for callback in user_callbacks:
-        if isinstance(callback, keras.callbacks.BackupAndRestore):
-            raise PartitionError(
-                "BackupAndRestore saves the weights that one rank has, which are parts of those of the model",
-                expected="another way to resume",
-                found=type(callback).__name__,
-                remedy="give fit(..., checkpoint=folder)",
-            )
     for callback in together:
         for name in _HOOKS:
             vars(callback).pop(name, None)  # not alone
@@ -218,6 +240,18 @@ def _has_hooks(callback: Any, names: Sequence[str]) -> bool:
     """Return whether a callback has a hook of its own of one of these names."""
     base = keras.callbacks.Callback
     return any(name in vars(callback) or getattr(type(callback), name) is not getattr(base, name) for name in names)
+
+
+def _reads_no_weights(callback: Any) -> bool:
+    if type(callback) is keras.callbacks.EarlyStopping:
+        return not callback.restore_best_weights
+    return type(callback) in _READS_NO_WEIGHTS
+
+
+def _reads_weights_of_batches(callback: Any) -> bool:
+    if type(callback).__module__.startswith("keras.") and not isinstance(callback, keras.callbacks.LambdaCallback):
+        return isinstance(callback, keras.callbacks.ModelCheckpoint) and callback.save_freq != "epoch"
+    return _has_hooks(callback, _BATCH_HOOKS)
 
 
 class StepSpans(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -356,3 +390,32 @@ class BatchSynchronization(EpochSynchronization):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Synchronize the learning rate and the stop flag. *Collective*."""
         self._synchronize(of_batch=True)
+
+
+class _GatherAfterEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Callback that gathers the weights of all stages at the end of each epoch. *Collective*.
+
+    Parameters
+    ----------
+    gather : gives every rank the weights of all stages.
+    """
+
+    def __init__(self, gather: Callable[[], None]) -> None:
+        super().__init__()
+        self._gather = gather
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Gather the weights."""
+        self._gather()
+
+    def on_train_end(self, logs: Any = None) -> None:
+        """Gather the weights, which the optimizer may have set to averages."""
+        self._gather()
+
+
+class _GatherAfterBatches(_GatherAfterEpochs):
+    """Callback like ``_GatherAfterEpochs``, after each batch, too."""
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Gather the weights."""
+        self._gather()

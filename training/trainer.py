@@ -3,21 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.evaluating import TestCheck
 from matex_data.training.checking.fitting import FitCheck, model_schedule, rank_report
@@ -36,12 +33,11 @@ from matex_data.training.mesh import Mesh
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.restart.checkpoint import ModelState
-from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.saving import save_by_renaming
+from matex_data.training.session import Session
 from matex_data.training.stages.model import MicroBatches, StagedModel
-from matex_data.training.zero.optimizer import Totals, check_callbacks
+from matex_data.training.zero.optimizer import Totals
 
 BATCH = 32
 """Samples of a batch, as in Keras; of a global batch, at least one for each rank."""
@@ -156,15 +152,13 @@ def fit(
     batch = keras_fit_options.pop("validation_batch_size", None) or keras_fit_options.get("batch_size") or BATCH
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
-    user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
-    if shard_optimizer:
-        check_callbacks(user_callbacks)
     options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
     options_of_ranks = {
         "sync_batch_norm": sync_batch_norm,
         "wire_dtype": wire_dtype,
         "shard_optimizer": shard_optimizer,
     }
+    options = {**keras_fit_options, "shuffle": False, "epochs": epochs, "callbacks": callbacks}
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer) as totals,
         _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives) as distributed,
@@ -172,33 +166,22 @@ def fit(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
-        stopping_on_request() if checkpoint is not None else contextlib.nullcontext(),
     ):
-        options = {**keras_fit_options, "shuffle": False}
+        session = Session(distributed, options, training_run, save_every, shard_optimizer)
         compared = FirstBatchCheck(channel, whole=False, of="training")
         if channel.size > 1 and not is_sharded(data):
             data = compared.recording(data)
-        options["initial_epoch"] = max(options.get("initial_epoch") or 0, training_run.start.epoch)
-        staged = distributed if isinstance(distributed, StagedModel) else None
-        state = functools.partial(ModelState, model, channel)
-        options["epochs"] = training_run.last_epoch(user_callbacks, epochs)
-        trailing = training_run.trailing_callbacks(user_callbacks, save_every, staged.state if staged else state)
-        options["callbacks"] = [
-            *training_run.leading_callbacks(),
-            *(staged.gathering_callbacks(user_callbacks) if staged else ()),
-            *rank_callbacks(distributed, user_callbacks, data.element_spec, trailing),
-            compared,
-        ]
-        if world.rank > 0:
-            options["verbose"] = 0
+        session.begin(data.element_spec)
+        options["callbacks"].append(compared)
         if validation_data is not None:
             validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
             validation_data = evaluation_data(distributed, validation_data, verify if mesh is None else "never")
         if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
             options["callbacks"].append(FitCheck(distributed, verify, data.element_spec))
-        history = model.fit(data, validation_data=validation_data, **options)
-        if staged:
-            staged.gather_weights()
+        with session.stopping():
+            history = model.fit(data, validation_data=validation_data, **options)
+        if isinstance(distributed, StagedModel):
+            distributed.gather_weights()
         else:
             check_equal_weights(model, channel)
         return history

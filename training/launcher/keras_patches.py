@@ -17,7 +17,6 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
-from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.checking.batches import taken, without_optionals
 from matex_data.training.checking.check import Mode, Schedule, SelfCheck
 from matex_data.training.checking.evaluating import TestCheck
@@ -50,10 +49,9 @@ from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
-from matex_data.training.restart.checkpoint import ModelState
-from matex_data.training.restart.preemption import stopping_on_request
+from matex_data.training.session import Session
 from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
-from matex_data.training.zero.optimizer import Totals, check_callbacks
+from matex_data.training.zero.optimizer import Totals
 
 log = logging.getLogger("matex_data.training")
 
@@ -429,7 +427,15 @@ class KerasPatches:
         distributed = self._distributed(model)
         self._warn_of_generator(options.get("x"))
         check = model._matex_check
-        run = self._resumed(options)
+        saved, callbacks = self._checkpoints, options.get("callbacks")
+        listed = not isinstance(callbacks, keras.callbacks.CallbackList)
+        if saved is not None and not listed:
+            log.warning("this call of fit saves no checkpoint: give it a list of callbacks, not a CallbackList")
+        run = None if saved is None or not listed else saved.next_run(self._world, self._channel, options)
+        every = None if saved is None else saved.save_every
+        session = Session(distributed, options if listed else {}, run, every, self._shard_optimizer)
+        if listed:
+            session.begin(lambda: (call.spec, call.whole_batches), AfterTraining(check))
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
         call = PatchedCall(
             self._channel,
@@ -444,43 +450,14 @@ class KerasPatches:
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
             options["batch_size"], call.steps = batch, max(self._channel.host.allgather_object(steps))
-        callbacks = options.get("callbacks")
-        if not isinstance(callbacks, keras.callbacks.CallbackList):
-            user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
-            trailing: list[Any] = [AfterTraining(check)]
-            if run is not None and self._checkpoints is not None:
-                state = functools.partial(ModelState, model, self._channel)
-                trailing += run.trailing_callbacks(user_callbacks, self._checkpoints.save_every, state)
-            options["callbacks"] = rank_callbacks(
-                distributed, user_callbacks, lambda: (call.spec, call.whole_batches), trailing
-            )
-        with stopping_on_request() if run is not None else contextlib.nullcontext():
-            return self._train(call, original, model, options, callbacks)
+        with session.stopping():
+            return self._train(call, original, model, options)
 
-    def _resumed(self, options: dict[str, Any]) -> ScriptRun | None:
-        """Return the run of a call of ``fit``, which goes on from its checkpoint; None without one. *Collective*."""
-        callbacks = options.get("callbacks")
-        if self._checkpoints is None:
-            return None
-        if isinstance(callbacks, keras.callbacks.CallbackList):
-            log.warning("this call of fit saves no checkpoint: give it a list of callbacks, not a CallbackList")
-            return None
-        run = self._checkpoints.next_run(self._world, self._channel, options)
-        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
-        options["epochs"] = run.last_epoch(user_callbacks, options.get("epochs", 1))
-        options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
-        return run
-
-    def _train(
-        self, call: PatchedCall, original: Callable[..., Any], model: Any, options: dict[str, Any], callbacks: Any
-    ) -> Any:
+    def _train(self, call: PatchedCall, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Call ``fit`` on a model that is whole, cut over a mesh, or has a cut optimizer. *Collective*."""
-        distributed = model._matex_distributed
-        if self._shard_optimizer:
-            check_callbacks(keras.tree.flatten(callbacks) if isinstance(callbacks, list | tuple) else [callbacks])
-        elif self._mesh is None:
+        if self._mesh is None and not self._shard_optimizer:
             return call_within(call, original, options)
-        parts = PartTraining(distributed, self._mesh, self._shard_optimizer, lambda: call.spec)
+        parts = PartTraining(model._matex_distributed, self._mesh, self._shard_optimizer, lambda: call.spec)
         options["callbacks"] = [parts, *options["callbacks"]]
         with parts.stack:
             return call_within(call, original, options)

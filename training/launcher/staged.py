@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import inspect
 from collections.abc import Callable, Iterator
@@ -13,7 +12,6 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
-from matex_data.training.callbacks import rank_callbacks
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
@@ -24,11 +22,10 @@ from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import patch, replaced
-from matex_data.training.restart.preemption import stopping_on_request
+from matex_data.training.session import Session
 from matex_data.training.stages.model import MicroBatches, StagedModel
 from matex_data.training.stages.update import updating
 from matex_data.training.trainer import without_keras_warnings
-from matex_data.training.zero.optimizer import check_callbacks
 
 
 class ReplicaRows:
@@ -133,33 +130,21 @@ class StagePatches:
         """Train a model in stages, like ``fit``. *Collective*."""
         model._assert_compile_called("fit")
         check_same(self._channel, "fit()", [options.get(name) for name in ("x", "y", "sample_weight")])
-        callbacks = options.get("callbacks")
-        user_callbacks = keras.tree.flatten(callbacks) if callbacks is not None else []
-        if self._options["shard_optimizer"]:
-            check_callbacks(user_callbacks)
         staged = StagedModel(model, self._mesh, **self._options)
-        run, trailing = None, list[Any]()
-        if self._checkpoints is not None:
-            run = self._checkpoints.next_run(self._channel, staged.replicas, options)
-            options["epochs"] = run.last_epoch(user_callbacks, options.get("epochs", 1))
-            options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
-            trailing = run.trailing_callbacks(user_callbacks, self._checkpoints.save_every, staged.state)
+        saved = self._checkpoints
+        run = None if saved is None else saved.next_run(self._channel, staged.replicas, options)
+        every = None if saved is None else saved.save_every
+        session = Session(staged, options, run, every, self._options["shard_optimizer"])
         call = ReplicaRows(staged.replicas, run)
-        stopping = stopping_on_request() if run is not None else contextlib.nullcontext()
         with (
             without_keras_warnings(),
             unwrapped_errors(),
             collective("fit()"),
-            stopping,
+            session.stopping(),
             staged,
             replaced(self, _running=staged),
         ):
-            options["callbacks"] = [
-                *staged.gathering_callbacks(user_callbacks),
-                *rank_callbacks(staged, user_callbacks, lambda: (call.spec, False), trailing),
-            ]
-            if self._channel.rank > 0:
-                options["verbose"] = 0
+            session.begin(lambda: (call.spec, False))
             history = call_within(call, original, options)
             staged.gather_weights()
         return history

@@ -55,7 +55,6 @@ from matex_data.training.stages.checks import (
     trained_stages,
     variable_holders,
 )
-from matex_data.training.stages.gathering import gathering_callbacks
 from matex_data.training.stages.messages import Line
 from matex_data.training.stages.micro_batches import Batch, Trial, default_micro_batches
 from matex_data.training.stages.pipeline import Pipeline
@@ -241,23 +240,6 @@ class StagedModel:
     def state(self) -> StagedState:
         """Return the state of the model, for checkpoints."""
         return self._state
-
-    def gathering_callbacks(self, user_callbacks: Sequence[Any]) -> list[Any]:
-        """Return the callbacks that gather the weights of all stages before those of the user.
-
-        Raises
-        ------
-        PartitionError : a callback saves the state of the optimizer, of which each rank has that of its stage.
-        """
-        backups = [x for x in user_callbacks if isinstance(x, keras.callbacks.BackupAndRestore)]
-        if backups:
-            raise PartitionError(
-                "BackupAndRestore saves the optimizer's state of one rank, which is that of one stage",
-                expected="fit(checkpoint=folder), which saves the state of all stages",
-                found="BackupAndRestore among the callbacks",
-                remedy="give checkpoint= in place of this callback",
-            )
-        return gathering_callbacks(self.gather_weights, user_callbacks)
 
     def gather_weights(self) -> None:
         """Give every rank the weights of all stages, unless the model is deferred. *Collective*.

@@ -1,0 +1,67 @@
+"""Session: one call of ``fit`` on all ranks, of this package, of a script, or in stages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import keras
+
+from matex_data.training.callbacks import TrainedModel, rank_callbacks
+from matex_data.training.restart.checkpoint import ModelState
+from matex_data.training.restart.preemption import stopping_on_request
+from matex_data.training.restart.resume import TrainingRun
+from matex_data.training.zero.optimizer import check_callbacks
+
+
+class Session:
+    """Call of ``fit``: a model that all ranks train, with its callbacks and its checkpoint. *Collective*.
+
+    Parameters
+    ----------
+    distributed : the model.
+    options : arguments of Keras's ``fit``.
+    run : its checkpoint; None without.
+    save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
+    shard_optimizer : the state of the optimizer is cut over the ranks.
+    """
+
+    def __init__(
+        self,
+        distributed: TrainedModel,
+        options: dict[str, Any],
+        run: TrainingRun | None,
+        save_every: int | None = None,
+        shard_optimizer: bool = False,
+    ) -> None:
+        self._distributed, self._options, self._run, self._every = distributed, options, run, save_every
+        callbacks = options.get("callbacks")
+        self._callbacks: list[Any] = [] if callbacks is None else keras.tree.flatten(callbacks)
+        if shard_optimizer:
+            check_callbacks(self._callbacks)
+
+    def begin(self, spec: Any, *trailing: Any) -> None:
+        """Set callbacks, epochs and progress of this rank among the options. *Collective*.
+
+        Parameters
+        ----------
+        spec : as of ``rank_callbacks``.
+        trailing : callbacks that run after those of the user.
+        """
+        run, options, model = self._run, self._options, self._distributed.model
+        of_run: list[Any] = []
+        if run is not None:
+            options["epochs"] = run.last_epoch(self._callbacks, options.get("epochs", 1))
+            options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
+            state = functools.partial(ModelState, model, self._distributed.channel)
+            of_run = run.trailing_callbacks(self._callbacks, self._every, getattr(self._distributed, "state", state))
+        made = rank_callbacks(self._distributed, self._callbacks, spec, [*trailing, *of_run])
+        options["callbacks"] = [*(run.leading_callbacks() if run is not None else ()), *made]
+        if self._distributed.world.rank > 0:
+            options["verbose"] = 0
+
+    def stopping(self) -> contextlib.AbstractContextManager[None]:
+        """Return a context manager: signals request this process to save and end, if there is a checkpoint."""
+        saves = self._run is not None and self._run.folder is not None
+        return stopping_on_request() if saves else contextlib.nullcontext()
