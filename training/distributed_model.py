@@ -226,7 +226,7 @@ class DistributedModel:
                 type(optimizer).__name__,
             )
 
-    def unrounded_gradients(self) -> contextlib.AbstractContextManager[None]:
+    def unrounded_gradients(self) -> Replacements:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
         return self._reducer.unrounded()
 

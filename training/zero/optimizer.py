@@ -102,7 +102,7 @@ class PartOptimizer:
             self._replacements.set(self._outer, "check_finite", self._all_finite)
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self._replacements.restore()
 
     def _apply(self, gradients: Sequence[Any], variables: Sequence[Any]) -> Any:
@@ -221,10 +221,10 @@ class OwnedOptimizer(PartOptimizer):
 
     def _apply_sections(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Update the sections from the gradients of all ranks. *Collective*."""
-        update = tf.autograph.experimental.do_not_convert(self._update)
+        update = tf.autograph.experimental.do_not_convert(self._update_sections)
         return update(list(grads), self._weights if trainable_variables is None else list(trainable_variables))
 
-    def _update(self, gradients: list[Any], weights: list[Any]) -> Any:
+    def _update_sections(self, gradients: list[Any], weights: list[Any]) -> Any:
         pairs = [(g, self._positions[id(w)]) for g, w in zip(gradients, weights, strict=True) if g is not None]
         numbers = [i for _, i in pairs]
         own = self._own([g for g, _ in pairs], numbers)
