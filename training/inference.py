@@ -294,11 +294,11 @@ class _Prediction:
         rows = keras.tree.map_structure(lambda output: gathered(self._channel, output), outputs)
         if sizes is None:
             return rows
-        positions = _in_order_of_batches(self._channel.host.allgather_object(sizes))
+        positions = in_order_of_batches(self._channel.host.allgather_object(sizes))
         return keras.tree.map_structure(lambda output: output[positions], rows)
 
 
-def _in_order_of_batches(sizes: list[list[int]]) -> Integers:
+def in_order_of_batches(sizes: list[list[int]]) -> Integers:
     """Return for each row, batch by batch and within one by rank, its position among the rows of rank after rank.
 
     Parameters
@@ -307,7 +307,7 @@ def _in_order_of_batches(sizes: list[list[int]]) -> Integers:
 
     Examples
     --------
-    >>> _in_order_of_batches([[2, 1], [1]]).tolist()
+    >>> in_order_of_batches([[2, 1], [1]]).tolist()
     [0, 1, 3, 2]
     """
     steps = [np.repeat(np.arange(len(of_rank)), of_rank) for of_rank in sizes]

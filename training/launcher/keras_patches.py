@@ -35,11 +35,12 @@ from matex_data.training.exact.rows import (
     dataset_element,
     deterministic,
     is_sharded,
-    rank_slice,
+    rank_row_counts,
     shard_rows,
 )
 from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
+from matex_data.training.inference import in_order_of_batches
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
@@ -485,38 +486,7 @@ class KerasPatches:
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
                     return call_within(None, original, options)
-            if self._divides_evenly(options):
-                distributed.test.set_lockstep(True)
-                return call_within(None, original, self._own_rows(options))
             return call_within(PatchedCall(self._channel, distributed), original, options)
-
-    def _divides_evenly(self, options: dict[str, Any]) -> bool:
-        """Return whether each rank has as many rows of every full batch of small arrays, and some of the last batch."""
-        arrays = [keras.tree.flatten(options.get(name)) for name in DATA]
-        size, batch = self._channel.size, options.get("batch_size") or DEFAULT_BATCH
-        leaves = [leaf for leaf in itertools.chain(*arrays) if leaf is not None]
-        if not _are_arrays(leaves) or is_sharded(leaves) or options.get("steps"):
-            return False
-        if sum(leaf.nbytes for leaf in leaves) > COPIED_BYTES:
-            return False
-        rest = len(leaves[0]) % batch
-        return batch % size == 0 and (rest == 0 or rest >= size)
-
-    def _own_rows(self, options: dict[str, Any]) -> dict[str, Any]:
-        """Return a call's options with this rank's rows of each batch of its arrays, which need no new functions."""
-        batch = options.get("batch_size") or DEFAULT_BATCH
-        total = len(keras.tree.flatten(options["x"])[0])
-        full, rest = divmod(total, batch)
-        rank, size = self._channel.rank, self._channel.size
-        starts = batch * np.arange(full)
-        rows = np.concatenate(
-            [
-                np.add.outer(starts, np.arange(batch)[rank_slice(batch, rank, size)]).ravel(),
-                full * batch + np.arange(rest)[rank_slice(rest, rank, size)],
-            ]
-        )
-        data = {name: options[name] for name in DATA if options.get(name) is not None}
-        return {**options, **keras.tree.map_structure(lambda leaf: leaf[rows], data), "batch_size": batch // size}
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
@@ -527,8 +497,6 @@ class KerasPatches:
         few = _has_few_rows(options, self._channel.size) or _limits_steps()
         if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
             return call_within(None, original, options)
-        if _is_one_array(options) and self._proofs.proven(model, options["x"]):
-            return self._predict_rows(original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
         proof = distributed.model._matex_check.proof if distributed is not None else None
@@ -554,17 +522,9 @@ class KerasPatches:
                 f"  found: {[sorted(counts) for counts in by_rank]} rows on ranks 0 to {self._channel.size - 1}\n"
                 "  remedy: call predict_on_batch, which runs on the whole batch on every rank"
             )
-        positions = np.concatenate([self._positions(sizes, rank) for rank in range(self._channel.size)])
-        return keras.tree.map_structure(lambda output: self._gather(output, positions), outputs)
-
-    def _predict_rows(self, original: Callable[..., Any], options: dict[str, Any]) -> Any:
-        """Predict consecutive rows of arrays on each rank: no function has to be made for them. *Collective*."""
-        total, size = len(keras.tree.flatten(options["x"])[0]), self._channel.size
-        rows = rank_slice(total, self._channel.rank, size)
-        own = keras.tree.map_structure(lambda leaf: leaf[rows], options["x"])
-        batch = -(-(options.get("batch_size") or DEFAULT_BATCH) // size)
-        outputs = call_within(None, original, {**options, "x": own, "batch_size": batch})
-        return keras.tree.map_structure(lambda output: self._gather(output, np.arange(total)), outputs)
+        ranks = self._channel.size
+        order = in_order_of_batches([[rank_row_counts(n, ranks)[rank] for n in sizes] for rank in range(ranks)])
+        return keras.tree.map_structure(lambda output: self._gather(output, order), outputs)
 
     def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
         """Return whether a model predicts or evaluates shards of its data as it does all. *Collective*.
@@ -581,30 +541,19 @@ class KerasPatches:
         x, y, sample_weight = map(options.get, DATA)
         return self._proofs.proven(model, x, y, sample_weight, own)
 
-    def _gather(self, output: Any, positions: Any) -> Any:
+    def _gather(self, output: Any, order: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
         shapes = self._channel.host.allgather_object(output.shape[1:] if isinstance(output, np.ndarray) else None)
         if shapes[0] is not None and len(set(shapes)) == 1:
-            rows = self._channel.host.gather(output)
-            out = np.empty_like(rows)
-            out[positions] = rows
-            return out
+            return self._channel.host.gather(output)[order]
         if isinstance(output, tf.SparseTensor):
             raise TypeError(
                 "predict on several ranks cannot return sparse tensors; convert them with keras.ops.convert_to_tensor"
             )
         by_rank = self._channel.host.allgather_object([np.asarray(row) for row in output])
         gathered = list(itertools.chain.from_iterable(by_rank))
-        ordered = [gathered[i] for i in np.argsort(positions)]
+        ordered = [gathered[i] for i in order]
         return tf.RaggedTensor.from_row_lengths(np.concatenate(ordered), [len(row) for row in ordered])
-
-    def _positions(self, sizes: list[int], rank: int) -> Any:
-        """Return the positions of a rank's rows in the whole output."""
-        starts = np.cumsum([0, *sizes])[:-1]
-        slices = [rank_slice(rows, rank, self._channel.size) for rows in sizes]
-        return np.concatenate(
-            [np.arange(start + s.start, start + s.stop) for start, s in zip(starts, slices, strict=True)]
-        )
 
     def _train_on_batch(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Run one step on this rank's rows; return the metrics of all ranks. *Collective*.
@@ -657,8 +606,6 @@ def _consumed(model: Any, cause: str) -> PartitionError:
 
 DATA = ("x", "y", "sample_weight")
 """Parameters of ``evaluate`` and ``train_on_batch`` that hold one row per sample."""
-COPIED_BYTES = 1 << 26
-"""Bytes of arrays up to which a rank copies its rows: of larger ones, 30 ms for functions of datasets are no matter."""
 DEFAULT_BATCH = 32
 """Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
@@ -677,17 +624,6 @@ def _has_few_rows(options: dict[str, Any], size: int) -> bool:
     if not leaves or not all(isinstance(leaf, np.ndarray | tf.Tensor) and leaf.ndim for leaf in leaves):
         return False
     return len(leaves[0]) <= min(options.get("batch_size") or DEFAULT_BATCH, FEW * size)
-
-
-def _is_one_array(options: dict[str, Any]) -> bool:
-    """Return whether a call predicts all rows of arrays of one length, without callbacks that see its batches."""
-    return _are_arrays(keras.tree.flatten(options.get("x"))) and not (options.get("callbacks") or options.get("steps"))
-
-
-def _are_arrays(leaves: list[Any]) -> bool:
-    """Return whether there are leaves, and all are arrays of one length."""
-    alike = all(isinstance(leaf, np.ndarray) and leaf.ndim and len(leaf) == len(leaves[0]) for leaf in leaves)
-    return bool(leaves) and alike
 
 
 def _as_arrays(data: Any) -> Any:
