@@ -283,11 +283,6 @@ def note_variables(optimizer: Any, variables: Sequence[Any]) -> None:
     optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
 
 
-def drop_value(variable: Any) -> None:
-    """Take the value of a Keras variable away; its shape stays."""
-    object.__setattr__(variable, "_value", None)
-
-
 def check(rank: int, size: int, *features: str) -> None:
     """Check once that Keras and TensorFlow have the names of features; warn about untested versions.
 

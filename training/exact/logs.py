@@ -91,13 +91,6 @@ def _reduction(value: Any) -> Reduction | None:
     return "mean" if _is_constant(value) else _of(value, {})
 
 
-def extreme_of(value: Any) -> Any:
-    """Return the tensor whose largest or smallest element a number is, but for a constant that is added."""
-    while value.op.type in (*_UNCHANGED, "AddV2", "Add", "Max", "Min"):
-        value = next(tensor for tensor in value.op.inputs if not _is_constant(tensor))
-    return value
-
-
 def _of(tensor: Any, known: dict[int, Reduction | None]) -> Reduction | None:
     """Return the reduction that ends in a tensor of one number."""
     if id(tensor) not in known:

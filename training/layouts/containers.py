@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -42,21 +42,33 @@ class Container(NamedTuple):
     def of(cls, functional: Any) -> Container:
         """Return a functional model as a container."""
         nodes = [node for _, group in sorted(functional._nodes_by_depth.items(), reverse=True) for node in group]
-        nodes = [node for node in nodes if not node.is_input]
-        maker = {id(tensor): i for i, node in enumerate(nodes) for tensor in node.outputs}
-        users: list[list[int]] = [[] for _ in nodes]
-        for i, node in enumerate(nodes):
-            for tensor in node.input_tensors:
-                if id(tensor) in maker:
-                    users[maker[id(tensor)]].append(i)
-        for tensor in functional.outputs:
-            if id(tensor) in maker:
-                users[maker[id(tensor)]].append(-1)
-        calls = [
-            Call(node.operation, tuple(maker.get(id(tensor), -1) for tensor in node.input_tensors), tuple(users[i]))
-            for i, node in enumerate(nodes)
+        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in nodes if not n.is_input]
+        return cls.linked(functional, calls, map(id, functional.outputs))
+
+    @classmethod
+    def linked(
+        cls, owner: Any, calls: Iterable[tuple[Any, Iterable[int], Iterable[int]]], outputs: Iterable[int]
+    ) -> Container:
+        """Return calls as a container.
+
+        Parameters
+        ----------
+        owner : see above.
+        calls : operations, each with the numbers of the tensors that it takes and returns.
+        outputs : numbers of the tensors that leave the container.
+        """
+        given = [(operation, tuple(taken), tuple(made)) for operation, taken, made in calls]
+        maker = {number: i for i, (_, _, made) in enumerate(given) for number in made}
+        users: list[list[int]] = [[] for _ in given]
+        uses = [(number, i) for i, (_, taken, _) in enumerate(given) for number in taken]
+        for number, user in [*uses, *((number, -1) for number in outputs)]:
+            if number in maker:
+                users[maker[number]].append(user)
+        linked = [
+            Call(operation, tuple(maker.get(number, -1) for number in taken), tuple(users[i]))
+            for i, (operation, taken, _) in enumerate(given)
         ]
-        return cls(functional, calls)
+        return cls(owner, linked)
 
 
 def containers(layers: Sequence[Any]) -> list[Container]:

@@ -289,76 +289,6 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def capture(model: Any, channel: Channel, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
-    """Return the variables of a model, and their names. *Collective*, and so is each step of the iterator.
-
-    Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved.
-    Variables that may differ between ranks are stacked over all ranks.
-
-    Parameters
-    ----------
-    channel : replicas of this rank's part of the model.
-    exact : return the moving statistics of each rank as well: a run that would not have saved goes on with these.
-
-    Returns
-    -------
-    arrays : names and arrays; all of them on the first rank of all, fewer on others.
-    facts : names of the variables.
-    """
-    moving = moving_statistics(model) if exact and channel.size > 1 else []
-    moving = [] if any(part_of(variable) is not None for variable in moving) else moving
-    stacks = [channel.host.gather_at_root(np.array(v.value.numpy())) for v in moving]
-    average_moving_statistics(model, channel)
-    names = names_of(model, replicated_variables(model))
-    arrays = itertools.chain(_moving(stacks), _arrays(model, channel))
-    own = [v.path for v in rank_variables(model)]
-    rows = [v.path for v in row_states(model)]
-    return arrays, {"common": names, "own": own, "moving": [v.path for v in moving], "rows": rows}
-
-
-def _moving(stacks: Sequence[Array | None]) -> Iterator[tuple[str, Array]]:
-    for i, stack in enumerate(stacks):
-        if stack is not None:
-            yield f"moving{i}", stack
-
-
-def _arrays(model: Any, channel: Channel) -> Iterator[tuple[str, Array]]:
-    metrics = combined_values(channel, model)
-    for i, value in enumerate(metrics):
-        if channel.rank == 0:
-            yield f"own{i}", np.stack([value, *[np.zeros_like(value)] * (channel.size - 1)])
-    for kind, first, variables in (
-        ("own", len(metrics), rank_variables(model)[len(metrics) :]),
-        ("rows", 0, row_states(model)),
-    ):
-        for i, variable in enumerate(variables, first):
-            value = np.array(variable.value.numpy())
-            stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
-            if stack is not None:
-                yield f"{kind}{i}", stack
-    for i, variable in enumerate(replicated_variables(model)):
-        whole = whole_of_replicas(variable, channel)
-        if whole is not None:
-            yield f"common{i}", whole
-
-
-def restore(model: Any, found: Checkpoint) -> RankValues:
-    """Set the replicated variables; return the values of the others for ``restore_rank_variables``. *Collective*.
-
-    Raises
-    ------
-    PartitionError : the checkpoint belongs to another model or optimizer.
-    """
-    variables = replicated_variables(model)
-    restore_replicated(found, model, variables, variables)
-    for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
-        if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
-            variable.assign(found.pop_own(f"moving{i}"))
-    for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
-        variable.assign(_own_rows(found, f"rows{i}", variable))
-    return rank_values(found, len(model.metrics_variables))
-
-
 def rank_values(found: Checkpoint, sums: int = 0) -> RankValues:
     """Return the values of the variables that differ between replicas. *Collective*.
 
@@ -415,15 +345,6 @@ def restore_replicated(found: Checkpoint, model: Any, described: Sequence[Any], 
             variable.assign(whole if part is None else part.own(whole))
 
 
-def restore_rank_variables(model: Any, found: RankValues) -> None:
-    """Set the metrics, and the seeds of this rank, which keep their initial values on another number of ranks."""
-    variables = rank_variables(model)
-    restored = variables if found.same_ranks else variables[: len(model.metrics_variables)]
-    for variable, value in zip(restored, found.values, strict=False):
-        if value.shape == tuple(variable.shape):
-            variable.assign(value)
-
-
 class ModelState:
     """State of a model of which every rank holds all variables, or its part of each.
 
@@ -437,22 +358,80 @@ class ModelState:
         self._model, self._channel = model, channel
 
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
-        """Return variables and names as ``capture``. *Collective*.
+        """Return the variables of all ranks, and their names. *Collective*, and so is each step of the iterator.
+
+        Moving statistics are averaged first, as at the end of an epoch, so that the run goes on with what is saved.
+        Variables that may differ between ranks are stacked over all ranks.
+
+        Parameters
+        ----------
+        exact : return the moving statistics of each rank as well: a run that would not have saved goes on with these.
+
+        Returns
+        -------
+        arrays : names and arrays; all of them on the first rank of all, fewer on others.
+        facts : names of the variables.
 
         Raises
         ------
         PartitionError : on all ranks, if they have different weights.
         """
-        check_equal_weights(self._model, self._channel)
-        return capture(self._model, self._channel, exact)
+        model, channel = self._model, self._channel
+        check_equal_weights(model, channel)
+        moving = moving_statistics(model) if exact and channel.size > 1 else []
+        moving = [] if any(part_of(variable) is not None for variable in moving) else moving
+        stacks = [channel.host.gather_at_root(np.array(v.value.numpy())) for v in moving]
+        average_moving_statistics(model, channel)
+        names = names_of(model, replicated_variables(model))
+        kept = ((f"moving{i}", stack) for i, stack in enumerate(stacks) if stack is not None)
+        own, rows = [v.path for v in rank_variables(model)], [v.path for v in row_states(model)]
+        facts = {"common": names, "own": own, "moving": [v.path for v in moving], "rows": rows}
+        return itertools.chain(kept, self._arrays()), facts
+
+    def _arrays(self) -> Iterator[tuple[str, Array]]:
+        model, channel = self._model, self._channel
+        metrics = combined_values(channel, model)
+        for i, value in enumerate(metrics):
+            if channel.rank == 0:
+                yield f"own{i}", np.stack([value, *[np.zeros_like(value)] * (channel.size - 1)])
+        for kind, first, variables in (
+            ("own", len(metrics), rank_variables(model)[len(metrics) :]),
+            ("rows", 0, row_states(model)),
+        ):
+            for i, variable in enumerate(variables, first):
+                value = np.array(variable.value.numpy())
+                stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
+                if stack is not None:
+                    yield f"{kind}{i}", stack
+        for i, variable in enumerate(replicated_variables(model)):
+            whole = whole_of_replicas(variable, channel)
+            if whole is not None:
+                yield f"common{i}", whole
 
     def restore(self, found: Checkpoint) -> RankValues:
-        """Set variables as ``restore``. *Collective*."""
-        return restore(self._model, found)
+        """Set the replicated variables; return the values of the others for ``restore_rank_variables``. *Collective*.
+
+        Raises
+        ------
+        PartitionError : the checkpoint belongs to another model or optimizer.
+        """
+        model = self._model
+        variables = replicated_variables(model)
+        restore_replicated(found, model, variables, variables)
+        for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
+            if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
+                variable.assign(found.pop_own(f"moving{i}"))
+        for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
+            variable.assign(_own_rows(found, f"rows{i}", variable))
+        return rank_values(found, len(model.metrics_variables))
 
     def restore_rank_variables(self, values: RankValues) -> None:
-        """Set variables as ``restore_rank_variables``; each rank then has the metrics of all."""
-        restore_rank_variables(self._model, values)
+        """Set the metrics, and the seeds of this rank, which keep their initial values on another number of ranks."""
+        variables = rank_variables(self._model)
+        restored = variables if values.same_ranks else variables[: len(self._model.metrics_variables)]
+        for variable, value in zip(restored, values.values, strict=False):
+            if value.shape == tuple(variable.shape):
+                variable.assign(value)
         note_combined(self._model)
 
 

@@ -7,10 +7,10 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -168,7 +168,7 @@ class TrainingRun:
         return [PartialEpoch(self.start)] if self.start.step else []
 
     def trailing_callbacks(
-        self, user_callbacks: list[Any], every: int | None, state: Callable[[], SavedState]
+        self, user_callbacks: list[Any], every: int | None, state: Callable[[], checkpoint.ModelState]
     ) -> list[Any]:
         """Return the callbacks that restore and save checkpoints; they run after all others.
 
@@ -207,24 +207,6 @@ class TrainingRun:
         return {"data": states, "pipeline": {}}
 
 
-class SavedState(Protocol):
-    """State of a model, on one rank or on several."""
-
-    def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Any]], dict[str, Any]]:
-        """Return the variables of all ranks on rank 0, and their names. *Collective*, and so is each step.
-
-        Parameters
-        ----------
-        exact : return also what a save would otherwise average over the ranks.
-        """
-
-    def restore(self, found: checkpoint.Checkpoint) -> checkpoint.RankValues:
-        """Set the variables that replicas have alike; return the values of the others. *Collective*."""
-
-    def restore_rank_variables(self, values: checkpoint.RankValues) -> None:
-        """Set the variables that differ between replicas."""
-
-
 class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that ends the resumed epoch after its last batch.
 
@@ -256,7 +238,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     begins: hooks at its end would let Keras wait for the numbers of each step.
     """
 
-    def __init__(self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], SavedState]) -> None:
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], checkpoint.ModelState]) -> None:
         super().__init__()
         self._run, self._user_callbacks, self._model_state = run, user_callbacks, state
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
@@ -425,7 +407,7 @@ class StepCheckpointSaver(CheckpointSaver):
     """
 
     def __init__(
-        self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], SavedState], every: int
+        self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], checkpoint.ModelState], every: int
     ) -> None:
         super().__init__(run, user_callbacks, state)
         self._every = every

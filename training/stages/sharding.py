@@ -15,7 +15,7 @@ from matex_data.training.mesh import Mesh
 from matex_data.training.partition.cut import StagePlan
 from matex_data.training.partition.parts import LEAVE_SECONDS, all_leave, part_of
 from matex_data.training.stages.checks import layers_of
-from matex_data.training.stages.stage import StageLayers, stage_container
+from matex_data.training.stages.stage import StageLayers
 from matex_data.training.zero.optimizer import Totals, check_elementwise
 
 
@@ -65,7 +65,8 @@ class StageShards:
             inner = [x for layer in layers_of(stage) for x in layer._flatten_layers()]
             owner = layers if stage.number == self._mesh.coordinates.stage else stage
             leaving = outputs if stage is stages[-1] else stage.sends
-            groups.append((inner, [stage_container(stage, leaving, owner), *containers(inner)]))
+            calls = [(call.operation, call.inputs, call.outputs) for call in stage.calls]
+            groups.append((inner, [Container.linked(owner, calls, leaving), *containers(inner)]))
         made = plans(model, groups, layouts_of(self._mesh), self._shards)
         self._layers = CutLayers(made[self._mesh.coordinates.stage], self._shards)
         if self._mesh.coordinates.replica == self.rank == 0:

@@ -12,34 +12,8 @@ import tensorflow as tf
 from matex_data.training.exact.metrics import weighted_means
 from matex_data.training.exact.state import StepState
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
-from matex_data.training.layouts.containers import Call as ChainCall
-from matex_data.training.layouts.containers import Container
 from matex_data.training.partition.cut import StagePlan
 from matex_data.training.stages.update import GradientSums
-
-
-def stage_container(plan: StagePlan, outputs: Sequence[int], owner: Any) -> Container:
-    """Return the calls of a stage in the form of a functional model; see ``Container``.
-
-    Parameters
-    ----------
-    outputs : numbers of the tensors that leave the stage.
-    owner : what runs the stage.
-    """
-    maker = {number: i for i, call in enumerate(plan.calls) for number in call.outputs}
-    users: list[list[int]] = [[] for _ in plan.calls]
-    for i, call in enumerate(plan.calls):
-        for number in call.inputs:
-            if number in maker:
-                users[maker[number]].append(i)
-    for number in outputs:
-        if number in maker:
-            users[maker[number]].append(-1)
-    calls = [
-        ChainCall(call.operation, tuple(maker.get(number, -1) for number in call.inputs), tuple(users[i]))
-        for i, call in enumerate(plan.calls)
-    ]
-    return Container(owner, calls)
 
 
 class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types

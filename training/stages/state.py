@@ -17,18 +17,18 @@ from matex_data.training.mesh import Mesh
 from matex_data.training.partition.whole import WholeVariables, at_root, whole_optimizer
 from matex_data.training.restart.checkpoint import (
     Checkpoint,
+    ModelState,
     RankValues,
     names_of,
     rank_values,
     rank_variables,
-    restore_rank_variables,
     restore_replicated,
 )
 from matex_data.training.stages.micro_batches import CHOICE
 from matex_data.training.stages.stage import StageLayers
 
 
-class StagedState:
+class StagedState(ModelState):
     """State of a model that is trained in stages.
 
     Parameters
@@ -40,8 +40,8 @@ class StagedState:
     """
 
     def __init__(self, model: Any, layers: StageLayers, mesh: Mesh, holders: Mapping[int, Sequence[int]]) -> None:
-        self._model, self._layers, self._mesh, self._holders = model, layers, mesh, holders
-        self._world, self._replicas = open_channel(mesh.world), open_channel(mesh.data)
+        super().__init__(model, open_channel(mesh.data))
+        self._layers, self._mesh, self._holders, self._world = layers, mesh, holders, open_channel(mesh.world)
 
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
@@ -57,21 +57,21 @@ class StagedState:
         arrays : names and arrays on rank 0; nothing on the others.
         facts : names of the variables, and the number of micro-batches that was chosen.
         """
-        average_moving_statistics(self._layers, self._replicas)
+        average_moving_statistics(self._layers, self._channel)
         described, held = self._variables()
         names, own = names_of(self._model, described), [v.path for v in rank_variables(self._model)]
         chosen = vars(self._model).get(CHOICE, [])
-        return self._arrays(described, held), {"common": names, "own": own, "moving": [], "micro_batches": chosen}
+        return self._wholes(described, held), {"common": names, "own": own, "moving": [], "micro_batches": chosen}
 
-    def _arrays(self, described: Sequence[Any], held: Sequence[Any]) -> Iterator[tuple[str, Array]]:
+    def _wholes(self, described: Sequence[Any], held: Sequence[Any]) -> Iterator[tuple[str, Array]]:
         (_, stages, shards), own = self._mesh.shape, self._mesh.coordinates
         for i, variable in enumerate(rank_variables(self._model)):
             stage = self._holders.get(id(variable), (stages - 1,))[0]  # metrics are on the last one
             stack = None
             if (own.stage, own.shard) == (stage, 0):
                 value = np.array(variable.value.numpy())
-                stack = self._replicas.host.gather_at_root(value) if self._replicas.size > 1 else value[None]
-            stack = at_root(self._world, stage * shards, stack, variable, (self._replicas.size,))
+                stack = self._channel.host.gather_at_root(value) if self._channel.size > 1 else value[None]
+            stack = at_root(self._world, stage * shards, stack, variable, (self._channel.size,))
             if stack is not None:
                 yield f"own{i}", stack
         variables = WholeVariables(self._world, described, held)
@@ -90,10 +90,6 @@ class StagedState:
         object.__setattr__(self._model, CHOICE, found.facts["micro_batches"])
         restore_replicated(found, self._model, *self._variables())
         return rank_values(found)
-
-    def restore_rank_variables(self, values: RankValues) -> None:
-        """Set the metrics and seeds of this replica."""
-        restore_rank_variables(self._model, values)
 
     def _variables(self) -> tuple[list[Any], list[Any]]:
         """Return the replicated variables of the whole model, in the order of one process, and those that are here."""

@@ -372,7 +372,7 @@ def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
     try:
         found = checkpoint.open_checkpoint(channel, folder)
         assert found is not None
-        checkpoint.restore(model, found)
+        checkpoint.ModelState(model, channel).restore(found)
         left = len(found._arrays)
     finally:
         del channel.host.broadcast, channel.host.allgather_object
@@ -407,11 +407,11 @@ def _by_name(comm: Any, folder: Path) -> None:
     facts = {"position": {"epoch": 0, "step": 0, "steps": 1}, "data": [], "callbacks": [], "stopped": False}
 
     def moved(before: Any, after: Any) -> list[Any]:
-        arrays, names = checkpoint.capture(before, channel)
+        arrays, names = checkpoint.ModelState(before, channel).capture()
         checkpoint.write(folder, arrays, facts | names)
         found = checkpoint.open_checkpoint(channel, folder)
         assert found is not None
-        checkpoint.restore(after, found)
+        checkpoint.ModelState(after, channel).restore(found)
         return problems.weights(after)
 
     first = model("a", "b")
@@ -444,18 +444,20 @@ def _saved(comm: Any) -> Any:
     import keras
 
     from matex_data.training.comm.channel import open_channel
+    from matex_data.training.exact.variables import broadcast
     from matex_data.training.restart import checkpoint
 
     model = keras.Sequential(
         [keras.Input((500,)), keras.layers.BatchNormalization(), keras.layers.Dropout(0.1), keras.layers.Dense(1)]
     )
     model.compile("sgd", "mse", metrics=["mae"])
+    broadcast(model.trainable_variables, comm=comm)
     channel = open_channel(comm)
     before = []
     for i, variable in enumerate([*model.non_trainable_weights, *model.metrics_variables]):
         variable.assign(np.random.default_rng([i, comm.rank]).uniform(size=variable.shape).astype(np.float32))
         before.append(np.array(variable))
-    arrays, names = checkpoint.capture(model, channel)
+    arrays, names = checkpoint.ModelState(model, channel).capture()
     own = {name: array for name, array in arrays if name.startswith("own")}
     found = checkpoint.Checkpoint(
         channel,
