@@ -18,7 +18,7 @@ from matex_data.training.comm.world import World, world
 
 if TYPE_CHECKING:
     from matex_data.training.average.optimizer import distribute
-    from matex_data.training.exact.shard import shard
+    from matex_data.training.exact.batch_weights import shard
     from matex_data.training.exact.variables import broadcast
     from matex_data.training.inference import evaluate, predict
     from matex_data.training.learning_rate import ScaledLearningRate
@@ -66,7 +66,7 @@ _MODULES = {
     "fit": "trainer",
     "predict": "inference",
     "save": "saving",
-    "shard": "exact.shard",
+    "shard": "exact.batch_weights",
     "stop_requested": "restart.preemption",
 }
 

@@ -16,8 +16,7 @@ from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.checking.check import Mode
-from matex_data.training.checking.evaluating import TestCheck
-from matex_data.training.checking.fitting import FitCheck, model_schedule, rank_report
+from matex_data.training.checking.fitting import FitCheck, TestCheck, model_schedule, rank_report
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.devices import warn_of_shared_gpu
 from matex_data.training.comm.runtime import Choice, runtime_of

@@ -7,7 +7,9 @@ import functools
 import inspect
 import itertools
 import logging
+import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any
 
@@ -16,10 +18,12 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import collective
+from matex_data.mpi.communicator import Equal
 from matex_data.training.checking.batches import taken, without_optionals
 from matex_data.training.checking.check import Mode, Schedule, SelfCheck
-from matex_data.training.checking.evaluating import TestCheck
+from matex_data.training.checking.fitting import TestCheck
 from matex_data.training.checking.forward import ForwardProofs
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.rows import RowCheck
@@ -45,7 +49,6 @@ from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonif
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
-from matex_data.training.launcher.threads import TrainingThread
 from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
@@ -650,3 +653,49 @@ def _rows(output: Any) -> int:
 def call_within(call: Any, original: Callable[..., Any], options: dict[str, Any]) -> Any:
     with setting(_current_call, call):
         return original(**options)
+
+
+REMEDY = "train one model after the other in one thread; use more ranks, or processes, to train several at once"
+
+
+class TrainingThread:
+    """Guard of the calls that train, which any one thread may make at a time.
+
+    Parameters
+    ----------
+    channel : ranks that train.
+    """
+
+    def __init__(self, channel: Channel) -> None:
+        self._channel = channel
+        self._training = threading.RLock()
+
+    @contextmanager
+    def calls(self, name: str) -> Iterator[None]:
+        """Context manager: a call of a method that trains. *Collective* outside of the main thread.
+
+        End the job if another thread trains: on another rank it may train the model of this one.
+
+        Raises
+        ------
+        PartitionError : another thread makes this call on another rank.
+        """
+        thread = threading.current_thread()
+        if self._channel.size == 1:
+            yield
+            return
+        if not self._training.acquire(blocking=False):
+            error = PartitionError(
+                f"{name}() is called while another thread trains",
+                expected="one thread at a time, in the same order on all ranks",
+                found=f"the thread {thread.name!r}",
+                remedy=REMEDY,
+            )
+            abort_job(f"rank {self._channel.rank} of {self._channel.size} ends the job: {error}")
+        try:
+            if thread is not threading.main_thread():
+                problem = f"{name}() is called by other threads on other ranks"
+                self._channel.communicator.agree(equal=Equal({"thread": thread.name}, problem, REMEDY))
+            yield
+        finally:
+            self._training.release()

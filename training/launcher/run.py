@@ -163,12 +163,11 @@ def _patch(
     from matex_data.training.exact.determinism import seed_all_ranks
     from matex_data.training.launcher.inputs import patch_ports
     from matex_data.training.launcher.keras_patches import KerasPatches
-    from matex_data.training.launcher.loops import LoopPatches
+    from matex_data.training.launcher.loops import LoopPatches, patch_functions
     from matex_data.training.launcher.meshes import patch_distributions, patch_strategies
     from matex_data.training.launcher.resuming import ScriptCheckpoints, script_seed
     from matex_data.training.launcher.saving import patch_saving
     from matex_data.training.launcher.staged import StagePatches
-    from matex_data.training.launcher.xla import patch_functions
     from matex_data.training.mesh import Mesh
     from matex_data.training.reduction.ops import Reducer, broadcast_from_root
 

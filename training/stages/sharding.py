@@ -7,9 +7,8 @@ from typing import Any
 
 from matex_data.mpi.polling import poll
 from matex_data.training.layouts.containers import Container, containers
-from matex_data.training.layouts.cut_layers import CutLayers
 from matex_data.training.layouts.plan import plans
-from matex_data.training.layouts.sharded import another_mesh, layouts_of
+from matex_data.training.layouts.sharded import CutLayers, another_mesh, layouts_of
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.cut import StagePlan
