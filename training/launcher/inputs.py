@@ -186,9 +186,6 @@ def _patch_children(root: Root, files: Overlay) -> None:
     patch(subprocess.Popen, start, "__init__")
 
 
-log = logging.getLogger("matex_data.training")
-
-
 def patch_ports(rank: int) -> None:
     """Let ``bind`` of other ranks than 0 take any free port in place of the one that is asked for.
 
