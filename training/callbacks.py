@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import keras
 import numpy as np
@@ -19,11 +19,12 @@ from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
+from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.variables import learning_rate
-from matex_data.training.exact.watch import Watch
 from matex_data.training.progress import ThroughputBar
 from matex_data.training.restart.resume import EPOCH_ENDS
 from matex_data.training.saving import saving_together
+from matex_data.training.stages.model import StagedModel
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,
@@ -33,6 +34,8 @@ WRITERS = (
     keras.callbacks.RemoteMonitor,
 )
 """Callbacks that write files or send reports; they run on rank 0 alone."""
+TrainedModel = DistributedModel | StagedModel
+"""Model that all ranks train."""
 _PATHS = ("filepath", "backup_dir", "filename")
 """Attributes of these callbacks that hold files and folders, from which a script may read."""
 _BATCH_ENDS = ("on_batch_end", "on_train_batch_end")
@@ -53,37 +56,6 @@ _READS_NO_WEIGHTS = (
 """Callbacks that read no weights of the model."""
 
 
-class TrainedModel(Protocol):
-    """Model that all ranks train.
-
-    Attributes
-    ----------
-    model : Keras model.
-    world : all ranks.
-    channel : replicas of this rank's part of the model, unless every rank has all weights.
-    watch : changes between steps.
-    samples_seen : variable with the number of samples of all ranks so far.
-    """
-
-    model: Any
-    world: Channel
-    channel: Channel
-    watch: Watch
-
-    @property
-    def samples_seen(self) -> Any:
-        """Return the variable."""
-
-    def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
-        """Create the variables of the model, equal on all ranks. *Collective*."""
-
-    def broadcast(self) -> None:
-        """Broadcast the variables of rank 0, which a callback may have changed. *Collective*."""
-
-    def batch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
-        """Return the logs of a batch over all ranks. *Collective*."""
-
-
 def rank_callbacks(
     distributed: TrainedModel, user_callbacks: list[Any], element_spec: Any, trailing: Sequence[Any] = ()
 ) -> list[Any]:
@@ -99,7 +71,7 @@ def rank_callbacks(
     """
     channel = distributed.world
     selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
-    gather: Callable[[], None] | None = getattr(distributed, "gather_weights", None)  # of all stages
+    gather = distributed.gather_weights if isinstance(distributed, StagedModel) else None
     if channel is not distributed.channel or gather is not None:  # replicas of several ranks each
         _check_backups(user_callbacks)
     if channel is not distributed.channel:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from matex_data.training.callbacks import TrainedModel, rank_callbacks
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
+from matex_data.training.stages.model import StagedModel
 from matex_data.training.zero.optimizer import check_callbacks
 
 
@@ -54,8 +56,10 @@ class Session:
         if run is not None:
             options["epochs"] = run.last_epoch(self._callbacks, options.get("epochs", 1))
             options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
-            state = functools.partial(ModelState, model, self._distributed.channel)
-            of_run = run.trailing_callbacks(self._callbacks, self._every, getattr(self._distributed, "state", state))
+            state: Callable[[], ModelState] = functools.partial(ModelState, model, self._distributed.channel)
+            if isinstance(self._distributed, StagedModel):
+                state = self._distributed.state
+            of_run = run.trailing_callbacks(self._callbacks, self._every, state)
         made = rank_callbacks(self._distributed, self._callbacks, spec, [*trailing, *of_run])
         options["callbacks"] = [*(run.leading_callbacks() if run is not None else ()), *made]
         if self._distributed.world.rank > 0:

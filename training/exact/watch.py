@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -16,30 +16,19 @@ ALWAYS = 4
 """Changes that each count; later ones do if their number is a power of two: some callbacks change a variable always."""
 
 
-class Traced(Protocol):
-    """Step of a model.
-
-    Attributes
-    ----------
-    traces : number of times that TensorFlow has traced it.
-    """
-
-    traces: int
-
-
 class Watch:
     """Variables that something other than the step may change, such as the weight of a term of the loss.
 
     Parameters
     ----------
-    step : step of the model.
+    step : step of the model, which counts in ``traces`` how often TensorFlow has traced it.
 
     Attributes
     ----------
     due : something changed, on any rank, since the latest check.
     """
 
-    def __init__(self, step: Traced) -> None:
+    def __init__(self, step: Any) -> None:
         self._step = step
         self._variables: list[Any] = []
         self._values: list[Array] = []
