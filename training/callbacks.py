@@ -86,7 +86,9 @@ def rank_callbacks(
         synchronization = BatchSynchronization if each_batch else EpochSynchronization
         selected.append(synchronization(distributed, restored, changed))
     if channel.size > 1 or trailing:
-        selected.insert(0, InitialBroadcast(distributed, element_spec))
+        given = element_spec if callable(element_spec) else lambda: (element_spec,)
+        create = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: distributed.prepare(*given()))
+        selected.insert(0, create)
     selected += trailing
     if timeline.enabled:
         selected.insert(0, StepSpans())
@@ -100,8 +102,10 @@ def rank_callbacks(
         selected = [kind(stack, begins=True), *selected, kind(stack, begins=False)]
     readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]
     if gather is not None and readers:
+        after_batch = {"on_train_batch_end": lambda batch, logs: gather()}
+        hooks = {"on_epoch_end": lambda epoch, logs: gather(), "on_train_end": lambda logs: gather()}
         in_epochs = any(map(_reads_weights_of_batches, readers))
-        selected.insert(0, _GatherAfterBatches(gather) if in_epochs else _GatherAfterEpochs(gather))
+        selected.insert(0, keras.callbacks.LambdaCallback(**hooks, **(after_batch if in_epochs else {})))
     return selected
 
 
@@ -282,22 +286,6 @@ class BatchActivityReport(ActivityReport):
     on_train_batch_begin = on_train_batch_end = ActivityReport._report
 
 
-class InitialBroadcast(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that creates the model's variables and broadcasts them from rank 0; runs before all others."""
-
-    def __init__(self, distributed: TrainedModel, element_spec: Any) -> None:
-        super().__init__()
-        self._distributed = distributed
-        self._element_spec = element_spec
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Create and broadcast the variables. *Collective*."""
-        if callable(self._element_spec):
-            self._distributed.prepare(*self._element_spec())
-        else:
-            self._distributed.prepare(self._element_spec)
-
-
 class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that synchronizes the learning rate of rank 0 and stops all ranks with any of them.
 
@@ -362,32 +350,3 @@ class BatchSynchronization(EpochSynchronization):
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Synchronize the learning rate and the stop flag. *Collective*."""
         self._synchronize(of_batch=True)
-
-
-class _GatherAfterEpochs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that gathers the weights of all stages at the end of each epoch. *Collective*.
-
-    Parameters
-    ----------
-    gather : gives every rank the weights of all stages.
-    """
-
-    def __init__(self, gather: Callable[[], None]) -> None:
-        super().__init__()
-        self._gather = gather
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Gather the weights."""
-        self._gather()
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Gather the weights, which the optimizer may have set to averages."""
-        self._gather()
-
-
-class _GatherAfterBatches(_GatherAfterEpochs):
-    """Callback like ``_GatherAfterEpochs``, after each batch, too."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Gather the weights."""
-        self._gather()

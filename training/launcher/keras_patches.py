@@ -260,23 +260,6 @@ class _PaddedAdapter:
         return getattr(self._adapter, name)
 
 
-class AfterTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that checks a model at the end of training, before its result is used.
-
-    Parameters
-    ----------
-    check : self-check of the model.
-    """
-
-    def __init__(self, check: SelfCheck) -> None:
-        super().__init__()
-        self._check = check
-
-    def on_train_end(self, logs: Any = None) -> None:
-        """Check the model again if that is due. *Collective* then."""
-        self._check.after_training()
-
-
 class PartTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that cuts a model, or the state of its optimizer, before training; it runs before all others.
 
@@ -439,7 +422,8 @@ class KerasPatches:
         every = None if saved is None else saved.save_every
         session = Session(distributed, options if listed else {}, run, every, self._shard_optimizer)
         if listed:
-            session.begin(lambda: (call.spec, call.whole_batches), AfterTraining(check))
+            after = keras.callbacks.LambdaCallback(on_train_end=lambda logs: check.after_training())
+            session.begin(lambda: (call.spec, call.whole_batches), after)
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
         call = PatchedCall(
             self._channel,
