@@ -43,19 +43,16 @@ from matex_data.training.exact.rows import (
     shard_rows,
 )
 from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
-from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.inference import in_order_of_batches
 from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
-from matex_data.training.layouts.sharded import sharded_model
 from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
 from matex_data.training.session import Session
-from matex_data.training.trainer import drop_empty_batches, without_keras_warnings
-from matex_data.training.zero.optimizer import Totals
+from matex_data.training.trainer import drop_empty_batches, sharded, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 
@@ -260,39 +257,6 @@ class _PaddedAdapter:
         return getattr(self._adapter, name)
 
 
-class PartTraining(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that cuts a model, or the state of its optimizer, before training; it runs before all others.
-
-    Parameters
-    ----------
-    distributed : compiled Keras model.
-    mesh : ranks, and the layouts of the model; None: its weights are not cut.
-    owned : cut the state of the optimizer over the replicas.
-    spec : function that returns the element spec of the data.
-
-    Attributes
-    ----------
-    stack : leaving it makes the model whole again.
-    """
-
-    def __init__(self, distributed: DistributedModel, mesh: Mesh | None, owned: bool, spec: Callable[[], Any]) -> None:
-        super().__init__()
-        self.stack = contextlib.ExitStack()
-        self._distributed, self._mesh, self._owned, self._spec = distributed, mesh, owned, spec
-
-    def on_train_begin(self, logs: Any = None) -> None:
-        """Build the model and cut it. *Collective*."""
-        model: Any = self._distributed.model
-        totals: Totals = []
-        build_without_optimizer(model, self._spec())
-        if self._mesh is not None:
-            owned = self._owned and self._mesh.shape[0] > 1
-            totals = self.stack.enter_context(sharded_model(model, self._mesh, owned)).totals()
-        if self._owned:
-            self.stack.enter_context(self._distributed.owned_optimizer(totals))
-        model.make_train_function(force=True)
-
-
 class KerasPatches:
     """Patches of ``keras.Model``. *Collective*.
 
@@ -445,9 +409,15 @@ class KerasPatches:
         """Call ``fit`` on a model that is whole, cut over a mesh, or has a cut optimizer. *Collective*."""
         if self._mesh is None and not self._shard_optimizer:
             return call_within(call, original, options)
-        parts = PartTraining(model._matex_distributed, self._mesh, self._shard_optimizer, lambda: call.spec)
-        options["callbacks"] = [parts, *options["callbacks"]]
-        with parts.stack:
+        with contextlib.ExitStack() as parts:
+
+            def cut(logs: Any) -> None:
+                totals = parts.enter_context(sharded(model, self._mesh, call.spec, self._shard_optimizer))
+                if self._shard_optimizer:
+                    parts.enter_context(model._matex_distributed.owned_optimizer(totals))
+                model.make_train_function(force=True)
+
+            options["callbacks"] = [keras.callbacks.LambdaCallback(on_train_begin=cut), *options["callbacks"]]
             return call_within(call, original, options)
 
     def _warn_of_generator(self, x: Any) -> None:
