@@ -385,6 +385,7 @@ class KerasPatches:
         run = None if saved is None or not listed else saved.next_run(self._world, self._channel, options)
         every = None if saved is None else saved.save_every
         session = Session(distributed, options if listed else {}, run, every, self._shard_optimizer)
+        call: PatchedCall
         if listed:
             after = keras.callbacks.LambdaCallback(on_train_end=lambda logs: check.after_training())
             session.begin(lambda: (call.spec, call.whole_batches), after)
