@@ -19,9 +19,8 @@ from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import Reduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
 from matex_data.training.exact.metrics import (
-    combine_states,
+    combine_metrics,
     combined_logs,
-    equal_metric_variables,
     gathering_flags,
     note_reset,
     replace_custom_metrics,
@@ -74,6 +73,7 @@ class DistributedModel:
     test : replacement for ``test_step``.
     prepared : ``prepare`` has run.
     watch : changes between steps, after which a self-check is due.
+    replacements : what entering, and checks, have replaced.
     """
 
     def __init__(
@@ -99,8 +99,8 @@ class DistributedModel:
         self._warned: set[str] = set()
         self._losses: list[DistributedLoss] = []
         self._losses_replaced = False
-        self._replacements = Replacements()
-        self._replace = self._replacements.set
+        self.replacements = Replacements()
+        self._replace = self.replacements.set
 
     def __enter__(self) -> DistributedModel:
         self._replace(self.model, CONTEXT, self)
@@ -126,7 +126,7 @@ class DistributedModel:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._replacements.restore()
+        self.replacements.restore()
         for optimizer in self._attached:
             detach_average(optimizer)
 
@@ -240,8 +240,7 @@ class DistributedModel:
         if merge:
             average_moving_statistics(self.model, self.channel)
             broadcast_in(self.channel, replicated_variables(self.model))
-            equal = {id(v) for v in equal_metric_variables(self.model)}
-            combine_states(self.channel, [v for v in self.model.metrics_variables if id(v) not in equal], self.model)
+            combine_metrics(self.channel, self.model)
         self.step.whole = self.test.whole = True
         self.test.gathers &= self.step.per_sample is None
         separate_seeds(self.model, 0)
@@ -263,15 +262,6 @@ class DistributedModel:
         """Evaluate whole batches from now on, which the ranks gather. *Collective*."""
         self.test.whole = self.test.gathers = True
         self.model.make_test_function(force=True)
-
-    def replace_function(self, kind: str, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
-        """Run steps by a function of the train or test function, as it then is, and the iterator over batches.
-
-        Parameters
-        ----------
-        kind : "train" or "test".
-        """
-        replace_function(self._replacements, self.model, kind, call)
 
     def has_scalar_losses(self) -> bool:
         """Return whether a loss of the latest step was one number for a batch, whose divisor is not known."""

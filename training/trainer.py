@@ -161,7 +161,9 @@ def fit(
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer) as totals,
         _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives) as distributed,
-        _optimizer_of(distributed, shard_optimizer, totals),
+        distributed.owned_optimizer(totals)
+        if shard_optimizer and isinstance(distributed, DistributedModel)
+        else contextlib.nullcontext(),
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
@@ -214,20 +216,6 @@ def _distributed(
     world = channel if mesh is None else open_channel(mesh.world)
     reducer = Reducer(channel, wire_dtype=options["wire_dtype"], collectives=collectives)
     return DistributedModel(model, channel, options["sync_batch_norm"], reducer, world)
-
-
-def _optimizer_of(
-    distributed: DistributedModel | StagedModel, shard_optimizer: bool, totals: Totals
-) -> contextlib.AbstractContextManager[None]:
-    """Return the context manager in which each rank updates its section of every weight; without it, nothing.
-
-    Parameters
-    ----------
-    totals : sums over the ranks that hold parts of the weights.
-    """
-    if shard_optimizer and isinstance(distributed, DistributedModel):
-        return distributed.owned_optimizer(totals)
-    return contextlib.nullcontext()
 
 
 def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any]) -> tf.data.Dataset:

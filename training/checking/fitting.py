@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import keras
 
@@ -18,14 +18,10 @@ from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import Report
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.comm.channel import Channel
-from matex_data.training.distributed_model import DistributedModel
+from matex_data.training.distributed_model import DistributedModel, replace_function
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.listed import Proof, tensors_of
 from matex_data.training.exact.variables import row_states
-
-if TYPE_CHECKING:
-    from matex_data.training.checking.check import Mode
-    from matex_data.training.distributed_model import DistributedModel
 
 
 class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -52,7 +48,7 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
             self._distributed.train_on_whole()
         if self.check.active and self.check.gathers:
             self._distributed.set_sum_losses(self.check.schedule.sums)
-            self._distributed.replace_function("train", self._checked)
+            replace_function(self._distributed.replacements, self._distributed.model, "train", self._checked)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Note that the next step is the first of an epoch."""
@@ -125,7 +121,7 @@ class TestCheck:
         self._proofs: dict[str, Proof] = {}
         self._compared: str = ""
         if distributed.channel.size > 1:
-            distributed.replace_function("test", self._checked)
+            replace_function(distributed.replacements, distributed.model, "test", self._checked)
             if schedule.whole and mode != "never":
                 distributed.evaluate_whole()
 

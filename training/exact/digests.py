@@ -122,22 +122,13 @@ def check_same(channel: Channel, call: str, data: Any, *, content: bool = True) 
     """
     found = difference(channel, data, content=content)
     if found is not None:
-        raise different_data(call, found)
-
-
-def different_data(call: str, found: Difference) -> PartitionError:
-    """Return the error for data that differ between the ranks.
-
-    Parameters
-    ----------
-    call : the call that got the data, as in ``"fit()"``.
-    """
-    return PartitionError(
-        f"the ranks give {call} different data, of which each would keep its rows: rows would be used twice or never",
-        expected="the same data on all ranks",
-        found=found,
-        remedy=REMEDY,
-    )
+        raise PartitionError(
+            f"the ranks give {call} different data, of which each would keep its rows: rows would be used twice or "
+            "never",
+            expected="the same data on all ranks",
+            found=found,
+            remedy=REMEDY,
+        )
 
 
 def leaf_digests(data: Any, *, content: bool = True) -> list[LeafDigest]:

@@ -49,8 +49,7 @@ def combined_logs(
     """
     rows = _take_rows(model)
     before = _results(model)
-    equal = {id(v) for v in equal_metric_variables(model)}
-    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal], model)
+    combine_metrics(channel, model)
     note_combined(model)
     result = model.get_metrics_result()
     if not isinstance(logs, dict):
@@ -199,23 +198,25 @@ def custom_metrics(model: Any) -> list[tuple[Any, Any]]:
     return found
 
 
+def _gathering(model: Any) -> list[tuple[Any, _GatheredUpdate]]:
+    """Return the metrics that may see global batches, and what updates them."""
+    updates = [(m, vars(m).get("update_state")) for m in flat_metrics(model.metrics)]
+    return [(metric, update) for metric, update in updates if isinstance(update, _GatheredUpdate)]
+
+
 def gathered_variables(model: Any) -> list[Any]:
     """Return the variables of metrics that see global batches in the most recently traced step."""
-    gathered = [m for m in flat_metrics(model.metrics) if getattr(vars(m).get("update_state"), "in_graph", False)]
-    return [variable for metric in gathered for variable in metric.variables]
+    return [variable for metric, update in _gathering(model) if update.in_graph for variable in metric.variables]
 
 
-def equal_metric_variables(model: Any) -> list[Any]:
-    """Return the variables of metrics that have seen global batches, so that they are equal on all ranks."""
-    updates = [(m, vars(m).get("update_state")) for m in flat_metrics(model.metrics)]
-    gathered = [m for m, update in updates if isinstance(update, _GatheredUpdate) and bool(update.gathered.numpy())]
-    return [variable for metric in gathered for variable in metric.variables]
+def _equal_variables(model: Any) -> set[int]:
+    """Return the ids of variables of metrics that have seen global batches, so that they are equal on all ranks."""
+    return {id(v) for metric, update in _gathering(model) if bool(update.gathered.numpy()) for v in metric.variables}
 
 
 def gathering_flags(model: Any) -> list[Any]:
     """Return the variables of TensorFlow that say of which metrics the latest step has gathered the rows."""
-    updates = [vars(m).get("update_state") for m in flat_metrics(model.metrics)]
-    return [update.gathered for update in updates if isinstance(update, _GatheredUpdate)]
+    return [update.gathered for _, update in _gathering(model)]
 
 
 def change_rules(model: Any) -> list[str]:
@@ -302,13 +303,19 @@ def combine_states(channel: Channel, variables: list[Any], model: Any = None) ->
             variable.assign(value)
 
 
+def combine_metrics(channel: Channel, model: Any) -> None:
+    """Combine the metric variables of a model that differ between the ranks. *Collective*."""
+    equal = _equal_variables(model)
+    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal], model)
+
+
 def combined_values(channel: Channel, model: Any) -> list[Array]:
     """Return the values of a model's metric variables over all ranks, which keep theirs. *Collective*."""
     variables = model.metrics_variables
     own = [np.array(variable.value.numpy()) for variable in variables]
     if channel.size == 1 or getattr(vars(model).get("train_step"), "whole", False):  # equal on all ranks
         return own
-    equal = {id(variable) for variable in equal_metric_variables(model)}
+    equal = _equal_variables(model)
     differ = [i for i, variable in enumerate(variables) if id(variable) not in equal]
     for i, value in zip(differ, _combined(channel, [variables[i] for i in differ], model), strict=True):
         own[i] = value

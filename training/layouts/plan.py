@@ -10,7 +10,7 @@ import keras
 
 from matex_data.errors import PartitionError
 from matex_data.training.layouts import rules
-from matex_data.training.layouts.containers import Container, called_once, chain, containers
+from matex_data.training.layouts.containers import Container, called_once, chain
 from matex_data.training.layouts.rules import ELEMENTWISE, Rule
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import check_divides, check_used, cut_axis
@@ -118,29 +118,19 @@ class Plan(NamedTuple):
     gathered: list[str]
 
 
-def plan(model: Any, layouts: Any, shards: Shards) -> Plan:
-    """Return the plan of a built model.
+def plans(
+    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, shards: Shards
+) -> list[Plan]:
+    """Return the plans of the stages of a built model, or of the whole.
 
     Parameters
     ----------
+    groups : for each stage its layers, nested ones, too, and the functional models among them.
     layouts : layout map of the mesh.
 
     Raises
     ------
     PartitionError : a layout does not fit its variable, or fits none; or nothing would be cut.
-    """
-    layers = list(model._flatten_layers())
-    return plans(model, [(layers, containers(layers))], layouts, shards)[0]
-
-
-def plans(
-    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, shards: Shards
-) -> list[Plan]:
-    """Return the plans of the stages of a built model; parameters and errors as above.
-
-    Parameters
-    ----------
-    groups : for each stage its layers, nested ones, too, and the functional models among them.
     """
     once = called_once([container for _, found in groups for container in found])
     proposals: dict[int, int] = {}

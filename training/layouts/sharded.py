@@ -12,9 +12,9 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
-from matex_data.training.layouts.containers import Container, called_once
+from matex_data.training.layouts.containers import Container, called_once, containers
 from matex_data.training.layouts.entropy import CutEntropy, takes_cut_logits
-from matex_data.training.layouts.plan import Plan, plan
+from matex_data.training.layouts.plan import Plan, plans
 from matex_data.training.layouts.rules import Units, running
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh, RankLayoutMap
@@ -205,7 +205,8 @@ class ShardedModel:
         _check_step(model)
         self.model = model
         self.shards = Shards(mesh)
-        self._plan: Plan = plan(model, layouts_of(mesh), self.shards)
+        layers = list(model._flatten_layers())
+        (self._plan,) = plans(model, [(layers, containers(layers))], layouts_of(mesh), self.shards)
         self._layers = CutLayers(self._plan, self.shards)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)

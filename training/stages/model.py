@@ -95,6 +95,7 @@ class StagedModel:
     replicas : replicas of this stage.
     line : stages of this replica.
     shards : shards of the layers of this stage.
+    samples_seen : variable with the number of samples of all ranks so far.
     deferred : each rank has the weights of its stage alone.
     watch : changes between steps; there are none that a check would have to find.
     """
@@ -127,7 +128,7 @@ class StagedModel:
         self._messages = Line(self.line)
         self._agreement = Agreement(self.world, self.replicas, self._messages, self.shards)
         self._logs: dict[str, Any] = {}
-        self._samples_seen = eager_variable(0, tf.int64)
+        self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
         self._prepared = False
         self.watch = Watch(self)
@@ -215,11 +216,6 @@ class StagedModel:
             return
         self._optimizing.enter_context(PartOptimizer(optimizer, totals, **clipping))
         self._optimizing.enter_context(replaced(optimizer, finalize_variable_values=self._finalize))
-
-    @property
-    def samples_seen(self) -> Any:
-        """Return the variable with the number of samples of all ranks so far."""
-        return self._samples_seen
 
     def batch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
         """Return the logs of a batch: they are those of all ranks."""
@@ -337,7 +333,7 @@ class StagedModel:
             with self._trial.step(batch.rows, rows) if self._trial else contextlib.nullcontext():
                 self._agreement.step(functools.partial(self._accumulate, batch, rows))
                 self._update()
-            self._samples_seen.assign_add(rows)
+            self.samples_seen.assign_add(rows)
         return dict(self._logs)
 
     def _accumulate(self, batch: Batch, rows: int) -> None:
