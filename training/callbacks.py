@@ -103,9 +103,9 @@ def rank_callbacks(
     readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]
     if gather is not None and readers:
         after_batch = {"on_train_batch_end": lambda batch, logs: gather()}
-        hooks = {"on_epoch_end": lambda epoch, logs: gather(), "on_train_end": lambda logs: gather()}
+        after_epoch = {"on_epoch_end": lambda epoch, logs: gather(), "on_train_end": lambda logs: gather()}
         in_epochs = any(map(_reads_weights_of_batches, readers))
-        selected.insert(0, keras.callbacks.LambdaCallback(**hooks, **(after_batch if in_epochs else {})))
+        selected.insert(0, keras.callbacks.LambdaCallback(**after_epoch, **(after_batch if in_epochs else {})))
     return selected
 
 
