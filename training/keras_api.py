@@ -104,8 +104,6 @@ tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving", RUN)
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession", RUN)
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
-gradient_registry: Any = _imported("tensorflow.python.framework.ops.gradient_registry", RUN)
-"""Functions that compute gradients, by type of operation or by the name that replaces it."""
 BATCHING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.batch_op._BatchDataset"),
     _imported("tensorflow.python.data.ops.batch_op._ParallelBatchDataset"),
@@ -151,8 +149,6 @@ STEP_METHODS = (
     "train_step",
 )
 """Methods and properties of a model that decide what a training step computes."""
-NAME_OF_GRADIENT = "_gradient_op_type"
-"""Attribute of an operation whose gradient is not that of its type: the name in ``gradient_registry``."""
 SET_BY_KERAS = ("_build_shapes_dict", "_self_", "_tracked_")
 """Attributes of layers that neither their class nor ``Layer()`` shows, and beginnings of such."""
 CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
