@@ -83,8 +83,7 @@ def rank_callbacks(
             selected.insert(0, BatchLogs(distributed))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
-        synchronization = BatchSynchronization if each_batch else EpochSynchronization
-        selected.append(synchronization(distributed, restored, changed))
+        selected.append(Synchronization(distributed, each_batch, restored, changed))
     if channel.size > 1 or trailing:
         given = element_spec if callable(element_spec) else lambda: (element_spec,)
         create = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: distributed.prepare(*given()))
@@ -97,9 +96,9 @@ def rank_callbacks(
     ):
         selected.append(ThroughputBar(lambda: int(distributed.samples_seen.numpy())))
     if channel.size > 1:
-        kind = BatchActivityReport if _has_batch_hooks(user_callbacks, writers=True) else ActivityReport
-        stack = contextlib.ExitStack()
-        selected = [kind(stack, begins=True), *selected, kind(stack, begins=False)]
+        each_batch, stack = _has_batch_hooks(user_callbacks, writers=True), contextlib.ExitStack()
+        report = ActivityReport(stack, True, each_batch), ActivityReport(stack, False, each_batch)
+        selected = [report[0], *selected, report[1]]
     readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]
     if gather is not None and readers:
         after_batch = {"on_train_batch_end": lambda batch, logs: gather()}
@@ -264,13 +263,16 @@ class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     ----------
     stack : exit stack of the pair.
     begins : True for the first of the pair.
+    each_batch : report around the hooks of batches, too.
     """
 
     async_safe = True
 
-    def __init__(self, stack: contextlib.ExitStack, begins: bool) -> None:
+    def __init__(self, stack: contextlib.ExitStack, begins: bool, each_batch: bool) -> None:
         super().__init__()
         self._stack, self._begins = stack, begins
+        if each_batch:
+            self.on_train_batch_begin = self.on_train_batch_end = self._report
 
     def _report(self, *_: Any, **__: Any) -> None:
         self._stack.close()  # an earlier callback may have raised an exception
@@ -280,13 +282,7 @@ class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     on_train_begin = on_train_end = on_epoch_begin = on_epoch_end = on_test_begin = on_test_end = _report
 
 
-class BatchActivityReport(ActivityReport):
-    """Like ``ActivityReport``, around the hooks of batches, too."""
-
-    on_train_batch_begin = on_train_batch_end = ActivityReport._report
-
-
-class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that synchronizes the learning rate of rank 0 and stops all ranks with any of them.
 
     It runs after the callbacks of the user.
@@ -294,12 +290,15 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
     Parameters
     ----------
     distributed : model that the ranks train; they agree about changes between its steps.
+    each_batch : synchronize after each batch, too.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
     """
 
-    def __init__(self, distributed: TrainedModel, restored: bool = False, changed: bool = False) -> None:
+    def __init__(self, distributed: TrainedModel, each_batch: bool, restored: bool, changed: bool) -> None:
         super().__init__()
+        if each_batch:
+            self.on_train_batch_end = lambda batch, logs: self._synchronize(of_batch=True)
         self._distributed = distributed
         self._channel = distributed.world
         self._watch = distributed.watch
@@ -342,11 +341,3 @@ class EpochSynchronization(keras.callbacks.Callback):  # type: ignore[misc]  # K
             self.model.stop_training = True
         if local != shared[1]:
             rate.assign(shared[1])
-
-
-class BatchSynchronization(EpochSynchronization):
-    """Like ``EpochSynchronization``, after every batch, too."""
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Synchronize the learning rate and the stop flag. *Collective*."""
-        self._synchronize(of_batch=True)

@@ -179,9 +179,7 @@ class TrainingRun:
         """
         if self.folder is None:
             return []
-        if every:
-            return [StepCheckpointSaver(self, user_callbacks, state, every)]
-        return [CheckpointSaver(self, user_callbacks, state)]
+        return [CheckpointSaver(self, user_callbacks, state, every)]
 
     def progress(self, action: str, folder: Path) -> CheckpointProgress:
         """Return the progress of an action on the file in a folder, whose size is that of the one to replace it."""
@@ -235,10 +233,20 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     """Callback that restores a run when training begins, and saves it after every epoch.
 
     If a rank is asked to stop, all save the run after the running step and raise ``Preempted``. They agree when a batch
-    begins: hooks at its end would let Keras wait for the numbers of each step.
+    begins: hooks at its end, which there are to save within epochs alone, let Keras wait for the numbers of each step.
+
+    Parameters
+    ----------
+    every : number of steps between two checkpoints within an epoch; None: save after epochs only.
     """
 
-    def __init__(self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], checkpoint.ModelState]) -> None:
+    def __init__(
+        self,
+        run: TrainingRun,
+        user_callbacks: list[Any],
+        state: Callable[[], checkpoint.ModelState],
+        every: int | None = None,
+    ) -> None:
         super().__init__()
         self._run, self._user_callbacks, self._model_state = run, user_callbacks, state
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
@@ -247,6 +255,9 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._history: dict[str, Any] = {}
         self._rate: float | None = None  # of the checkpoint, unless it follows a schedule
         self._agreement = stop_agreement(run.channel.user)
+        self._every, self._last = every or 0, 0
+        if every:
+            self.on_train_batch_end = self._save_within_epoch
 
     @property
     def restores(self) -> bool:
@@ -290,6 +301,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         They have changed it once before the interruption, when the epoch began.
         """
         self._epoch = epoch
+        self._last = self._run.start.step if self._resumed() else 0
         self._restore_history()
         if self._resumed():
             self._model_state().restore_rank_variables(self._rank_values)
@@ -305,6 +317,13 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             step = self.step_number(batch)
             self.save(self._epoch, step, exact=True)
             self._exit(reason, self._epoch, step)
+
+    def _save_within_epoch(self, batch: int, logs: Any = None) -> None:
+        """Save the run if a checkpoint is due. *Collective* then."""
+        step, steps = self.step_number(batch) + 1, self._run.start.steps
+        if step - self._last >= self._every and (step < steps or steps <= 0):  # else the epoch ends
+            self._last = step
+            self.save(self._epoch, step)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Save the run, and end if a rank was asked to. *Collective*."""
@@ -396,35 +415,6 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         with run.progress("writing", folder) as progress:
             named = progress.counted(itertools.chain(arrays, of_callbacks.items()))
             checkpoint.write(folder, named, {**facts, **names})
-
-
-class StepCheckpointSaver(CheckpointSaver):
-    """Callback like ``CheckpointSaver`` that saves within epochs, too.
-
-    Parameters
-    ----------
-    every : number of steps between two checkpoints.
-    """
-
-    def __init__(
-        self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], checkpoint.ModelState], every: int
-    ) -> None:
-        super().__init__(run, user_callbacks, state)
-        self._every = every
-        self._last = 0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore metrics like ``CheckpointSaver``, and start to count steps."""
-        super().on_epoch_begin(epoch, logs)
-        self._last = self._run.start.step if self._resumed() else 0
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Save the run if a checkpoint is due. *Collective* then."""
-        step = self.step_number(batch) + 1
-        steps = self._run.start.steps
-        if step - self._last >= self._every and (step < steps or steps <= 0):  # else the epoch ends
-            self._last = step
-            self.save(self._epoch, step)
 
 
 def sources(dataset: Any) -> list[Batches]:
