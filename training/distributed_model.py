@@ -17,7 +17,7 @@ from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_sta
 from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import Reduction
-from matex_data.training.exact.losses import DistributedLoss, SummedLoss, is_unreduced
+from matex_data.training.exact.losses import DistributedLoss, SummedLoss, distributed_losses, is_unreduced
 from matex_data.training.exact.metrics import (
     combine_metrics,
     combined_logs,
@@ -297,13 +297,10 @@ class DistributedModel:
             return
         self._losses_replaced = True
         replace_custom_metrics(self.model, self.channel, self._replace)
-        compiled = self.model._compile_loss
-        if compiled is not None and compiled._flat_losses:
-            replaced = [
-                entry._replace(loss=DistributedLoss(entry.loss, self._reducer)) for entry in compiled._flat_losses
-            ]
-            self._losses = [entry.loss for entry in replaced]
-            self._replace(compiled, "_flat_losses", replaced)
+        losses = distributed_losses(self.model, self._reducer)
+        if losses:
+            self._losses = [entry.loss for entry in losses]
+            self._replace(self.model._compile_loss, "_flat_losses", losses)
             if any(is_unreduced(loss.loss) for loss in self._losses):
                 self._replace(self.model, "compute_loss", SummedLoss(self.model.compute_loss, self.channel))
 

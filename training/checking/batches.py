@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -42,19 +42,21 @@ def without_optionals(leaf: Any) -> Any:
     return None if isinstance(leaf, tf.experimental.Optional) else leaf
 
 
-def union_spec(spec: Any, rows: int | None = None) -> Any:
-    """Return the spec of the batches of all ranks.
+def union_spec(spec: Any, rows: int | None = None, has_rows: Sequence[bool | None] | None = None) -> Any:
+    """Return the spec of the batches of several ranks.
 
     Parameters
     ----------
     spec : element spec of this rank's batches.
-    rows : of the batches of all ranks; None: not known.
+    rows : of the batches of these ranks; None: not known.
+    has_rows : for each leaf whether its first axis is that of the samples; None: if it has an axis.
     """
-    return tf.nest.map_structure(
-        lambda leaf: (
-            tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype)
-            if isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
-            else leaf
-        ),
-        spec,
-    )
+    leaves = tf.nest.flatten(spec)
+    flags = [True] * len(leaves) if has_rows is None else has_rows
+    leaves = [
+        tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype)
+        if flag and isinstance(leaf, tf.TensorSpec) and leaf.shape.rank
+        else leaf
+        for leaf, flag in zip(leaves, flags, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(spec, leaves)

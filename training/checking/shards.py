@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.machine import memory_shortage
+from matex_data.training.checking.batches import union_spec
 from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon, finite, other_roundings
 from matex_data.training.checking.probe import Effects, NotCheckable, Probe
 from matex_data.training.exact.attributes import Attributes
@@ -252,11 +253,7 @@ class ShardComparison:
         known = static_rows(spec, flags)
         even = known is not None and known % self._channel.size == 0 and not self._limited
         rows = 2 * known // self._channel.size if known is not None and even else None
-        leaves = [
-            tf.TensorSpec([rows, *leaf.shape[1:]], leaf.dtype) if flag and isinstance(leaf, tf.TensorSpec) else leaf
-            for leaf, flag in zip(tf.nest.flatten(spec), flags, strict=True)
-        ]
-        return tf.nest.pack_sequence_as(spec, leaves)
+        return union_spec(spec, rows, flags)
 
     def _trace_probe(self, which: int) -> None:
         """Trace a probe, unless it is traced.

@@ -74,6 +74,12 @@ class DistributedLoss:
         return value, (known[0] & known[-1]) if known else None
 
 
+def distributed_losses(model: Any, reducer: Any) -> list[Any]:
+    """Return the losses that a model is compiled with, flat, each a ``DistributedLoss``; none if it has none."""
+    entries = getattr(model._compile_loss, "_flat_losses", None) or []
+    return [entry._replace(loss=DistributedLoss(entry.loss, reducer)) for entry in entries]
+
+
 def is_unreduced(loss: Any) -> bool:
     """Return whether a loss returns one value for each row, since it has no reduction."""
     return getattr(loss, "reduction", "sum") in (None, "none")

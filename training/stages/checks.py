@@ -11,7 +11,7 @@ import keras
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.losses import DistributedLoss
+from matex_data.training.exact.losses import distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import Functional
@@ -177,11 +177,9 @@ def replaced_losses(model: Any, reducer: Reducer, divided: bool) -> Iterator[Rep
     reducer : sums over the replicas.
     divided : batches are divided into micro-batches.
     """
-    compiled = model._compile_loss
-    if compiled is not None and compiled._flat_losses:
-        divisors: Any = _UnknownDivisors(reducer.channel) if divided else reducer
-        losses = [entry._replace(loss=DistributedLoss(entry.loss, divisors)) for entry in compiled._flat_losses]
-        yield compiled, "_flat_losses", losses
+    losses = distributed_losses(model, _UnknownDivisors(reducer.channel) if divided else reducer)
+    if losses:
+        yield model._compile_loss, "_flat_losses", losses
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
