@@ -27,6 +27,7 @@ from matex_data.training.exact.metrics import (
     results_of_all,
 )
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
+from matex_data.training.exact.state import Watch
 from matex_data.training.exact.step import DistributedStep, DistributedTestStep
 from matex_data.training.exact.variables import (
     build,
@@ -37,7 +38,6 @@ from matex_data.training.exact.variables import (
     replicated_weights,
     separate_seeds,
 )
-from matex_data.training.exact.watch import Watch
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements, replaced

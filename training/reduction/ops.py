@@ -12,10 +12,9 @@ import tensorflow as tf
 from matex_data import machine
 from matex_data._types import Array
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.channel import Channel, CommunicationPool, open_channel
 from matex_data.training.comm.collectives import Op
 from matex_data.training.comm.runtime import Choice, Runtime, runtime_of
-from matex_data.training.comm.thread import CommunicationPool
 from matex_data.training.compat import in_session_graph
 from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Bucket, plan_buckets
 from matex_data.training.reduction.graphs import SequenceCounter, check_compiler

@@ -19,10 +19,9 @@ from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.batch_norm import average_moving_statistics
 from matex_data.training.exact.metrics import combine_states
-from matex_data.training.exact.state import step_state
+from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import separate_seeds
-from matex_data.training.exact.watch import Watch
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.layouts.sharded import another_mesh
 from matex_data.training.mesh import Mesh

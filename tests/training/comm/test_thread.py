@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from matex_data.training.comm import thread
-from matex_data.training.comm.thread import CommunicationPool, CommunicationThread
+from matex_data.training.comm.channel import CommunicationPool, CommunicationThread
 
 
 class _Collectives:
