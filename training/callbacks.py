@@ -146,9 +146,9 @@ def _check_backups(user_callbacks: list[Any]) -> None:
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in user_callbacks):
         raise PartitionError(
             "BackupAndRestore saves the weights and the optimizer's state of one rank, which are parts of the whole",
-            expected="another way to resume",
+            expected="fit(checkpoint=folder), which saves the state of all ranks",
             found="BackupAndRestore among the callbacks",
-            remedy="give fit(..., checkpoint=folder)",
+            remedy="give checkpoint= in place of this callback",
         )
 
 
