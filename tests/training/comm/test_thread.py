@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from matex_data.training.comm import thread
+from matex_data.training.comm import channel
 from matex_data.training.comm.channel import CommunicationPool, CommunicationThread
 
 
@@ -50,7 +50,7 @@ def test_closing_cancels_what_waits_and_what_comes_later() -> None:
 
 
 def test_a_communicator_in_use_is_not_freed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(thread, "CLOSE_SECONDS", 0.05)
+    monkeypatch.setattr(channel, "CLOSE_SECONDS", 0.05)
     collectives: Any = _Collectives()
     begun, end = threading.Event(), threading.Event()
 

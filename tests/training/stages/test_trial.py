@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from matex_data.training.mesh import Mesh
-from matex_data.training.stages import trial
+from matex_data.training.stages import micro_batches
 from matex_data.training.stages.micro_batches import CHOICE, STEPS, Trial
 from matex_data.training.stages.model import StagedModel
 from matex_data.training.trainer import fit
@@ -70,7 +70,7 @@ def test_numbers_are_doubled_as_long_as_steps_get_faster(
     best: int,
 ) -> None:
     clock, model = _Clock(seconds), SimpleNamespace()
-    monkeypatch.setattr(trial, "time", clock)
+    monkeypatch.setattr(micro_batches, "time", clock)
     counts = list(_counts(clock, Trial(model, world, 2, False), rows, STEPS * (len(tried) + 1)))
     assert counts == [count for count in (*tried, best) for _ in range(STEPS)]
     (line,) = caplog.messages
