@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Any, ClassVar, Self, overload
 
 import numpy as np
 
@@ -33,6 +34,42 @@ def compact(column: Array) -> Array:
 def joined(columns: Sequence[Array]) -> Array:
     """Return columns, of whatever widths, one after the other."""
     return compact(np.concatenate(columns)) if len(columns) > 1 else columns[0]
+
+
+@dataclass(frozen=True, eq=False)
+class ColumnTable:
+    """Columns of integers or booleans with a number for each file; a subclass names them.
+
+    Attributes
+    ----------
+    kinds : kinds of the dtypes of each column, for those that come from a stored index.
+    """
+
+    kinds: ClassVar[tuple[str, ...]]
+
+    @classmethod
+    def _names(cls) -> list[str]:
+        return [column.name for column in fields(cls)]
+
+    @classmethod
+    def joined(cls, tables: Sequence[Self]) -> Self:
+        """Return the numbers of the files of several tables, one after the other."""
+        return cls(*(joined([getattr(table, name) for table in tables]) for name in cls._names()))
+
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the table as a value of JSON."""
+        return {name: columns.add(getattr(self, name)) for name in self._names()}
+
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> Self:
+        """Return the table of ``count`` files of a value of JSON.
+
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        described = zip(member(value, *cls._names()), cls.kinds, strict=True)
+        return cls(*(columns.column(column, count, kind) for column, kind in described))
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,19 +104,22 @@ class Lists:
     def to_json(self, columns: ColumnWriter) -> Any:
         """Return the lists as a value of JSON."""
         short = len(self.values) <= LONG_LIST * len(self.ends)
-        return {"values": columns.add(self.values, fold=short), "ends": columns.add(self.ends)}
+        return {"values": columns.add(self.values, fold=short), "ends": columns.add(self.ends, fold=False)}
 
     @classmethod
-    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> Lists:
-        """Return ``count`` lists of a value of JSON.
+    def from_json(cls, value: Any, columns: ColumnReader, count: int | None = None) -> Lists:
+        """Return the lists of a value of JSON, ``count`` of them; None: any number.
 
         Raises
         ------
         FormatError : it is damaged.
         """
         values, ends = member(value, "values", "ends")
-        lists = cls(columns.column(values, most_folded=LONG_LIST * count), columns.column(ends, count))
-        check_ends(lists.ends, len(lists.values))
+        found = columns.column(ends, count)
+        lists = cls(columns.column(values, most_folded=LONG_LIST * len(found)), found)
+        total = len(lists.values)
+        if len(found) and (int(found[0]) < 0 or int(found[-1]) > total or bool((found[1:] < found[:-1]).any())):
+            raise damaged(f"lists that end at {int(found.max())} of {total} values")
         return lists
 
     def __len__(self) -> int:
@@ -93,7 +133,81 @@ class Lists:
         return (self[number] for number in range(len(self)))
 
 
-def check_ends(ends: Array, total: int) -> None:
-    """Raise ``FormatError`` unless these are ends of lists with ``total`` values."""
-    if len(ends) and (int(ends[0]) < 0 or int(ends[-1]) > total or bool((ends[1:] < ends[:-1]).any())):
-        raise damaged(f"lists that end at {int(ends.max())} of {total} values")
+@dataclass(frozen=True, eq=False)
+class PathTable(Sequence[str]):
+    """Paths, of which the common beginning is kept once.
+
+    Parameters
+    ----------
+    prefix : common beginning of all paths.
+    endings : what is left of each path, as bytes of the file system.
+
+    Examples
+    --------
+    >>> table = PathTable.of(["data/a.h5", "data/bc.h5"])
+    >>> table.prefix, table[1], list(table)
+    ('data/', 'data/bc.h5', ['data/a.h5', 'data/bc.h5'])
+    """
+
+    prefix: str
+    endings: Lists
+
+    @classmethod
+    def of(cls, paths: Sequence[str]) -> PathTable:
+        """Return the table of these paths."""
+        prefix = os.path.commonprefix(paths)  # noqa: RUF071 (cut to whole names below)
+        prefix = prefix[: prefix.rfind(os.sep) + 1]
+        endings = [os.fsencode(path[len(prefix) :]) for path in paths]
+        ends = np.cumsum([len(ending) for ending in endings], dtype=np.int64)
+        return cls(prefix, Lists(np.frombuffer(b"".join(endings), np.uint8), compact(ends)))
+
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the table as a value of JSON."""
+        return {"prefix": self.prefix, "endings": self.endings.to_json(columns)}
+
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader) -> PathTable:
+        """Return the table of a value of JSON.
+
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        prefix, endings = member(value, "prefix", "endings")
+        table = cls(prefix, Lists.from_json(endings, columns))
+        if not isinstance(prefix, str) or table.endings.values.dtype != np.uint8:
+            raise damaged(f"{value!r:.100} instead of paths")
+        return table
+
+    def __len__(self) -> int:
+        return len(self.endings)
+
+    @overload
+    def __getitem__(self, number: int) -> str: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[str]: ...
+    def __getitem__(self, number: int | slice) -> str | list[str]:
+        if isinstance(number, slice):
+            return [self[i] for i in range(*number.indices(len(self)))]
+        return self.prefix + os.fsdecode(self.endings[range(len(self))[number]].tobytes())
+
+    def __iter__(self) -> Iterator[str]:
+        return (self[number] for number in range(len(self)))
+
+    def __eq__(self, other: Any) -> bool:
+        if not isinstance(other, Sequence) or len(self) != len(other):
+            return False
+        if isinstance(other, PathTable) and self.prefix == other.prefix:
+            mine, theirs = self.endings, other.endings
+            return np.array_equal(mine.ends, theirs.ends) and np.array_equal(mine.values, theirs.values)
+        return list(self) == list(other)
+
+    def __hash__(self) -> int:
+        return hash((self.prefix, len(self)))
+
+    @classmethod
+    def joined(cls, tables: Sequence[PathTable]) -> PathTable:
+        """Return the paths of several tables, one after the other."""
+        if len({table.prefix for table in tables}) > 1:
+            return cls.of([path for table in tables for path in table])
+        return cls(tables[0].prefix, Lists.joined([table.endings for table in tables]))

@@ -10,17 +10,16 @@ import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, overload
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.index.columns import compact, joined
+from matex_data.index.columns import ColumnTable, PathTable, compact, joined
 from matex_data.index.container import ColumnReader, ColumnWriter, member, unpacked
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
 from matex_data.index.groups import Group
-from matex_data.index.path_table import PathTable
 from matex_data.index.sources import sources_of
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.locks import Lock, cached_property
@@ -56,7 +55,7 @@ class FileIndex:
 
 
 @dataclass(frozen=True, eq=False)
-class LayoutFacts:
+class LayoutFacts(ColumnTable):
     """Properties of the layouts of one field, a column each, by which blocks and windows are chosen.
 
     Parameters
@@ -71,6 +70,7 @@ class LayoutFacts:
     inner_bytes: Array
     uneven: Array
     separate: Array
+    kinds = ("iu", "iu", "b", "b")
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> LayoutFacts:
@@ -82,31 +82,14 @@ class LayoutFacts:
             compact(np.array([layout.separate for layout in layouts], bool)),
         )
 
-    @classmethod
-    def joined(cls, facts: Sequence[LayoutFacts]) -> LayoutFacts:
-        """Return the facts of several tables, one after the other."""
-        return cls(*(joined([getattr(one, column.name) for one in facts]) for column in fields(cls)))
-
     @cached_property
     def total_inner_bytes(self) -> int:
         """Sum of ``inner_bytes`` over all files."""
         return int(self.inner_bytes.sum(dtype=np.int64))
 
-    def to_json(self, columns: ColumnWriter) -> Any:
-        """Return the facts as a value of JSON."""
-        return {column.name: columns.add(getattr(self, column.name)) for column in fields(self)}
-
     @classmethod
-    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> LayoutFacts:
-        """Return the facts of ``count`` files of a value of JSON.
-
-        Raises
-        ------
-        FormatError : it is damaged.
-        """
-        kinds = ("iu", "iu", "b", "b")
-        described = zip(member(value, *(column.name for column in fields(cls))), kinds, strict=True)
-        facts = cls(*(columns.column(column, count, kind) for column, kind in described))
+    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> Self:
+        facts = super().from_json(value, columns, count)
         if count and min(facts.block_rows.min(), facts.inner_bytes.min()) < 0:
             raise damaged("blocks of a negative size")
         return facts

@@ -8,15 +8,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import ChangedFile
-from matex_data.index.columns import compact, joined
-from matex_data.index.container import ColumnReader, ColumnWriter, member
+from matex_data.index.columns import ColumnTable, compact
 from matex_data.storage import objects
 
 
@@ -112,7 +110,7 @@ def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
 
 
 @dataclass(frozen=True, eq=False)
-class StampTable:
+class StampTable(ColumnTable):
     """Stamps of many files.
 
     Parameters
@@ -125,6 +123,7 @@ class StampTable:
     mtime_ns: Array
     inode: Array
     known: Array
+    kinds = ("iu", "iu", "iu", "b")
 
     @classmethod
     def of(cls, stamps: Sequence[Stamp | None]) -> StampTable:
@@ -140,28 +139,3 @@ class StampTable:
         if not self.known[number]:
             return None
         return Stamp(int(self.size[number]), int(self.mtime_ns[number]), int(self.inode[number]))
-
-    @classmethod
-    def joined(cls, tables: Sequence[StampTable]) -> StampTable:
-        """Return the stamps of several tables, one after the other."""
-        columns = zip(*((table.size, table.mtime_ns, table.inode, table.known) for table in tables), strict=True)
-        return cls(*(joined(column) for column in columns))
-
-    def to_json(self, columns: ColumnWriter) -> Any:
-        """Return the table as a value of JSON."""
-        return {name: columns.add(getattr(self, name)) for name in _COLUMNS}
-
-    @classmethod
-    def from_json(cls, value: Any, columns: ColumnReader, count: int) -> StampTable:
-        """Return the stamps of ``count`` files of a value of JSON.
-
-        Raises
-        ------
-        FormatError : it is damaged.
-        """
-        kinds = ("iu", "iu", "iu", "b")
-        described = zip(member(value, *_COLUMNS), kinds, strict=True)
-        return cls(*(columns.column(column, count, kind) for column, kind in described))
-
-
-_COLUMNS = ("size", "mtime_ns", "inode", "known")

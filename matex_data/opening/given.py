@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from matex_data.errors import DataError, near_matches
+from matex_data.index.columns import PathTable
 from matex_data.index.model import Index
-from matex_data.index.path_table import PathTable
 from matex_data.memory import NAME, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.opening.folders import roots

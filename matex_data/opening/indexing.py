@@ -17,10 +17,10 @@ import numpy as np
 from matex_data import memory
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.index import stored
+from matex_data.index.columns import PathTable
 from matex_data.index.descriptors import OF_JOB, Origin
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable
 from matex_data.index.model import FileIndex, Index
-from matex_data.index.path_table import PathTable
 from matex_data.index.stamps import Stamp
 from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, schema_key, unite
 from matex_data.index.whole import FILE, SAMPLE

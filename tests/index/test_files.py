@@ -20,11 +20,10 @@ from hypothesis import strategies as st
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
-from matex_data.index.columns import Lists, compact
+from matex_data.index.columns import Lists, PathTable, compact
 from matex_data.index.descriptors import join, separate
 from matex_data.index.files import KEPT, DerivedFiles, FileColumns, FileIndex, FileList, columns_of
 from matex_data.index.model import Index
-from matex_data.index.path_table import PathTable
 from matex_data.index.runs import Runs, compress
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.index.strided import Strided
