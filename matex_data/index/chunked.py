@@ -19,7 +19,7 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import Chunk, ChunkCache, Reserved
-from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.model import EMPTY, Composed, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
 from matex_data.index.table import Outputs, Table
 from matex_data.locks import cached_property
@@ -353,7 +353,7 @@ def member(rows: Array, path: MemberPath) -> Array:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class ChunkedMembers(Table):
+class ChunkedMembers(Composed, Table):
     """Members of chunked rows of a structured dtype.
 
     Parameters
@@ -370,21 +370,12 @@ class ChunkedMembers(Table):
         return self.chunked.rows
 
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.chunked.block_rows
+    def origins(self) -> tuple[Chunked]:
+        return (self.chunked,)
 
     @property
     def width(self) -> int:  # type: ignore[override]
         return len(self.members)
-
-    def borders(self) -> Integers | None:
-        return None
-
-    def stored_bytes(self) -> int:
-        return self.chunked.stored_bytes()
-
-    def end(self) -> int:
-        return self.chunked.end()
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.chunked.read_members(rows, [(self.members[name], out) for name, out in outs], cache)

@@ -12,14 +12,14 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import EMPTY, Composed, Layout, ReadRequest, RowSelection, call_after_last
 
 PLAIN_BLOCK = 1024  # rows of a block where a layout without blocks follows one with blocks
 
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Concatenated(Layout):
+class Concatenated(Composed, Layout):
     """Rows of several layouts of one file, one layout after the other.
 
     Parameters
@@ -43,14 +43,16 @@ class Concatenated(Layout):
     first: Integers | None = None
 
     @property
+    def origins(self) -> tuple[Layout, ...]:
+        return self.parts
+
+    @property
     def rows(self) -> int:  # type: ignore[override]
         return sum(part.rows for part in self.parts)
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        if self.first is not None:
-            return int(np.diff(self.first, append=self.rows).max(initial=1))
-        return max((part.block_rows for part in self.parts), default=1)
+        return super().block_rows if self.first is None else self.longest(self.first)
 
     def borders(self) -> Integers | None:
         if self.first is not None or self.block_rows == 1:
@@ -63,14 +65,8 @@ class Concatenated(Layout):
             begin += part.rows
         return np.concatenate(found)
 
-    def stored_bytes(self) -> int:
-        return sum(part.stored_bytes() for part in self.parts)
-
     def inner_bytes(self) -> int:
         return sum(part.inner_bytes() for part in self.parts)
-
-    def end(self) -> int:
-        return max((part.end() for part in self.parts), default=0)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         numbers, begin = rows.numbers, 0
@@ -102,7 +98,7 @@ def with_shared_blocks(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Sum(Layout):
+class Sum(Composed, Layout):
     """Sums of the rows of two layouts of equal length and shape.
 
     Parameters
@@ -116,21 +112,12 @@ class Sum(Layout):
     dtype: np.dtype[Any]
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.first.rows
+    def origins(self) -> tuple[Layout, Layout]:
+        return self.first, self.second
 
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return max(self.first.block_rows, self.second.block_rows)
-
-    def borders(self) -> Integers | None:
-        return max(self.first, self.second, key=lambda term: term.block_rows).borders()
-
-    def stored_bytes(self) -> int:
-        return self.first.stored_bytes() + self.second.stored_bytes()
-
-    def end(self) -> int:
-        return max(self.first.end(), self.second.end())
+    def rows(self) -> int:  # type: ignore[override]
+        return self.first.rows
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         count = len(rows.destination)

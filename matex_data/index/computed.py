@@ -20,7 +20,7 @@ from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.columns import compact
 from matex_data.index.files import DerivedFiles, Facts, FileIndex, LayoutFacts
-from matex_data.index.model import Derivation, Finish, Index, Layout, Read, ReadRequest, RowSelection, Wanted
+from matex_data.index.model import Composed, Derivation, Finish, Index, Layout, Read, ReadRequest, RowSelection, Wanted
 from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, scatter_lists
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
@@ -413,7 +413,7 @@ def _computed(
 
 
 @dataclass(frozen=True, eq=False)
-class Made(Layout):
+class Made(Composed, Layout):
     """Rows that an index makes of those of layouts: their blocks, for the schedule of an epoch. The index reads them.
 
     Parameters
@@ -427,32 +427,12 @@ class Made(Layout):
     layouts: tuple[Layout, ...]
     inner: int = 0
 
-    @cached_property
-    def _deepest(self) -> Layout | None:
-        return max(self.layouts, key=lambda layout: layout.block_rows, default=None)
-
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return 1 if self._deepest is None else self._deepest.block_rows
-
-    @property
-    def separate(self) -> bool:  # type: ignore[override]
-        return any(layout.separate for layout in self.layouts)
-
-    def borders(self) -> Integers | None:
-        return None if self._deepest is None else self._deepest.borders()
-
-    def stored_bytes(self) -> int:
-        return sum(layout.stored_bytes() for layout in self.layouts)
-
-    def end(self) -> int:
-        return max((layout.end() for layout in self.layouts), default=0)
+    def origins(self) -> tuple[Layout, ...]:
+        return self.layouts
 
     def inner_bytes(self) -> int:
         return self.inner
-
-    def kept_bytes(self) -> int:
-        return max((layout.kept_bytes() for layout in self.layouts), default=0)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         raise AssertionError("the index of a computed field plans its reads")

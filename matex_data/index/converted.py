@@ -14,16 +14,14 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import EMPTY, Composed, Layout, Limits, ReadRequest, RowSelection, call_after_last
 from matex_data.index.ragged import empty_output
 from matex_data.index.scatter import scatter
 
 
 @dataclass(frozen=True, eq=False)
-class Converted(Layout):
-    """Rows of another layout, which are converted once they are read, or while they are.
-
-    A subclass reads them in ``requests``; blocks and bytes are those of the other layout.
+class Converted(Composed, Layout):
+    """Rows of another layout, which are converted once they are read, or while they are, by ``requests``.
 
     Parameters
     ----------
@@ -33,21 +31,12 @@ class Converted(Layout):
     layout: Layout
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
+    def origins(self) -> tuple[Layout]:
+        return (self.layout,)
 
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
-
-    def end(self) -> int:
-        return self.layout.end()
+    def rows(self) -> int:  # type: ignore[override]
+        return self.layout.rows
 
 
 @declared

@@ -38,7 +38,7 @@ class DecodedBlocks(Table):
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        return max(1, int(np.diff(self.borders(), append=self.rows).max(initial=1)))
+        return self.longest(self.borders())
 
     def borders(self) -> Integers:
         return self.edges[:-1]

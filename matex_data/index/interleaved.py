@@ -81,9 +81,6 @@ class InterleavedRecords(Table):
     def width(self) -> int:  # type: ignore[override]
         return len(self.fields)
 
-    def borders(self) -> Integers | None:
-        return None
-
     def stored_bytes(self) -> int:
         """Return the bytes that are read for all rows of all fields."""
         groups = self._groups([(field, np.empty(0)) for field in self.fields.values() if field.span])

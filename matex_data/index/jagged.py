@@ -14,7 +14,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.columns import compact
-from matex_data.index.model import EMPTY, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import EMPTY, Composed, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.runs import Runs, merge
 from matex_data.index.table import Column, Outputs, Table, plan_reads
@@ -48,7 +48,7 @@ class Content:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Jagged(Table):
+class Jagged(Composed, Table):
     """Fields of variable length with the same number of elements in each sample: a sample is a 1-D array.
 
     The layouts of the contents read the elements of neighbouring samples as one range. Contents that are columns of
@@ -84,8 +84,11 @@ class Jagged(Table):
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        borders = self._borders
-        return 1 if borders is None else int(np.diff(borders, append=self.rows).max(initial=1))
+        return 1 if self._borders is None else self.longest(self._borders)
+
+    @property
+    def origins(self) -> list[Layout]:
+        return [content.layout for content in self.contents.values()]
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -101,23 +104,14 @@ class Jagged(Table):
 
     @cached_property
     def _borders(self) -> Integers | None:
-        layouts = [content.layout for content in self.contents.values()]
-        layout = max(layouts, key=lambda layout: (layout.block_rows > 1, layout.stored_bytes()))
-        borders = layout.borders()
-        if borders is None:
-            if layout.block_rows <= 1:
-                return None
-            borders = np.arange(0, layout.rows, layout.block_rows, dtype=np.int64)
+        layout = max(self.origins, key=lambda layout: (layout.block_rows > 1, layout.stored_bytes()))
+        if layout.block_rows <= 1 and layout.borders() is None:
+            return None
+        borders = layout.first_rows()
         borders = borders[:: min(MOST_BLOCKS, max(1, len(borders) // ENOUGH_BLOCKS))]
         borders = borders[borders <= int(self.offsets[-1])].astype(self.offsets.dtype)
         first = np.searchsorted(self.offsets[:-1], borders, side="left").astype(np.int64)
         return np.unique(np.append(0, first[first < self.rows])).astype(np.int64)
-
-    def stored_bytes(self) -> int:
-        return sum(content.layout.stored_bytes() for content in self.contents.values())
-
-    def end(self) -> int:
-        return max(content.layout.end() for content in self.contents.values())
 
     def inner_bytes(self, name: str) -> int:
         return int(self.offsets[-1] - self.offsets[0]) * self.contents[name].dtype.itemsize

@@ -205,7 +205,85 @@ class Limits:
     high: Array
 
 
-class Layout(ABC):
+class StoredRows(ABC):
+    """Rows of one file: their number, their blocks, and their bytes.
+
+    Attributes
+    ----------
+    rows : number of rows.
+    block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
+        be read alone. Of blocks that differ in length, that of the longest one.
+    separate : neighbouring blocks are read no faster than others, as of files of their own: none are put together.
+    notice : what a user should know about reads of such files; rank 0 says it once, when they are opened. "": nothing.
+    """
+
+    rows: int
+    block_rows: int
+    separate: bool = False
+    notice: str = ""
+
+    def borders(self) -> Integers | None:
+        """Return the first row of every block, if blocks differ in length; None: every ``block_rows`` rows."""
+        return None
+
+    def first_rows(self) -> Integers:
+        """Return the first row of every block, int64[blocks]."""
+        borders = self.borders()
+        return np.arange(0, self.rows, self.block_rows, dtype=np.int64) if borders is None else borders
+
+    def longest(self, borders: Integers) -> int:
+        """Return the rows of the longest of the blocks that begin at these rows."""
+        return int(np.diff(borders, append=self.rows).max(initial=1))
+
+    def stored_bytes(self) -> int:
+        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
+        return 0
+
+    def end(self) -> int:
+        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
+        return 0
+
+    def kept_bytes(self) -> int:
+        """Return the size of what a rank keeps of all blocks while it reads them, in bytes; 0: that of the rows."""
+        return 0
+
+
+class Composed(StoredRows):
+    """Rows that are made of those of others, with the bytes of all of them, and the blocks of the largest ones.
+
+    Attributes
+    ----------
+    origins : the others, of the same file.
+    """
+
+    @property
+    @abstractmethod
+    def origins(self) -> Sequence[StoredRows]:
+        """Rows of which these are made."""
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return max((one.block_rows for one in self.origins), default=1)
+
+    @property
+    def separate(self) -> bool:  # type: ignore[override]
+        return any(one.separate for one in self.origins)
+
+    def borders(self) -> Integers | None:
+        deepest = max(self.origins, key=lambda one: one.block_rows, default=None)
+        return None if deepest is None else deepest.borders()
+
+    def stored_bytes(self) -> int:
+        return sum(one.stored_bytes() for one in self.origins)
+
+    def end(self) -> int:
+        return max((one.end() for one in self.origins), default=0)
+
+    def kept_bytes(self) -> int:
+        return max((one.kept_bytes() for one in self.origins), default=0)
+
+
+class Layout(StoredRows):
     """Mapping of the rows of one field to byte ranges of one file.
 
     A subclass is immutable, can be pickled, and is small enough to broadcast. `Strided`, `Transposed`, `Chunked`,
@@ -215,14 +293,6 @@ class Layout(ABC):
     ``to_json(self)`` returns a dict of values by name, and the class method ``from_json(cls, values)`` makes an equal
     layout of them. The values are None, bool, int, float, str, bytes, NumPy arrays and dtypes, other layouts, and
     lists, tuples and dicts of these. The module of the entry point defines or imports the class.
-
-    Attributes
-    ----------
-    rows : number of rows.
-    block_rows : rows of a block, the unit that is cheapest to read; blocks are counted from row 0. 1 if every row can
-        be read alone.
-    separate : neighbouring blocks are read no faster than others, as of files of their own: none are put together.
-    notice : what a user should know about reads of such files; rank 0 says it once, when they are opened. "": nothing.
 
     Examples
     --------
@@ -242,11 +312,6 @@ class Layout(ABC):
     [9, 16]
     """
 
-    rows: int
-    block_rows: int
-    separate: bool = False
-    notice: str = ""
-
     @abstractmethod
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         """Yield the reads after which ``out[rows.destination[i]]`` holds row ``rows.numbers[i]``, for all i.
@@ -258,24 +323,8 @@ class Layout(ABC):
         cache : decoded chunks, for a layout that decodes more rows than it is asked for.
         """
 
-    def borders(self) -> Integers | None:
-        """Return the first row of every block, if blocks differ in length; None: every ``block_rows`` rows."""
-        return None
-
-    def stored_bytes(self) -> int:
-        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
-        return 0
-
-    def end(self) -> int:
-        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
-        return 0
-
     def inner_bytes(self) -> int:
         """Return the size of the elements of all ragged samples in memory, in bytes; 0 if it is unknown."""
-        return 0
-
-    def kept_bytes(self) -> int:
-        """Return the size of what a rank keeps of all blocks while it reads them, in bytes; 0: that of the rows."""
         return 0
 
     def limits(self) -> Limits | None:

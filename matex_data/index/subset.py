@@ -310,7 +310,7 @@ def subset_rows(layout: Layout, numbers: Numbers) -> Layout:
 
 @declared
 @dataclass(frozen=True)
-class SomeRows(Layout):
+class SomeRows(Converted):
     """Some rows of another layout.
 
     Parameters
@@ -319,7 +319,6 @@ class SomeRows(Layout):
     numbers : of the rows among them, ascending.
     """
 
-    layout: Layout
     numbers: Numbers
 
     @property
@@ -331,19 +330,13 @@ class SomeRows(Layout):
         return max(1, min(self.layout.block_rows, self.rows))
 
     def borders(self) -> Integers | None:
-        borders, block_rows = self.layout.borders(), self.layout.block_rows
-        if borders is None:
-            if block_rows <= 1:
-                return None
-            borders = np.arange(0, self.layout.rows, block_rows, dtype=np.int64)
-        first = np.searchsorted(np.array(self.numbers, np.int64), borders)
+        if self.layout.block_rows <= 1 and self.layout.borders() is None:
+            return None
+        first = np.searchsorted(np.array(self.numbers, np.int64), self.layout.first_rows())
         return np.unique(first[first < self.rows]).astype(np.int64)
 
     def stored_bytes(self) -> int:
         return self.layout.stored_bytes() * self.rows // max(1, self.layout.rows)
-
-    def end(self) -> int:
-        return self.layout.end()
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         runs = compress(np.array(self.numbers, np.int64)[rows.numbers])

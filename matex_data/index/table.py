@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.converted import UnitedRows
-from matex_data.index.model import Layout, Limits, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import Composed, Layout, Limits, ReadRequest, RowSelection, StoredRows, call_after_last
 
 Outputs = Sequence[tuple[str, Array]]
 """Pairs of a column's name and the array that receives its rows."""
 
 
-class Table(ABC):
+class Table(StoredRows):
     """Rows of several fields of one file that are read and decoded in one go.
 
     A subclass is immutable, compared by identity (``eq=False`` of a dataclass), can be pickled, and is small enough to
@@ -26,10 +26,7 @@ class Table(ABC):
 
     Attributes
     ----------
-    rows : number of rows.
-    block_rows : rows of the longest block.
     width : number of columns.
-    notice : see `Layout`.
 
     Examples
     --------
@@ -42,33 +39,14 @@ class Table(ABC):
     (True, 2)
     """
 
-    rows: int
-    block_rows: int
     width: int
-    notice: str = ""
 
     @abstractmethod
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         """Yield the reads after which ``out[rows.destination[i]]`` holds row ``rows.numbers[i]``, for each column."""
 
-    @abstractmethod
-    def borders(self) -> Integers | None:
-        """Return the first row of every block; None: every ``block_rows`` rows."""
-
-    def stored_bytes(self) -> int:
-        """Return the size of the rows in the file, in bytes; 0 if it is unknown."""
-        return 0
-
-    def end(self) -> int:
-        """Return the first byte position after all bytes that may be read; 0 if there are no byte ranges."""
-        return 0
-
     def inner_bytes(self, name: str) -> int:
         """Return the size of the elements of all samples of a ragged column in memory, in bytes; 0 if it is unknown."""
-        return 0
-
-    def kept_bytes(self) -> int:
-        """Return the size of what a rank keeps of all blocks while it reads them, in bytes; 0: that of the rows."""
         return 0
 
     def limits(self, name: str) -> Limits | None:
@@ -78,7 +56,7 @@ class Table(ABC):
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Column(Layout):
+class Column(Composed, Layout):
     """One column of a table.
 
     Parameters
@@ -99,32 +77,23 @@ class Column(Layout):
     name: str
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.table.rows
+    def origins(self) -> tuple[Table]:
+        return (self.table,)
 
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.table.block_rows
+    def rows(self) -> int:  # type: ignore[override]
+        return self.table.rows
 
     @property
     def notice(self) -> str:  # type: ignore[override]
         return self.table.notice
 
-    def borders(self) -> Integers | None:
-        return self.table.borders()
-
     def stored_bytes(self) -> int:
         """Return the table's size divided by its number of columns."""
         return self.table.stored_bytes() // max(1, self.table.width)
 
-    def end(self) -> int:
-        return self.table.end()
-
     def inner_bytes(self) -> int:
         return self.table.inner_bytes(self.name)
-
-    def kept_bytes(self) -> int:
-        return self.table.kept_bytes()
 
     def limits(self) -> Limits | None:
         return self.table.limits(self.name)
@@ -146,17 +115,20 @@ def plan_reads(
     cache : decoded chunks.
     """
     tables: dict[Table, list[tuple[str, Array]]] = {}  # compared by identity
+    names: dict[Table, str] = {}
     converted: dict[Table, list[tuple[UnitedRows, str, Array]]] = {}
     for name, out in arrays.items():
         layout = layouts[name]
         if isinstance(layout, Column):
             tables.setdefault(layout.table, []).append((layout.name, out))
+            names[layout.table] = name
         elif isinstance(layout, UnitedRows) and isinstance(column := layout.layout, Column):
             converted.setdefault(column.table, []).append((layout, column.name, out))
         else:
             yield from ((name, request) for request in layout.requests(rows, out, cache))
     for table, outs in tables.items():
-        yield from ((None, request) for request in table.requests(rows, outs, cache))
+        single = names[table] if len(outs) == 1 else None
+        yield from ((single, request) for request in table.requests(rows, outs, cache))
     for table, columns in converted.items():
         yield from ((None, request) for request in _converted(table, columns, rows, cache))
 

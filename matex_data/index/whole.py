@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import ALL_ROWS, LISTED, SAMPLE_COORDINATE, Field, Schema
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.model import Composed, FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table, plan_reads
 from matex_data.index.united import concatenate
 
@@ -54,17 +53,17 @@ class Rows:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Whole(Layout):
-    """All rows of another layout as a single row: an array of fixed shape, or of its own.
+class Whole(Composed, Table):
+    """All rows of fields as a single row each, so that what columns of a table share is read once.
 
     Parameters
     ----------
-    of : the rows.
+    columns : the rows of each column, by the name of its field.
 
     Examples
     --------
     >>> from matex_data.index.library import MemoryRows
-    >>> layout = Whole(Rows(MemoryRows(np.array([[1, 2], [3, 4]])), (2,), np.dtype(int)))
+    >>> layout = whole(Rows(MemoryRows(np.array([[1, 2], [3, 4]])), (2,), np.dtype(int)))
     >>> out, row = np.empty(1, object), RowSelection(np.array([0]), np.array([1]), np.array([0]))
     >>> for request in layout.requests(row, out, ChunkCache(0)):
     ...     request.on_complete(np.empty(0, np.uint8))
@@ -72,42 +71,13 @@ class Whole(Layout):
     [[1, 2], [3, 4]]
     """
 
-    of: Rows
-    rows: int = 1
-    block_rows: int = 1
-
-    def stored_bytes(self) -> int:
-        return self.of.layout.stored_bytes()
-
-    def inner_bytes(self) -> int:
-        return self.of.bytes
-
-    def kept_bytes(self) -> int:
-        return self.of.layout.kept_bytes()
-
-    def end(self) -> int:
-        return self.of.layout.end()
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        for to in rows.destination.tolist():
-            array = self.of.array(out, to)
-            if self.of.layout.rows:
-                yield from self.of.layout.requests(_all_rows(self.of.layout.rows), array, cache)
-
-
-@declared
-@dataclass(frozen=True, eq=False)
-class WholeTable(Table):
-    """All rows of a table as a single row, so that what its columns share is read once.
-
-    Parameters
-    ----------
-    columns : the rows of each column, by the name of its field.
-    """
-
     columns: Mapping[str, Rows]
-    rows: int = 1
-    block_rows: int = 1
+    rows = 1
+    block_rows = 1
+
+    @property
+    def origins(self) -> list[Layout]:
+        return [rows.layout for rows in self.columns.values()]
 
     @property
     def width(self) -> int:  # type: ignore[override]
@@ -116,17 +86,8 @@ class WholeTable(Table):
     def borders(self) -> None:
         return None
 
-    def stored_bytes(self) -> int:
-        return sum(rows.layout.stored_bytes() for rows in self.columns.values())
-
     def inner_bytes(self, name: str) -> int:
         return self.columns[name].bytes
-
-    def kept_bytes(self) -> int:
-        return max(rows.layout.kept_bytes() for rows in self.columns.values())
-
-    def end(self) -> int:
-        return max(rows.layout.end() for rows in self.columns.values())
 
     def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
         layouts = {name: self.columns[name].layout for name, _ in outs}
@@ -135,6 +96,11 @@ class WholeTable(Table):
             count = layouts[outs[0][0]].rows
             if count:
                 yield from (request for _, request in plan_reads(layouts, _all_rows(count), arrays, cache))
+
+
+def whole(rows: Rows, name: str = "") -> Layout:
+    """Return the layout of all rows of a field as a single one."""
+    return Column(Whole({name: rows}), name)
 
 
 def _all_rows(count: int) -> RowSelection:
@@ -155,9 +121,9 @@ def whole_layouts(fields: Schema, layouts: Mapping[str, Layout]) -> dict[str, La
         if isinstance(layout, Column):
             tables.setdefault(layout.table, {})[name] = rows
         else:
-            made[name] = Whole(rows)
+            made[name] = whole(rows, name)
     for columns in tables.values():
-        table = WholeTable(columns)
+        table = Whole(columns)
         made |= {name: Column(table, name) for name in columns}
     return {name: made[name] for name in layouts}
 

@@ -241,9 +241,7 @@ class ObjectRows(Made):
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        if self._borders is None or not len(self._borders):
-            return 1
-        return int(np.diff(self._borders, append=self.rows).max())
+        return 1 if self._borders is None else self.longest(self._borders)
 
     def borders(self) -> Integers | None:
         return self._borders

@@ -484,9 +484,8 @@ class CounterpartRows(Made):
         borders, has_blocks = [EMPTY], False
         for number in self._files.tolist():
             layout, begin = self.index.files[number].layouts[self.name], int(self.index.first_row[number])
-            of_file = layout.borders()
-            has_blocks |= layout.block_rows > 1 or of_file is not None
-            borders.append(begin + (np.arange(0, layout.rows, layout.block_rows) if of_file is None else of_file))
+            has_blocks |= layout.block_rows > 1 or layout.borders() is not None
+            borders.append(begin + layout.first_rows())
         if not has_blocks:
             return None
         every, pairs = np.concatenate(borders), self.pairs
@@ -499,7 +498,7 @@ class CounterpartRows(Made):
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        return 1 if self._borders is None else int(np.diff(self._borders, append=self.rows).max(initial=1))
+        return 1 if self._borders is None else self.longest(self._borders)
 
     def borders(self) -> Integers | None:
         return self._borders

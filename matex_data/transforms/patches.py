@@ -20,6 +20,7 @@ from matex_data.fields import LISTED, RANDOM, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chosen import Chosen
 from matex_data.index.chunked import Chunked
+from matex_data.index.converted import Converted
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
@@ -180,7 +181,7 @@ def _patched_file(
 
 
 @dataclass(frozen=True, eq=False)
-class Repeated(Layout):
+class Repeated(Converted):
     """Rows of another layout, each several times.
 
     Parameters
@@ -190,7 +191,6 @@ class Repeated(Layout):
     field : of the rows.
     """
 
-    layout: Layout
     count: int
     field: Field
 
@@ -206,17 +206,8 @@ class Repeated(Layout):
         borders = self.layout.borders()
         return None if borders is None else borders * self.count
 
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
-
     def inner_bytes(self) -> int:
         return self.layout.inner_bytes() * self.count
-
-    def kept_bytes(self) -> int:
-        return self.layout.kept_bytes()
-
-    def end(self) -> int:
-        return self.layout.end()
 
     def requests(self, rows: RowSelection, out: Any, cache: ChunkCache) -> Iterator[ReadRequest]:
         different, position = np.unique(rows.numbers // self.count, return_inverse=True)

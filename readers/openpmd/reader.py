@@ -19,7 +19,7 @@ from matex_data.index.combined import Concatenated, with_shared_blocks
 from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
-from matex_data.index.whole import Rows, Whole
+from matex_data.index.whole import Rows, whole
 from matex_data.readers.catalogue import check_known
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -218,7 +218,7 @@ def _meshes(
 
 def _wholes(rows: Sequence[Layout], dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Concatenated:
     """Return the layout of which all rows, of a shape, of each iteration are one."""
-    return Concatenated(tuple(Whole(Rows(one, shape, dtype)) for one in rows))
+    return Concatenated(tuple(whole(Rows(one, shape, dtype)) for one in rows))
 
 
 def _check_shapes(path: str, name: str, used: Sequence[Iteration], parts: Sequence[Component]) -> None:

@@ -14,7 +14,7 @@ from matex_data.index.constant import Constant
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
-from matex_data.index.whole import Rows, Whole
+from matex_data.index.whole import Rows, whole
 from tests.support.serial import every_row, random_rows
 
 
@@ -62,7 +62,7 @@ def test_blocks_of_concatenated_fields() -> None:
 def test_wholes(path: Path) -> None:
     parts = (_strided(0, 3), _strided(40, 0), Constant(2, 1.5), _strided(90, 10))
     wanted = [np.arange(3.0), np.empty(0), np.array([1.5, 1.5]), np.arange(90.0, 100)]
-    layout = Concatenated(tuple(Whole(Rows(part, (), np.dtype(float))) for part in parts))
+    layout = Concatenated(tuple(whole(Rows(part, (), np.dtype(float))) for part in parts))
     index = _index(path, layout, ragged=True)
     for found, expected in zip(every_row(index, "x"), wanted, strict=True):
         np.testing.assert_array_equal(found, expected)
@@ -70,7 +70,7 @@ def test_wholes(path: Path) -> None:
         rows, numbers = random_rows(index, "x", np.random.default_rng(seed))
         assert all(np.array_equal(row, wanted[number]) for row, number in zip(rows, numbers.tolist(), strict=True))
     assert layout.inner_bytes() == 8 * 15
-    dense = Concatenated(tuple(Whole(Rows(part, (), np.dtype(float))) for part in (_strided(4, 5), Constant(5, 2.0))))
+    dense = Concatenated(tuple(whole(Rows(part, (), np.dtype(float))) for part in (_strided(4, 5), Constant(5, 2.0))))
     found = every_row(_index(path, dense, shape=(5,)), "x")
     np.testing.assert_array_equal(found, [np.arange(4.0, 9), [2.0] * 5])
 
