@@ -6,7 +6,6 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, matrix_view, scatter
 from matex_data.index.strided import SCATTER_BYTES, Strided
 from matex_data.index.table import Column, Outputs, Table
+from matex_data.index.transposed import c_strides
 
 WASTE = 0.04  # fraction of the bytes read that may belong to fields that are not selected
 
@@ -184,12 +184,3 @@ def group_interleaved(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
 def _record_field(layout: Strided, begin: int) -> RecordField:
     strides = c_strides(layout.shape, layout.dtype.itemsize)
     return RecordField(layout.offset - begin, layout.dtype, layout.shape, strides, layout.convert)
-
-
-def c_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]:
-    """Return the strides in bytes of an array in C order.
-
-    >>> c_strides((3, 2), 4)
-    (8, 4)
-    """
-    return tuple(itemsize * prod(shape[axis + 1 :]) for axis in range(len(shape)))

@@ -6,23 +6,20 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array, Bytes, Integers
+from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.converted import Converted
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
-from matex_data.index.runs import compress, runs_where
-from matex_data.index.scatter import Convert, scatter
-from matex_data.index.strided import SCATTER_BYTES, Strided
-from matex_data.index.transposed import BLOCK_BYTES, RANGE_BYTES, Transposed
+from matex_data.index.runs import compress
+from matex_data.index.scatter import scatter
+from matex_data.index.strided import Strided
+from matex_data.index.transposed import BLOCK_BYTES, Numbers, Segments, Transposed, c_strides
 
-Numbers = range | tuple[int, ...]
-"""Numbers of entries along an axis, of 0 or more."""
 Axis = Numbers | int | None
 """Entries to take along an axis; int: a single one, without its axis; None: all."""
 SEGMENT_BYTES = 256  # shorter ranges that lie apart are read as one, with what is between them
@@ -64,25 +61,17 @@ def subset(layout: Layout, shape: tuple[int, ...], axes: Sequence[Axis]) -> Layo
     if all(axis is None for axis in axes):
         return layout
     if isinstance(layout, Strided):
-        strides = _strides(layout.shape, layout.dtype.itemsize)
+        strides = c_strides(layout.shape, layout.dtype.itemsize)
         return _segments(layout, layout.shape, strides, layout.stride, axes, tuple(range(len(shape))))
     if isinstance(layout, Transposed):
-        stored = (*layout.before, *layout.after)
-        after = _strides(layout.after, layout.dtype.itemsize)
-        row = prod(layout.after) * layout.dtype.itemsize
-        before = [layout.rows * stride for stride in _strides(layout.before, row)]
-        strides = (layout.step, *before[1:], *after) if layout.before else after
-        return _segments(layout, stored, strides, row, axes, layout.order)
+        whole = layout.segments
+        strides = (*(stride for stride, _ in whole.outer), *c_strides(layout.after, layout.dtype.itemsize))
+        return _segments(layout, whole.shape, strides, whole.stride, axes, layout.order)
     if isinstance(layout, Chunked):
         read = tuple(None if axis is None else _ascending(axis) for axis in axes)
         chosen = replace(layout, chosen=read)
         return _picked(chosen, taken_shape(shape, read), axes, read)
     return Picked(layout, shape, tuple(axes))
-
-
-def _strides(shape: Sequence[int], itemsize: int) -> tuple[int, ...]:
-    """Return the bytes from one entry to the next along each axis of an array in C order."""
-    return tuple(prod(shape[number + 1 :]) * itemsize for number in range(len(shape)))
 
 
 def _ascending(axis: Numbers | int) -> Numbers:
@@ -211,91 +200,6 @@ def _segments(
     in_order = [read[at] for at in order]
     wanted = [numbers if axis is None else axis for axis, numbers in zip(axes, in_order, strict=True)]
     return _picked(segments, tuple(map(len, in_order)), wanted, in_order)
-
-
-@declared
-@dataclass(frozen=True)
-class Segments(Layout):
-    """Entries of uncompressed rows that consist of segments of equal length, which lie apart in the file.
-
-    Parameters
-    ----------
-    rows : number of rows.
-    offset : byte position of the first segment of row 0, as far as ``outer`` does not move it.
-    stride : bytes from one row to the next.
-    outer : bytes from one entry to the next, and the entries, of the axes along which segments lie.
-    run : size of a segment, in bytes.
-    dtype : as stored, of either byte order.
-    shape : of a row, in the order in which it is stored.
-    order : for each axis of the field, its position in ``shape``.
-    convert : writes the field's values for the stored rows; None: they are equal.
-    """
-
-    rows: int
-    offset: int
-    stride: int
-    outer: tuple[tuple[int, Numbers], ...]
-    run: int
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
-    order: tuple[int, ...]
-    convert: Convert | None = None
-
-    @property
-    def _row_bytes(self) -> int:
-        return prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def _rows_inside(self) -> bool:
-        """Return whether the segments of one row lie around other rows."""
-        return any(stride > self.stride for stride, _ in self.outer)
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        if not self._rows_inside:
-            return 1
-        preferred = min(RANGE_BYTES // max(1, self.stride), BLOCK_BYTES // max(1, self._row_bytes))
-        return max(1, min(preferred, self.rows))
-
-    def stored_bytes(self) -> int:
-        return self.rows * self._row_bytes
-
-    def end(self) -> int:
-        if not self.stored_bytes():
-            return 0
-        return self.offset + int(self._segments()[-1]) + (self.rows - 1) * self.stride + self.run
-
-    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        if not self._row_bytes or not len(rows.destination):
-            return
-        segments = self.offset + self._segments()
-        for tile in rows.tiles(max(1, (BLOCK_BYTES if self._rows_inside else SCATTER_BYTES) // self._row_bytes)):
-            numbers = tile.numbers
-            if self._rows_inside:
-                joined = np.diff(numbers) == 1 if self.run == self.stride else np.zeros(len(numbers) - 1, bool)
-                first, count = runs_where(joined)
-                offset = (segments[:, None] + numbers[first] * self.stride).reshape(-1)
-                nbytes = np.tile(count * self.run, len(segments))
-            else:
-                offset = (numbers[:, None] * self.stride + segments).reshape(-1)
-                nbytes = np.full(len(offset), self.run)
-            yield ReadRequest(offset, nbytes, on_complete=partial(self._scatter, tile.destination, out))
-
-    def _segments(self) -> Integers:
-        """Return where the segments of row 0 begin, in bytes from ``offset``."""
-        begin = np.zeros(1, np.int64)
-        for stride, numbers in self.outer:
-            begin = (begin[:, None] + np.array(numbers, np.int64) * stride).reshape(-1)
-        return begin
-
-    def _scatter(self, destination: Integers, out: Array, data: Bytes) -> None:
-        count, depth = len(destination), len(self.outer)
-        stored = data.view(self.dtype)
-        if self._rows_inside:
-            stored = np.moveaxis(stored.reshape(*self.shape[:depth], count, *self.shape[depth:]), depth, 0)
-        else:
-            stored = stored.reshape(count, *self.shape)
-        scatter(out, destination, stored.transpose(0, *(axis + 1 for axis in self.order)), self.convert)
 
 
 def subset_rows(layout: Layout, numbers: Numbers) -> Layout:
