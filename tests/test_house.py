@@ -26,7 +26,6 @@ BELOW: dict[str, set[str]] = {
     "errors": set(),
     "fields": {"_types", "declared", "errors"},
     "machine": {"errors", "words"},
-    "interrupts": set(),
     "locks": set(),
     "lru": {"locks"},
     "paths": set(),

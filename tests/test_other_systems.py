@@ -16,7 +16,7 @@ import pytest
 import matex_data as md
 from matex_data import machine
 from matex_data.doctor import limits, storage
-from matex_data.io import mounts, preadv, probe
+from matex_data.io import modes, preadv, probe
 from matex_data.mpi import addresses
 from matex_data.mpi.library import MPI
 
@@ -46,7 +46,7 @@ def _without_linux(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_cores_memory_and_names_of_a_machine() -> None:
     assert machine.cores() == os.cpu_count()
     assert machine.free_memory() > 0
-    assert mounts.mount_table() == "" and mounts.mount_of(".") is None
+    assert modes.mount_table() == "" and modes.mount_of(".") is None
     assert probe._boot.__wrapped__() == ""
     assert addresses.machine() and "127.0.0.1" in addresses.addresses()
 

@@ -13,7 +13,7 @@ import imagecodecs
 import numpy as np
 
 from benchmarks.harness.data import Task
-from matex_data.codecs.shuffle import unshuffle
+from matex_data.codecs.pipeline import unshuffle
 
 BUFFER_BYTES = 8 << 20
 DECODED_BYTES = 8 << 20  # by a thread in one go

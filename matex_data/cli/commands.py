@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -17,7 +18,6 @@ from rich.progress import track
 from rich.table import Table
 
 from matex_data import __version__
-from matex_data.cli.hash_seed import restart_with_hash_seed
 from matex_data.cli.report import TEXT_ALONE, Report, print_error, report
 from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected
 from matex_data.mpi.launch_errors import print_launch_error
@@ -25,7 +25,25 @@ from matex_data.progress import shown
 from matex_data.words import counted
 
 if TYPE_CHECKING:
-    from matex_data.doctor.section import Section
+    from matex_data.doctor.report import Section
+
+
+VARIABLE = "PYTHONHASHSEED"
+
+
+def restart_with_hash_seed() -> None:
+    """Start this program once more with a fixed ``PYTHONHASHSEED``, unless it is set.
+
+    Python draws the seed when it starts, on each rank another one. Call it before MPI begins and before heavy imports.
+    The process keeps its id and its open files, by which a rank speaks to its launcher; its children inherit the seed.
+    """
+    if VARIABLE in os.environ:
+        return
+    os.environ[VARIABLE] = "0"
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, *sys.orig_argv[1:]])
+
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, invoke_without_command=True)
 
@@ -151,19 +169,19 @@ def plan(
 
     With --train: run a Keras script for a few steps, and predict its steps on any number of nodes.
     """
-    from matex_data.cli import plan_training, planning
+    from matex_data.cli import planning
     from matex_data.display import save_picture
 
     sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
     with report(html, f"matex plan {train or ' '.join(paths or [])}", TEXT_ALONE) as output:
         if train is not None:
             of_data = {"--ranks": ranks, "--batch-size": batch_size, "--format": format, "--field": field} | sizes
-            plan_training.refuse(of_data | {"--plot": plot}, "leave it out, or --train")
+            planning.refuse(of_data | {"--plot": plot}, "leave it out, or --train")
             job = nodes or 1, ranks_per_node, network, filesystem, weak
-            plan_training.show(output, train, paths or [], *job, as_json)
+            planning.show(output, train, paths or [], *job, as_json)
             return
         of_job = {"--nodes": nodes, "--network": network, "--filesystem": filesystem, "--weak": weak}
-        plan_training.refuse(of_job, "give --train script.py")
+        planning.refuse(of_job, "give --train script.py")
         if not paths or ranks is None or batch_size is None:
             expected = "files, --ranks and --batch-size; or --train script.py and --nodes"
             raise DataError("matex plan lacks arguments", expected=expected, remedy="see matex plan --help")
@@ -360,7 +378,7 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
 
 def _print_tree(output: Report, path: str, format: str | None) -> None:
     """Print the groups of a file, unless its format has none, or its library cannot read it."""
-    from matex_data.cli.contents import tree
+    from matex_data.cli.inspecting import tree
 
     with suppress(DataError, OSError, RuntimeError, ValueError, KeyError):
         groups = tree(path, _format_of(path, format))

@@ -26,10 +26,27 @@ from matex_data._types import Bytes
 from matex_data.codecs import bitshuffle, blosc2
 from matex_data.codecs.bounded import BrokenChunk, as_bytes, check_blosc, inflate, most_compressed
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
-from matex_data.codecs.shuffle import unshuffle
 from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.locks import cached_property
+
+
+def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
+    """Assemble elements of ``width`` bytes in ``out``; bytes after the last whole element are copied.
+
+    Parameters
+    ----------
+    data : uint8[n], the planes.
+    width : bytes of an element.
+    out : uint8[n], contiguous; must not overlap ``data``.
+    """
+    count = data.nbytes // width
+    planes = data[: count * width].reshape(width, count)
+    elements = out[: count * width].reshape(count, width)
+    for i in range(width):  # several times as fast as one transposed copy
+        elements[:, i] = planes[i]
+    out[count * width :] = data[count * width :]
+
 
 ENTRY_POINTS = "matex_data.codecs"
 

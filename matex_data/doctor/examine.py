@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 from matex_data import machine
 from matex_data.doctor import launchers, limits, mpi, nodes, report, storage
-from matex_data.doctor.section import Section
+from matex_data.doctor.report import Section
 
 SECONDS = 180
 """Time after which the process ends, also within MPI, which no other thread of Python could interrupt."""

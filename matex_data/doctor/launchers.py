@@ -5,9 +5,17 @@ from __future__ import annotations
 import os
 import shutil
 
-from matex_data.doctor.section import Section
-from matex_data.launching import slurm
-from matex_data.launching.launchers import batch_system, choose, find_launchers, find_srun
+from matex_data.doctor.report import Section
+from matex_data.launching.launchers import (
+    batch_system,
+    choose,
+    find_launchers,
+    find_srun,
+    plugin_for,
+    plugins,
+    srun_command,
+    tasks_of_job,
+)
 from matex_data.launching.library import MpiLibrary
 from matex_data.launching.start import mpiexec_command
 from matex_data.launching.trial import start_ranks
@@ -72,8 +80,8 @@ def _add_srun(section: Section, library: MpiLibrary) -> list[str]:
     srun = find_srun()
     if srun is None:
         return []
-    available = slurm.plugins(srun.path)
-    plugin = slurm.plugin_for(library, available)
+    available = plugins(srun.path)
+    plugin = plugin_for(library, available)
     tried, connected = "", False
     if not available:
         tried = "srun does not answer: no Slurm here"
@@ -82,8 +90,8 @@ def _add_srun(section: Section, library: MpiLibrary) -> list[str]:
     elif not os.environ.get("SLURM_JOB_ID"):
         tried = f"--mpi={plugin} fits; tried only within a job"
     else:
-        ranks = slurm.tasks_of_job() or 2
-        outcome = start_ranks([*slurm.srun_command(srun.path, ranks, plugin), "--overlap"], ranks)
+        ranks = tasks_of_job() or 2
+        outcome = start_ranks([*srun_command(srun.path, ranks, plugin), "--overlap"], ranks)
         tried, connected = f"--mpi={plugin}: {outcome.text}", outcome.connected
     section.facts["srun"] = {"path": srun.path, "plugins": list(available), "plugin": plugin, "fits": connected}
     section.rows.append(("srun", f"{srun.path}: {tried}"))

@@ -6,7 +6,7 @@ import os
 import resource
 from pathlib import Path
 
-from matex_data.doctor.section import Section
+from matex_data.doctor.report import Section
 from matex_data.words import memory_text
 
 _FILES = 8192  # an eighth of it are the files that a reader keeps open

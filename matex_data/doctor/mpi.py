@@ -6,7 +6,7 @@ import os
 from typing import TYPE_CHECKING
 
 from matex_data import machine
-from matex_data.doctor.section import Section
+from matex_data.doctor.report import Section
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.launching.library import MpiLibrary, mpi_library
 from matex_data.launching.trial import start_alone

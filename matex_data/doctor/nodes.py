@@ -8,7 +8,7 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from matex_data import machine
-from matex_data.doctor.section import Section, span
+from matex_data.doctor.report import Section, span
 from matex_data.launching.start import gpus
 from matex_data.words import memory_text
 

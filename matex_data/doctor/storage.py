@@ -13,9 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from matex_data.doctor import filesystem
-from matex_data.doctor.section import Section
-from matex_data.io.modes import choose
-from matex_data.io.mounts import mount_of
+from matex_data.doctor.report import Section
+from matex_data.io.modes import choose, mount_of
 from matex_data.words import memory_text
 
 if TYPE_CHECKING:

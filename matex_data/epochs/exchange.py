@@ -21,8 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.epochs.computed import compute_fields
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, compute_fields, leave_out
 from matex_data.fields import Field
 from matex_data.index.computed import Drawing
 from matex_data.index.ragged import RaggedOutput

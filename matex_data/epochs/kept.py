@@ -8,10 +8,9 @@ from dataclasses import replace
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.computed import compute_fields
 from matex_data.epochs.exchange import ExchangeEpochReader, KeptSamples
 from matex_data.epochs.strategies import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, Strategy, single_row_error
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, WholeWindow, leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, WholeWindow, compute_fields, leave_out
 from matex_data.errors import PartitionError
 from matex_data.index.computed import Drawing
 from matex_data.index.runs import Runs

@@ -6,12 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
+from matex_data.index.computed import NUMBER, Drawing
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
@@ -237,3 +239,37 @@ class FileEpochReader(EpochReader):
             read = self.read(window.runs, window.destination, arrays)
             readable = replace(window, runs=read.runs, destination=read.destination)
             return FileWindow(readable, loaded, read, read.plan(self._chunks), self)
+
+
+def compute_fields(loaded: LoadedWindow, drawn: Drawing, epoch: int) -> LoadedWindow:
+    """Return a window with the fields that functions compute of what was kept in memory.
+
+    Parameters
+    ----------
+    loaded : rows of the fields of ``drawn.index``.
+    drawn : the functions.
+    epoch : number of the epoch.
+
+    Raises
+    ------
+    FunctionError : a function fails.
+    """
+    numbers = loaded.arrays[NUMBER]
+    present: Any = slice(None)
+    if len(loaded.padding):
+        present = np.setdiff1d(np.arange(len(numbers)), loaded.padding)
+    given = {name: array[present] for name, array in loaded.arrays.items()}
+    computed = drawn.apply(given, numbers[present], epoch)
+    arrays: dict[str, Any] = {}
+    for name, field in drawn.fields.items():
+        if name not in computed:
+            arrays[name] = loaded.arrays[drawn.delivered[name]]
+        elif len(loaded.padding):
+            arrays[name] = field.empty(len(numbers))
+            arrays[name][present] = computed[name]
+            blanked = field.empty(len(loaded.padding))
+            field.blank(blanked)
+            arrays[name][loaded.padding] = blanked
+        else:
+            arrays[name] = np.ascontiguousarray(computed[name])
+    return replace(loaded, arrays=arrays)

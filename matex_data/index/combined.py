@@ -29,7 +29,7 @@ class Concatenated(Composed, Layout):
 
     Examples
     --------
-    >>> from matex_data.index.constant import Constant
+    >>> from matex_data.index.library import Constant
     >>> layout = Concatenated((Constant(2, 1.5), Constant(3, 2.5)))
     >>> out = np.zeros(3)
     >>> rows = RowSelection(np.array([1]), np.array([4]), np.array([0, 1, 2]))

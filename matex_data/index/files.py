@@ -6,6 +6,7 @@ rows, the sizes of their blocks) is a column, so that nothing loops over all fil
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections import OrderedDict
@@ -20,12 +21,12 @@ from matex_data.index.columns import ColumnTable, PathTable, compact, joined
 from matex_data.index.container import ColumnReader, ColumnWriter, member, unpacked
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
 from matex_data.index.groups import Group
-from matex_data.index.sources import sources_of
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.locks import Lock, cached_property
 
 if TYPE_CHECKING:
     from matex_data.index.model import Layout
+
 
 KEPT = 4096  # entries of a table that stay made: chunks of a file are found in the cache by its layout
 
@@ -514,3 +515,34 @@ def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
         compact(np.array(position, np.int64)),
         FileList(files).facts,
     )
+
+
+def sources_of(value: Any) -> Iterator[str]:
+    """Yield the paths of the files that a layout opens, and those of all that it consists of; maybe more than once.
+
+    Whatever names such a file has a method ``sources``, see `Layout.sources`.
+
+    Parameters
+    ----------
+    value : a layout, or what one consists of: objects, and sequences and mappings of them.
+
+    Examples
+    --------
+    >>> from matex_data.abc import Layout
+    >>> class Rows(Layout):
+    ...     rows, block_rows, requests = 1, 1, None
+    ...
+    ...     def sources(self):
+    ...         return ["/data/other.bin"]
+    >>> list(sources_of({"x": Rows()}))
+    ['/data/other.bin']
+    """
+    own = getattr(value, "sources", None)
+    if callable(own):
+        yield from own()
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        for field in dataclasses.fields(value):
+            yield from sources_of(getattr(value, field.name))
+    elif isinstance(value, tuple | list | Mapping):
+        for item in value.values() if isinstance(value, Mapping) else value:
+            yield from sources_of(item)

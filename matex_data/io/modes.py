@@ -1,4 +1,4 @@
-"""Choice between collective and independent reads, with its reason. Nothing here calls MPI."""
+"""Choice between collective and independent reads, by the type of the file system. Nothing here calls MPI."""
 
 from __future__ import annotations
 
@@ -7,8 +7,79 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from matex_data.io.mounts import PARALLEL, mount_of, mount_table
 from matex_data.storage.objects import is_url
+
+PARALLEL = frozenset(("lustre", "gpfs", "beegfs", "beegfs_nodev", "pvfs2", "orangefs"))
+"""Types of file systems that are made for reads which many machines make as one."""
+NETWORK = PARALLEL | frozenset(
+    ("nfs", "nfs4", "ceph", "cifs", "smb3", "9p", "virtiofs", "afs", "panfs", "wekafs", "glusterfs")
+)
+"""Types of file systems that several machines share."""
+LOCAL = frozenset(
+    (
+        *("ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs", "tmpfs", "ramfs", "rootfs", "overlay", "squashfs"),
+        *("erofs", "iso9660", "vfat", "exfat", "ntfs3"),
+    )
+)
+"""Types of file systems of one machine. FUSE may be either."""
+
+
+class Mount(NamedTuple):
+    """Mounted file system.
+
+    Attributes
+    ----------
+    point : path at which it is mounted.
+    type : its name in the kernel: "ext4", "nfs4", "fuse.sshfs".
+    source : device or server.
+    """
+
+    point: str
+    type: str
+    source: str
+
+    @property
+    def shared(self) -> bool | None:
+        """Return whether several machines share it, by its type; None if the type does not tell."""
+        return True if self.type in NETWORK else False if self.type in LOCAL else None
+
+
+def mount_table() -> str:
+    """Return the mounted file systems as the system lists them, see proc(5); "" if it does not."""
+    try:
+        return Path("/proc/self/mountinfo").read_text()
+    except OSError:
+        return ""
+
+
+def mount_of(path: str, table: str | None = None) -> Mount | None:
+    """Return the file system of a path; None if the system does not tell.
+
+    Parameters
+    ----------
+    path : of a file or a folder that exists.
+    table : text of `mount_table`; None: that of this process.
+    """
+    path, found = os.path.realpath(path), None
+    for line in (mount_table() if table is None else table).splitlines():
+        _, mount = _parse(line)
+        inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
+        if inside and (found is None or len(mount.point) >= len(found.point)):  # a later mount covers an earlier one
+            found = mount
+    return found
+
+
+def mounts_by_device(table: str) -> dict[int, Mount]:
+    """Return the file systems of a `mount_table` by the numbers of their devices, as ``os.stat`` has them."""
+    return dict(map(_parse, table.splitlines()))
+
+
+def _parse(line: str) -> tuple[int, Mount]:
+    before, _, behind = line.partition(" - ")
+    device, point = before.split()[2], before.split()[4].encode().decode("unicode_escape")
+    kind, source = behind.split()[:2]
+    return os.makedev(*map(int, device.split(":"))), Mount(point, kind, source)
+
 
 MOST_SHARED_FILES = 64  # that all ranks open with ``io="auto"``; of more files, each rank opens those that it reads
 

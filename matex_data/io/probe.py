@@ -20,7 +20,7 @@ import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.io.coalesce import ReadTask
-from matex_data.io.mounts import LOCAL, mount_table, mounts_by_device
+from matex_data.io.modes import LOCAL, mount_table, mounts_by_device
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 

@@ -11,10 +11,19 @@ from typing import NoReturn
 
 from matex_data import machine
 from matex_data.errors import PartitionError
-from matex_data.launching import slurm
-from matex_data.launching.environment import without_rank
-from matex_data.launching.launchers import MPIEXEC, Launcher, batch_system, choose, find_launchers, find_srun
-from matex_data.launching.library import MpiLibrary, mpi_library
+from matex_data.launching.launchers import (
+    MPIEXEC,
+    Launcher,
+    batch_system,
+    choose,
+    find_launchers,
+    find_srun,
+    plugin_for,
+    plugins,
+    srun_command,
+    tasks_of_job,
+)
+from matex_data.launching.library import MpiLibrary, mpi_library, without_rank
 
 AUTO = "auto"
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -79,7 +88,7 @@ def count_of_ranks(ranks: str) -> int:
         return int(ranks)
     job = batch_system()
     if job:
-        tasks = slurm.tasks_of_job() if job[0] == "Slurm" else _slots_of_job()
+        tasks = tasks_of_job() if job[0] == "Slurm" else _slots_of_job()
         if tasks:
             return tasks
     return gpus() or machine.cores()
@@ -93,10 +102,10 @@ def launcher_command(ranks: int, library: MpiLibrary) -> list[str]:
     PartitionError : there is no launcher that fits the library.
     """
     srun = find_srun() if os.environ.get("SLURM_JOB_ID") and not os.environ.get(MPIEXEC) else None
-    available = slurm.plugins(srun.path) if srun else ()
-    plugin = slurm.plugin_for(library, available)
+    available = plugins(srun.path) if srun else ()
+    plugin = plugin_for(library, available)
     if srun and plugin:
-        return slurm.srun_command(srun.path, ranks, plugin)
+        return srun_command(srun.path, ranks, plugin)
     launchers = find_launchers(library)
     chosen = choose(launchers, library)
     if chosen is None:

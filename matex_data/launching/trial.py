@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from matex_data.launching.environment import without_rank
+from matex_data.launching.library import without_rank
 
 SECONDS = 30.0
 """Time in which ranks have to start."""

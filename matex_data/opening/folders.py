@@ -15,7 +15,7 @@ import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import ALL_MISSING, AS_TEXT, EMPTY_IS_MISSING, Field, is_pattern
-from matex_data.index.constant import FolderValue
+from matex_data.index.library import FolderValue
 from matex_data.index.model import FileIndex, Index, Layout
 
 MISSING = "__HIVE_DEFAULT_PARTITION__"  # value of a folder for rows without one

@@ -29,11 +29,10 @@ from matex_data.reading.source import open_source
 from matex_data.transforms.categories import requested_categories, without_categories
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.imputing import Imputation
-from matex_data.transforms.missing import Missing, find_complete
+from matex_data.transforms.missing import Missing, Sentinels, find_complete
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.patches import COUNT
-from matex_data.transforms.sentinels import Sentinels
 from matex_data.transforms.stack import Stack
 
 if TYPE_CHECKING:

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import Chunk
 from matex_data.index.model import Countdown
-from matex_data.interrupts import shielded
 from matex_data.io.coalesce import ReadTask, divide_tasks
 from matex_data.io.collective import CollectiveFiles
 from matex_data.io.files import Files
+from matex_data.locks import shielded
 from matex_data.machine import tasks_of_window
 from matex_data.reading.plan import NO_BYTES, ReadPlan
 from matex_data.reading.pool import Rejected, explained, first_error, is_worker, pass_on, readers, submit

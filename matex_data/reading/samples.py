@@ -14,7 +14,7 @@ from matex_data.fields import ElementSpec
 from matex_data.index.cache import ChunkCache, GivenUp
 from matex_data.index.chosen import Samples
 from matex_data.index.runs import compress
-from matex_data.interrupts import shielded
+from matex_data.locks import shielded
 from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, plan_reads

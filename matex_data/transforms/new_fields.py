@@ -12,7 +12,7 @@ from matex_data.index.model import Index
 from matex_data.transforms.derive import add_expressions
 from matex_data.transforms.expressions import Expression, Numbers, in_order, parse
 from matex_data.transforms.file_fields import FileFields, add_file_fields
-from matex_data.transforms.sentinels import Sentinels, check_sentinels, mark_missing
+from matex_data.transforms.missing import Sentinels, check_sentinels, mark_missing
 
 Derive = Mapping[str, str]
 """Expression of each derived field, by name."""

@@ -1,15 +1,22 @@
-"""Selection of samples by an expression of their fields."""
+"""Selection of samples by an expression of their fields, some blocks of which the bounds of numbers rule out."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import ast
+from collections.abc import Callable, Mapping
+from typing import Any
 
-from matex_data.index.chosen import Samples
-from matex_data.index.model import Index
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Array
+from matex_data.index.chosen import Samples, within
+from matex_data.index.model import Index, Layout
+from matex_data.index.runs import Runs, merge
 from matex_data.reading.source import Source
+from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.derive import add_expressions
 from matex_data.transforms.expressions import Expression, Numbers
-from matex_data.transforms.ruling_out import rule_out
 from matex_data.transforms.select import select_samples
 
 
@@ -43,3 +50,119 @@ def find_where(opened: Callable[[Index], Source], index: Index, samples: Samples
         columns_alone = opened(index.select(list(dict.fromkeys(columns.values()))))
         samples = rule_out(columns_alone, samples, expression.code, columns)
     return select_samples(opened(found.select([name])), samples, [name], lambda arrays: arrays[name])
+
+
+Bounds = tuple[Array, Array]
+_UNKNOWN = (np.array(-np.inf), np.array(np.inf))
+
+
+def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, str]) -> Samples:
+    """Return the samples of blocks in which an expression may be true, equal on all ranks. *Collective*.
+
+    Each rank looks at the bounds in its block of all rows of the files.
+
+    Parameters
+    ----------
+    source : opened files.
+    samples : samples to choose from, ascending.
+    code : Python expression.
+    columns : field name of each variable of the expression.
+
+    Raises
+    ------
+    DataError : the first error of any rank, on every rank.
+    """
+    tree = ast.parse(code, mode="eval").body
+    index = source.index
+    names = list(columns.values())
+    begin, end = rank_range(len(index), source.comm.rank, source.comm.size)
+    starts, counts = [], []
+    first, last = index.file_of(np.array([begin, max(begin, end - 1)])).tolist() if end > begin else (0, -1)
+
+    def look() -> None:
+        for number in range(first, last + 1) if _rules_out(tree) else ():
+            layouts = {name: index.files[number].layouts[name] for name in names}
+            edges, is_possible = _possible(tree, columns, layouts)
+            edges = np.clip(edges + int(index.first_row[number]), begin, end)
+            kept = is_possible & (np.diff(edges) > 0)
+            starts.append(edges[:-1][kept])
+            counts.append(np.diff(edges)[kept])
+
+    source.comm.agreed(look)
+    if not _rules_out(tree):
+        return samples
+    empty = [np.zeros(0, np.int64)]
+    own = merge(Runs(np.concatenate(empty + starts), np.concatenate(empty + counts)))
+    by_rank = source.comm.allgather((own.start, own.count))
+    starts, counts = ([part[side] for part in by_rank] for side in (0, 1))
+    return within(samples, merge(Runs(np.concatenate(starts), np.concatenate(counts))))
+
+
+def _possible(
+    tree: ast.expr, columns: Mapping[str, str], layouts: Mapping[str, Layout]
+) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
+    """Return edges of blocks of a file, int64[blocks + 1], and bool[blocks]: the expression may be true in it."""
+    limits = {name: layout.limits() for name, layout in layouts.items()}
+    rows = next(iter(layouts.values())).rows
+    known = [found.edges for found in limits.values() if found is not None]
+    edges = np.unique(np.concatenate([np.array([0, rows], np.int64), *known]))
+    bounds: dict[str, Bounds] = {}
+    for variable, name in columns.items():
+        found = limits[name]
+        if found is not None and len(found.low):
+            block = np.searchsorted(found.edges, edges[:-1], side="right") - 1
+            bounds[variable] = found.low[block], found.high[block]
+    return edges, np.broadcast_to(_may_be_true(tree, bounds), len(edges) - 1)
+
+
+def _rules_out(tree: ast.expr) -> bool:
+    """Return whether an expression has comparisons by which bounds could rule it out."""
+    return isinstance(tree, ast.Compare) or (
+        isinstance(tree, ast.BinOp)
+        and isinstance(tree.op, ast.BitAnd | ast.BitOr)
+        and (_rules_out(tree.left) or _rules_out(tree.right))
+    )
+
+
+def _may_be_true(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Any:
+    """Return bool[blocks], False where the expression is true for no numbers within the bounds, and for no NaN.
+
+    >>> bounds = {"x": (np.array([0.0, 5.0]), np.array([4.0, 9.0]))}
+    >>> _may_be_true(ast.parse("(x + 1 > 6) & (x < 8)", mode="eval").body, bounds).tolist()
+    [False, True]
+    """
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitAnd | ast.BitOr):
+        left, right = _may_be_true(tree.left, bounds), _may_be_true(tree.right, bounds)
+        return left & right if isinstance(tree.op, ast.BitAnd) else left | right
+    if not isinstance(tree, ast.Compare):
+        return np.array(True)
+    (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.comparators[0], bounds)
+    match tree.ops[0]:
+        case ast.Lt():
+            return a_low < b_high
+        case ast.LtE():
+            return a_low <= b_high
+        case ast.Gt():
+            return a_high > b_low
+        case ast.GtE():
+            return a_high >= b_low
+        case ast.Eq():
+            return (a_low <= b_high) & (b_low <= a_high)
+    return np.array(True)  # NaN differs from every number, and bounds do not tell of it
+
+
+def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:
+    """Return bounds of a number, float64[blocks] each; infinite ones if they are unknown."""
+    if isinstance(tree, ast.Name):
+        return bounds.get(tree.id, _UNKNOWN)
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and abs(tree.value) < 1 << 53:
+        return np.array(float(tree.value)), np.array(float(tree.value))
+    if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
+        low, high = _bounds(tree.operand, bounds)
+        return -high, -low
+    if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
+        (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.right, bounds)
+        if isinstance(tree.op, ast.Sub):
+            b_low, b_high = -b_high, -b_low
+        return np.nextafter(a_low + b_low, -np.inf), np.nextafter(a_high + b_high, np.inf)  # sums are rounded
+    return _UNKNOWN

@@ -17,8 +17,8 @@ from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import ALL_ROWS, Field
 from matex_data.index.columns import compact
+from matex_data.index.jagged import Scattered
 from matex_data.index.model import Index, Layout
-from matex_data.index.scattered import Scattered
 from matex_data.index.united import ragged_field
 from matex_data.paths import natural_sorted
 from matex_data.readers.catalogue import Catalogue, Entry

@@ -17,7 +17,7 @@ import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.index.combined import Sum
-from matex_data.index.constant import Constant
+from matex_data.index.library import Constant
 from matex_data.index.model import Layout
 from matex_data.readers.decoding import Decoding, decode_layout
 from matex_data.readers.hdf5.reader import dataset_rows

@@ -16,8 +16,7 @@ import numpy as np
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.combined import Concatenated, with_shared_blocks
-from matex_data.index.constant import Constant
-from matex_data.index.library import MemoryRows
+from matex_data.index.library import Constant, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.whole import Rows, whole
 from matex_data.readers.catalogue import check_known

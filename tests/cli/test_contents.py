@@ -11,11 +11,11 @@ import pytest
 import uproot
 from rich.console import Console
 
-from matex_data.cli import contents
+from matex_data.cli import inspecting
 
 
 def _lines(path: Path, format: str) -> list[str]:
-    tree = contents.tree(str(path), format)
+    tree = inspecting.tree(str(path), format)
     assert tree is not None
     console = Console(width=200, color_system=None)
     with console.capture() as capture:
@@ -54,7 +54,7 @@ def test_root_files(tmp_path: Path) -> None:
 
 
 def test_long_files_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contents, "SHOWN", 3)
+    monkeypatch.setattr(inspecting, "ENTRIES", 3)
     with h5py.File(tmp_path / "a.h5", "w") as file:
         for i in range(5):
             file[f"x{i}"] = np.arange(3)
@@ -62,4 +62,4 @@ def test_long_files_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_formats_without_groups() -> None:
-    assert contents.tree("a.csv", "csv") is None
+    assert inspecting.tree("a.csv", "csv") is None

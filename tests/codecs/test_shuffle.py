@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.codecs.shuffle import unshuffle
+from matex_data.codecs.pipeline import unshuffle
 
 DTYPES = ["<i2", "<u2", "<f2", "<i4", "<f4", "<i8", "<f8", "<c8", ">f4"]
 

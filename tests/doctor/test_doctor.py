@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from matex_data.doctor import limits, storage
-from matex_data.doctor.section import Section
+from matex_data.doctor.report import Section
 from matex_data.launching import trial
 from matex_data.launching.launchers import choose, find_launchers
 from matex_data.launching.library import mpi_library

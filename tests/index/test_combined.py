@@ -10,8 +10,7 @@ import pytest
 
 from matex_data.fields import Field
 from matex_data.index.combined import Concatenated, Sum, with_shared_blocks
-from matex_data.index.constant import Constant
-from matex_data.index.library import MemoryRows
+from matex_data.index.library import Constant, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import Strided
 from matex_data.index.whole import Rows, whole

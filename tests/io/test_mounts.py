@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from matex_data.io.mounts import mount_of, mounts_by_device
+from matex_data.io.modes import mount_of, mounts_by_device
 
 TABLE = r"""
 22 27 8:1 / / rw,relatime - ext4 /dev/root rw

@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from matex_data.launching.launchers import MPIEXEC, Launcher, choose, find_launchers
+from matex_data.launching.launchers import MPIEXEC, Launcher, choose, find_launchers, plugin_for, srun_command
 from matex_data.launching.library import MpiLibrary, mpi_library
-from matex_data.launching.slurm import plugin_for, srun_command
 from tests.support.launch import mpiexec
 
 MPICH = MpiLibrary("mpich", "MPICH 5.0.2", "5.0", "mpich", "/opt/mpich/lib/libmpi.so.12", "4.1.2")

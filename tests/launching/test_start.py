@@ -12,7 +12,7 @@ import pytest
 
 from matex_data import PartitionError, machine
 from matex_data.launching import start
-from matex_data.launching.environment import without_rank
+from matex_data.launching.library import without_rank
 from matex_data.training.launcher.arguments import parse
 from tests.cli.test_commands import CALL
 from tests.support.launch import environment, kill, run_script
@@ -129,7 +129,7 @@ def test_number_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
 
 def test_what_makes_a_process_a_rank_is_not_inherited() -> None:
     """A job may be started from one that is a rank, alone in its job."""
-    done = run_script(1, "from matex_data.launching.environment import without_rank; print(sorted(without_rank()))")
+    done = run_script(1, "from matex_data.launching.library import without_rank; print(sorted(without_rank()))")
     assert done.returncode == 0, done.stderr
     kept = set(eval(done.stdout.strip().splitlines()[-1]))
     assert {"PATH", "PYTHONHASHSEED"} < kept
