@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.declared import declared
-from matex_data.errors import FieldNotFound, near_matches
+from matex_data.errors import FieldNotFound, FormatError, near_matches
 
 
 @declared
@@ -243,6 +243,29 @@ def field_of(fields: Schema, name: str) -> Field:
     if name not in fields:
         raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, fields)}")
     return fields[name]
+
+
+def name_taken(name: str, option: str, file: str | None) -> FormatError:
+    """Return the error of an option that gives a new field the name of one of the files."""
+    return FormatError(
+        "the files have a field of this name already",
+        file=file,
+        field=name,
+        remedy=f"give the field of {option} another name",
+    )
+
+
+def mask_of(name: str, fields: Collection[str], remedy: str) -> str:
+    """Return the name of the mask of a field.
+
+    Raises
+    ------
+    FormatError : there is a field of this name.
+    """
+    mask = MASK.format(name)
+    if mask in fields:
+        raise FormatError("the data already have a field with the name of a mask", field=mask, remedy=remedy)
+    return mask
 
 
 def expand_names(names: Iterable[str], available: Collection[str], file: str | None = None) -> list[str]:

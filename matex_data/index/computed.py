@@ -339,9 +339,8 @@ class _Window:
             return located.at(base.files.paths[first], error.field)
         if error.row is None or error.file is not None:
             return error
-        number = int(numbers[error.row])
-        file = int(base.file_of(np.array(number)))
-        return error.at_row(number - int(base.first_row[file])).at(base.files.paths[file], error.field)
+        path, row = base.located(int(numbers[error.row]))
+        return error.at_row(row).at(path, error.field)
 
 
 def run_steps(

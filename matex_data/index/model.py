@@ -468,6 +468,19 @@ class Index:
         number: Integers = np.searchsorted(self.first_row, samples, side="right") - 1
         return number
 
+    def located(self, sample: int) -> tuple[str, int]:
+        """Return the path of the file of a sample, and its row there.
+
+        Examples
+        --------
+        >>> from matex_data.abc import Field, MemoryRows
+        >>> files = [FileIndex(f"{day}.bin", 2, {"t": MemoryRows(np.array([day, day + 0.5]))}) for day in (1, 2)]
+        >>> Index({"t": Field("t", (), np.dtype("f8"))}, files).located(3)
+        ('2.bin', 1)
+        """
+        file = int(self.file_of(np.array(sample)))
+        return self.files.paths[file], sample - int(self.first_row[file])
+
     @cached_property
     def raw(self) -> Index:
         """The index in which missing values stay missing, whatever replaces them."""

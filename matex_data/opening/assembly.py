@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
 from matex_data.fields import LISTED, WEIGHT, ElementSpec, Names, Schema, as_list
 from matex_data.index.chosen import Samples
@@ -17,7 +16,7 @@ from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import encode_categories
 from matex_data.transforms.categories import one_hot as make_one_hot
-from matex_data.transforms.continuity import find_continuing, sample_coordinate
+from matex_data.transforms.continuity import continuing
 from matex_data.transforms.events import EventOptions
 from matex_data.transforms.file_fields import add_static_fields
 from matex_data.transforms.missing import Missing, check_missing, fill_missing
@@ -152,7 +151,7 @@ def assemble(
     coded = [name for name in request.categories if names is None or name in names or name in created]
     index = add_static_fields(index, names) if request.static_as_inputs else index
     index = created.add(index, encode=partial(encode_categories, names=coded, opened=opened))
-    continues = _continuing(request, index, opened)
+    continues = None if request.window is None else continuing(opened, index, request.along)
     index, samples, identity, flat = events.apply(index, opened, elements)
     check_weights(elements, index.fields)
     index = make_one_hot(index, as_list(request.one_hot), opened)
@@ -168,14 +167,6 @@ def assemble(
         reshape = _unchanged if flat is None else flat.reshape
     index = fill_missing(index, request.missing, elements.names)
     return Assembled(index, elements, samples, ties, identity, reshape)
-
-
-def _continuing(request: Request, index: Index, opened: Callable[[Index], Source]) -> Array | None:
-    """Return which files continue the one before, for windows that span files; None: none. *Collective*."""
-    along = request.along or sample_coordinate(index.fields)
-    if along is None or not request.spans(len(index.files)):
-        return None
-    return find_continuing(opened, index, along)
 
 
 def _stacked(index: Index, elements: ElementSpec, stack: Stack) -> tuple[Index, ElementSpec]:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from matex_data.errors import DataError, FormatError, without_hints
-from matex_data.fields import WEIGHT, ElementSpec
+from matex_data.fields import WEIGHT, ElementSpec, name_taken
 from matex_data.mpi.communicator import Communicator
 from matex_data.opening.indexing import Reading, index_files
 from matex_data.transforms.expressions import parse
@@ -82,9 +82,4 @@ def refuse_hidden(comm: Communicator, files: Sequence[str], reading: Reading, cr
             if name == WEIGHT or reading.names is None:  # of all fields, the name is compared when it is added
                 continue
             if is_known(comm, files, reading, name):
-                raise FormatError(
-                    "the files have a field of this name already",
-                    file=files[0],
-                    field=name,
-                    remedy=f"give the field of {option}= another name",
-                )
+                raise name_taken(name, f"{option}=", files[0])

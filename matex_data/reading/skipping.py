@@ -117,8 +117,7 @@ class SkippedSamples:
             return len(self._records) - before
 
     def _record(self, number: int, error: DataError) -> SkippedSample:
-        file = int(self._index.file_of(np.array(number)))
-        path, row = self._index.files.paths[file], number - int(self._index.first_row[file])
+        path, row = self._index.located(number)
         other = error.file not in (None, path)  # one of the many files of a folder
         reason = error.problem if error.found is None else f"{error.problem} ({error.found})"
         return SkippedSample(error.file or path, error.row if other else row, " ".join(reason.split())[:200])

@@ -16,7 +16,7 @@ from matex_data.index.model import Index
 from matex_data.index.runs import Runs, merge
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
-from matex_data.transforms.continuity import find_continuing, sample_coordinate
+from matex_data.transforms.continuity import continuing
 from matex_data.transforms.expressions import parse
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.new_fields import Derive, NewFields
@@ -81,10 +81,7 @@ class Selected:
         index, elements = self.source.index, self.elements
         if elements.weights is not None:
             raise PartitionError("windows have no weights", expected="no weights=", found=repr(elements.weights))
-        continues = None
-        along = along or sample_coordinate(index.fields)
-        if along is not None and len(index.files) > 1:
-            continues = find_continuing(partial(self.source.of_index, transforms=""), index, along)
+        continues = continuing(partial(self.source.of_index, transforms=""), index, along)
         slid = sliding_windows(index, elements.inputs, elements.targets, shape, continues)
         within = windows_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)
         if not within.total:

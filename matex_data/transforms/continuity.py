@@ -23,6 +23,22 @@ def sample_coordinate(fields: Schema) -> str | None:
     return next((name for name, field in fields.items() if field.attributes.get(SAMPLE_COORDINATE)), None)
 
 
+def continuing(opened: Callable[[Index], Source], index: Index, along: str | None) -> Array | None:
+    """Return which files continue the one before along a field, for windows that span files. *Collective*.
+
+    Parameters
+    ----------
+    opened, index : see `find_continuing`.
+    along : name of the field; None: the coordinate that a reader has marked.
+
+    Returns
+    -------
+    bool[files]; None: no file does, since there is no such field, or one file alone.
+    """
+    name = along or sample_coordinate(index.fields)
+    return None if name is None or len(index.files) < 2 else find_continuing(opened, index, name)
+
+
 def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) -> Array:
     """Return bool[files], whether each file continues the one before; rank 0 warns of those that do not. *Collective*.
 

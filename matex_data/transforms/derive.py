@@ -8,8 +8,8 @@ from functools import partial
 
 import numpy as np
 
-from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, Schema
+from matex_data.errors import FieldNotFound, near_matches
+from matex_data.fields import Field, Schema, name_taken
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.index.ragged import RAGGED_BYTES
@@ -37,12 +37,7 @@ def add_expressions(index: Index, expressions: Expressions) -> Index:
         return index
     taken = next((name for name in expressions if name in index.fields), None)
     if taken is not None:
-        raise FormatError(
-            "the files have a field of this name already",
-            file=index.files.paths[0] if len(index.files) else None,
-            field=taken,
-            remedy="give the field of derive= another name",
-        )
+        raise name_taken(taken, "derive=", next(iter(index.files.paths), None))
     for name in in_order(expressions, expressions):
         bound = expressions[name].bound(index.fields)
         field = replace(_field(name, bound, index.fields), scratch_bytes=_scratch_bytes(index, bound.fields))

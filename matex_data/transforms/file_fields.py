@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fnmatch import translate
 from functools import partial
@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field
+from matex_data.fields import Field, Schema, name_taken
 from matex_data.index.columns import compact
 from matex_data.index.files import DerivedFiles, FileIndex, LayoutFacts
 from matex_data.index.library import Constant
@@ -41,28 +41,16 @@ def add_file_fields(index: Index, file_fields: FileFields) -> Index:
     columns: dict[str, tuple[_Values, Array]] = {}
     for name, values in file_fields.items():
         if name in fields:
-            raise FormatError(
-                "the files have a field of this name already",
-                file=index.files[0].path,
-                field=name,
-                remedy="give the field of file_fields= another name",
-            )
+            raise name_taken(name, "file_fields=", index.files.paths[0])
         dtype, stored = _typed(name, list(values.values()))
         fields[name] = Field(name, (), dtype)
         columns[name] = stored, _pattern_of_files(name, list(values), index.files.paths)
-    files = index.files
-    facts = (
-        {**files.facts, **dict.fromkeys(columns, constant_facts(len(files)))}
-        if files.has_facts and len(files)
-        else None
-    )
-    derived = DerivedFiles(files, partial(_with_values, columns), facts=facts)
-    return Index(fields, derived, index.static, index.facts)
+    return _with_values(index, fields, partial(_of_patterns, columns))
 
 
-def _with_values(columns: Mapping[str, tuple[_Values, Array]], number: int, file: FileIndex) -> FileIndex:
-    constants = {name: Constant(file.rows, values[int(of[number])]) for name, (values, of) in columns.items()}
-    return replace(file, layouts={**file.layouts, **constants})
+def _of_patterns(columns: Mapping[str, tuple[_Values, Array]], number: int) -> dict[str, Any]:
+    """Return the value of each field for the file of a number."""
+    return {name: values[int(of[number])] for name, (values, of) in columns.items()}
 
 
 def _typed(name: str, values: Sequence[Any]) -> tuple[np.dtype[Any], _Values]:
@@ -124,18 +112,30 @@ def add_static_fields(index: Index, names: Sequence[str] | None) -> Index:
     if odd is not None:
         raise FormatError("the array is no field", field=odd, expected="numbers or texts", found=arrays[odd].dtype)
     fields = {name: Field(name, array.shape, array.dtype) for name, array in arrays.items()}
-    files = index.files
-    facts = {**files.facts, **dict.fromkeys(arrays, constant_facts(len(files)))} if files.has_facts else None
-    derived = DerivedFiles(files, partial(_with_arrays, arrays), facts=facts if len(files) else None)
-    return Index({**index.fields, **fields}, derived, index.static, index.facts)
+    return _with_values(index, {**index.fields, **fields}, partial(_the_same, arrays))
 
 
-def _with_arrays(arrays: Mapping[str, Array], _: int, file: FileIndex) -> FileIndex:
-    constants = {name: Constant(file.rows, array) for name, array in arrays.items()}
+def _the_same(arrays: Mapping[str, Array], _: int) -> Mapping[str, Array]:
+    return arrays
+
+
+def _with_values(index: Index, fields: Schema, values_of: Callable[[int], Mapping[str, Any]]) -> Index:
+    """Return the index with further fields, each with one value for all samples of a file.
+
+    Parameters
+    ----------
+    fields : of the index, and the new ones.
+    values_of : returns the value of each new field for the file of a number.
+    """
+    files, facts = index.files, None
+    if files.has_facts and len(files):
+        no = np.zeros(len(files), bool)
+        of_constants = LayoutFacts(np.ones(len(files), np.uint8), np.zeros(len(files), np.uint8), no, no)
+        facts = dict.fromkeys(fields, of_constants) | files.facts
+    derived = DerivedFiles(files, partial(_with_constants, values_of), facts=facts)
+    return Index(fields, derived, index.static, index.facts)
+
+
+def _with_constants(values_of: Callable[[int], Mapping[str, Any]], number: int, file: FileIndex) -> FileIndex:
+    constants = {name: Constant(file.rows, value) for name, value in values_of(number).items()}
     return replace(file, layouts={**file.layouts, **constants})
-
-
-def constant_facts(files: int) -> LayoutFacts:
-    """Return the facts of layouts of one value for all rows."""
-    no = np.zeros(files, bool)
-    return LayoutFacts(np.ones(files, np.uint8), np.zeros(files, np.uint8), no, no)

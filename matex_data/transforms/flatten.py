@@ -192,13 +192,13 @@ class Objects(Derivation):
         if not len(differ):
             return
         i = int(differ[0])
-        file = int(self.base.file_of(events[i]))
+        path, row = self.base.located(int(events[i]))
         problem = f"the flattened fields {self.counted!r} and {name!r} differ in length"
         raise FormatError(
             problem if name != self.counted else "the file has changed since it was opened",
-            file=self.base.files.paths[file],
+            file=path,
             field=name,
-            row=int(events[i] - self.base.first_row[file]),
+            row=row,
             expected=f"{counts[i]} elements, as in {self.counted!r}",
             found=f"{lengths[i]} elements in {name!r}",
             remedy="flatten= only fields of the same objects, or open the files again",

@@ -26,11 +26,10 @@ from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, 
 from matex_data.index.runs import Runs, compress, merge, runs_where
 from matex_data.index.united import nullable
 from matex_data.locks import cached_property
-from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
-from matex_data.transforms.missing import is_missing
+from matex_data.transforms.missing import use_values
 
 HOW = ("exact", "inner", "left")
 TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
@@ -143,19 +142,11 @@ class Coordinate:
         begin, _ = rank_range(self.samples.total, source.comm.rank, source.comm.size)
         positions, values = [EMPTY], [np.empty(0, field.dtype)]
 
-        def keep(part: Integers, arrays: Arrays) -> None:
-            of_part = arrays[name].reshape(len(part), -1)[:, 0] if len(part) else arrays[name][:0].reshape(-1)
-            missing = is_missing(of_part, field)
-            if missing.any():
-                number = int(self.samples.numbers(np.array([begin + part[np.argmax(missing)]]))[0])
-                file = int(source.index.file_of(np.array(number)))
-                row = number - int(source.index.first_row[file])
-                path = source.index.files.paths[file]
-                raise FormatError("the field to merge on has a missing value", file=path, field=name, row=row)
+        def keep(part: Integers, of_part: Array) -> None:
             positions.append(part)
             values.append(of_part.copy())
 
-        source.use_block(self.samples, [name], keep)
+        use_values(source, self.samples, field, keep, "the field to merge on has a missing value")
         joined = np.concatenate(values)
         is_time = "since" in str(field.attributes.get("units")) and joined.dtype.kind == "f"
         numbers = self.samples.numbers(begin + np.concatenate(positions))
@@ -307,13 +298,12 @@ def _difference(
         differ = np.flatnonzero(values != others)
         if len(differ):
             at = int(differ[0])
-            index, number = second[0].source.index, int(other[at])
-            file = int(index.file_of(np.array(number)))
+            path, row = second[0].source.index.located(int(other[at]))
             return FormatError(
                 "the data sets differ in the field to merge on",
-                file=index.files.paths[file],
+                file=path,
                 field=key.name,
-                row=number - int(index.first_row[file]),
+                row=row,
                 expected=f"{values[at]!s}, as in the first data set",
                 found=f"{others[at]!s}",
                 remedy=remedy,

@@ -6,7 +6,7 @@ opened.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -16,15 +16,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data._types import Array
+from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, is_pattern, matching
+from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, is_pattern, mask_of, matching
 from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.converted import exact
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
+from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
+from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.select import select_samples
 
 KEEP, MEAN, MEDIAN, MODE = "nan", "mean", "median", "mode"
@@ -76,14 +78,9 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     whole = names is None and not by_field
     masked = [f for f in floats if whole or MASK.format(f.name) in (names or ())]
     masked = masked if by_field or missing == "mask" else []
-    masks = {MASK.format(field.name): field for field in masked}
-    for name in masks:
-        if name in index.fields:
-            raise FormatError(
-                "the data already has a field with the name of a mask",
-                field=name,
-                remedy='select fields with inputs= and targets=; with pad=, give missing= a number or "nan"',
-            )
+    remedy = 'select fields with inputs= and targets=; with pad=, give missing= a number or "nan"'
+    for field in masked:
+        mask_of(field.name, index.fields, remedy)
     for field in floats:
         mask = {MASK.format(field.name): Field(MASK.format(field.name), field.shape, np.dtype(bool))}
         if by_field and field in masked:
@@ -164,6 +161,44 @@ def find_complete(source: Source, samples: Samples | None) -> Samples:
     fields = {name: field for name, field in source.index.fields.items() if _may_be_missing(field)}
     samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
     return select_samples(source, samples, list(fields), partial(_complete, fields)) if fields else samples
+
+
+def use_values(
+    source: Source,
+    samples: Samples,
+    field: Field,
+    use: Callable[[Integers, Array], None],
+    problem: str,
+    remedy: str | None = None,
+) -> None:
+    """Call ``use`` with positions in this rank's block and the values of a field there, until all are read.
+
+    *Collective*.
+
+    Parameters
+    ----------
+    field : with one value for each sample; of windows, that of the first row counts.
+    problem, remedy : of the error.
+
+    Raises
+    ------
+    FormatError : a value is missing; on every rank.
+    Exception : the first error of ``use`` on any rank, on every rank.
+    """
+    begin, _ = rank_range(samples.total, source.comm.rank, source.comm.size)
+
+    def use_present(positions: Integers, arrays: Arrays) -> None:
+        if len(positions):
+            values = arrays[field.name].reshape(len(positions), -1)[:, 0]
+            missing = np.flatnonzero(is_missing(values, field))
+            if len(missing):
+                number = samples.numbers(np.array([begin + positions[missing[0]]]))
+                path, row = source.index.located(int(number[0]))
+                found = "a missing value"
+                raise FormatError(problem, file=path, field=field.name, row=row, found=found, remedy=remedy)
+            use(positions, values)
+
+    source.use_block(samples, [field.name], use_present)
 
 
 def _may_be_missing(field: Field) -> bool:

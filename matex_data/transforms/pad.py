@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import MASK, Field, Schema
+from matex_data.fields import MASK, Field, Schema, mask_of
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index, ranges
 from matex_data.transforms.names import check_lengths, ragged_fields
@@ -64,8 +64,8 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
     for name in index.fields:
         order.append(name)
         if name in masked:
-            _check_new(MASK.format(name), name, index.fields)
-            order.append(MASK.format(name))
+            remedy = f"select fields with inputs= and targets=, or leave {name!r} out of pad="
+            order.append(mask_of(name, index.fields, remedy))
     for key in dict.fromkeys(sort_by.values()):
         descends = Field(ORDER.format(key), (), np.dtype(np.int64), ragged=True)
         index = compute(index, partial(_order, key), [key], {descends.name: descends})
@@ -111,15 +111,6 @@ def _padded(field: Field, length: int) -> Field:
             "the field cannot be padded", field=field.name, expected="elements of fixed size", found=str(field.dtype)
         )
     return replace(field, shape=(length,), ragged=False)
-
-
-def _check_new(mask: str, name: str, fields: Schema) -> None:
-    if mask in fields:
-        raise FormatError(
-            "the data already have a field with the name of a mask",
-            field=mask,
-            remedy=f"select fields with inputs= and targets=, or leave {name!r} out of pad=",
-        )
 
 
 def _sort_by(fields: Schema, padded: Sequence[str], keep: Keep) -> dict[str, str]:

@@ -19,16 +19,16 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, field_of
 from matex_data.index.chosen import Samples
 from matex_data.readers.dimensions.cf import time_origin
-from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.permutation import Permutation, check_seed, permutation
-from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.counts import as_value, check_number, merged_counts
-from matex_data.transforms.missing import is_missing
+from matex_data.transforms.missing import use_values
 from matex_data.transforms.select import samples_of_mask
 
 MOST_CLASSES = 10_000  # of which every rank knows the counts of every other one
 UNREAD = -1  # set of a sample that cannot be read, with on_error="skip"
+VALUELESS = "a split by values needs a value of each sample"
+REMEDY = 'leave out samples without a value: missing="drop" with the field among inputs= or targets=, or where='
 
 
 class Assignment:
@@ -167,7 +167,7 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
     def assign(positions: Integers, values: Array) -> None:
         own[positions] = np.searchsorted(edges, convert(values), side="right")
 
-    _use_values(source, samples, field, assign)
+    use_values(source, samples, field, assign, VALUELESS, REMEDY)
     return Assignment(source, samples, len(edges) + 1, own)
 
 
@@ -234,48 +234,12 @@ def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Inte
         own.update(dict(zip(plain, counts.tolist(), strict=True)))
         check_number(name, len(own))
 
-    _use_values(source, samples, field, count)
+    use_values(source, samples, field, count, VALUELESS, REMEDY)
     merged = merged_counts(source.comm, name, own)
     ordered = sorted(merged)
     number = {value: i for i, value in enumerate(ordered)}
     numbers = np.array([*(number[value] for value in known), UNREAD], np.int64)
     return numbers[codes], np.array([merged[value] for value in ordered], np.int64)
-
-
-def _use_values(source: Source, samples: Samples, field: Field, use: Callable[[Integers, Array], None]) -> None:
-    """Call ``use`` with positions in this rank's block and the values of a field there, until all are read.
-
-    *Collective*.
-
-    Raises
-    ------
-    FormatError : a value is missing; on every rank.
-    Exception : the first error of ``use`` on any rank, on every rank.
-    """
-
-    def use_present(positions: Integers, arrays: Arrays) -> None:
-        if len(positions):
-            values = arrays[field.name].reshape(len(positions), -1)[:, 0]
-            missing = np.flatnonzero(is_missing(values, field))
-            if len(missing):
-                raise _missing(source, samples, field.name, int(positions[missing[0]]))
-            use(positions, values)
-
-    source.use_block(samples, [field.name], use_present)
-
-
-def _missing(source: Source, samples: Samples, name: str, position: int) -> FormatError:
-    begin, _ = rank_range(samples.total, source.comm.rank, source.comm.size)
-    number = samples.numbers(np.array([begin + position]))
-    file = int(source.index.file_of(number)[0])
-    return FormatError(
-        "a split by values needs a value of each sample",
-        file=source.index.files.paths[file],
-        field=name,
-        row=int(number[0]) - int(source.index.first_row[file]),
-        found="a missing value",
-        remedy='leave out samples without a value: missing="drop" with the field among inputs= or targets=, or where=',
-    )
 
 
 def _checked(source: Source, name: str, windows: bool = False) -> Field:
