@@ -81,9 +81,8 @@ from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.scatter import Convert, scatter
-from matex_data.index.strided import Strided
+from matex_data.index.strided import Strided, Transposed
 from matex_data.index.table import Column, Table
-from matex_data.index.transposed import Transposed
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.formats import Format, Reader

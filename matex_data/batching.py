@@ -8,9 +8,8 @@ from typing import Any, Literal
 
 import numpy as np
 
-from matex_data.epochs.batches import Batches
+from matex_data.epochs.batches import Batches, Epochs, strategy_for
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
-from matex_data.epochs.epochs import Epochs, strategy_for
 from matex_data.epochs.strategies import read_bytes
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec

@@ -22,8 +22,7 @@ import numpy as np
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.model import Index, Layout
-from matex_data.index.strided import Strided
-from matex_data.index.transposed import Transposed
+from matex_data.index.strided import Strided, Transposed
 from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
 from matex_data.readers.catalogue import Catalogue, Entry

@@ -14,8 +14,7 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.scatter import CONVERT_ITEMS, Convert
-from matex_data.index.strided import Strided
-from matex_data.index.transposed import Transposed
+from matex_data.index.strided import Strided, Transposed
 
 
 @declared

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.epochs import strategy_for
+from matex_data.epochs.batches import strategy_for
 from matex_data.epochs.strategies import Shared, Strategy, Streamed
 from matex_data.index.cache import ChunkCache
 from matex_data.index.library import MemoryRows

@@ -1,8 +1,16 @@
-"""Columns of integers of many files, in little memory."""
+"""Columns of numbers of many files, in little memory, and as bytes: in files, messages and shared memory.
+
+The bytes have a description in JSON in front. Columns begin at 64-byte borders, and are views once the bytes are
+mapped: in one copy for all processes that map them.
+"""
 
 from __future__ import annotations
 
+import hashlib
+import json
 import os
+import re
+import struct
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar, Self, overload
@@ -10,8 +18,136 @@ from typing import Any, ClassVar, Self, overload
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.index.container import ColumnReader, ColumnWriter, member
-from matex_data.index.descriptors import damaged
+from matex_data.index.descriptors import OF_JOB, Maker, Origin, Separated, damaged
+from matex_data.locks import cached_property
+
+FAMILY = b"matex index "
+MAGIC = FAMILY + b"2\n\0\0"
+_HEADER = struct.Struct("<16s16sQ")  # magic, digest of all that follows it, bytes of the description
+_ALIGNMENT = 64
+_DTYPE = re.compile(r"[<>|]([iu][1248]|b1)")
+
+
+class ColumnWriter:
+    """Columns of integers or booleans, and where they lie."""
+
+    def __init__(self) -> None:
+        self._parts: list[bytes | memoryview] = []
+        self._end = 0
+
+    def add(self, column: Array, fold: bool = True) -> Any:
+        """Add a column, and return its description for `ColumnReader.column`.
+
+        Parameters
+        ----------
+        column : 1-D.
+        fold : write equal numbers once.
+        """
+        described = {"dtype": column.dtype.str, "count": len(column)}
+        if fold and len(column) and column.strides == (0,):
+            return {**described, "all": column[0].item()}
+        raw = np.ascontiguousarray(column).data.cast("B") if column.nbytes else memoryview(b"")
+        gap = -self._end % _ALIGNMENT
+        self._parts += [bytes(gap), raw]
+        self._end += gap + raw.nbytes
+        return {**described, "at": self._end - raw.nbytes}
+
+    def packed(self, description: Any) -> bytes:
+        """Return a description, which can be written as JSON, and the columns as bytes."""
+        text = json.dumps(description, separators=(",", ":")).encode()
+        body = b"".join([text, bytes(-(_HEADER.size + len(text)) % _ALIGNMENT), *self._parts])
+        return _HEADER.pack(MAGIC, hashlib.blake2b(body, digest_size=16).digest(), len(text)) + body
+
+
+class ColumnReader:
+    """Columns of bytes that may be damaged, or made to do harm.
+
+    Parameters
+    ----------
+    memory : of the columns.
+    """
+
+    def __init__(self, memory: memoryview) -> None:
+        self._memory = memory
+
+    def column(self, described: Any, count: int | None = None, kinds: str = "iu", most_folded: int = 0) -> Array:
+        """Return a column as a view of the bytes.
+
+        Parameters
+        ----------
+        described : what `ColumnWriter.add` has returned.
+        count : that it must have; None: any.
+        kinds : of its dtype.
+        most_folded : without ``count``, the count that equal numbers may have which are stored once.
+
+        Raises
+        ------
+        FormatError : there is no such column.
+        """
+        match described:
+            case {"dtype": str(text), "count": int(length)} if _DTYPE.fullmatch(text) and length >= 0:
+                dtype = np.dtype(text)
+            case _:
+                raise damaged(f"{described!r:.100} instead of a column")
+        if dtype.kind not in kinds or (count is not None and length != count):
+            raise damaged(f"{length} numbers of {dtype} instead of {'' if count is None else count} of {kinds!r}")
+        match described:
+            case {"all": bool(value) | int(value)} if length <= (most_folded if count is None else count):
+                return np.broadcast_to(_number(value, dtype), (length,))
+            case {"at": int(at)} if (
+                at >= 0 and at % _ALIGNMENT == 0 and at + length * dtype.itemsize <= len(self._memory)
+            ):
+                return np.frombuffer(self._memory, dtype, length, at) if length else np.empty(0, dtype)
+        raise damaged(f"a column beyond the end of the bytes: {described!r:.100}")
+
+
+def _number(value: int, dtype: np.dtype[Any]) -> Array:
+    try:
+        return np.array([value], dtype)
+    except OverflowError as error:
+        raise damaged(f"{value} as {dtype}") from error
+
+
+def unpacked(data: bytes | memoryview, of_job: bool = False) -> tuple[Any, ColumnReader]:
+    """Return the description and the columns of bytes.
+
+    Parameters
+    ----------
+    data : as `ColumnWriter.packed` returns them.
+    of_job : they come from a rank of this job, and are not compared with their checksum.
+
+    Raises
+    ------
+    FormatError : the bytes are damaged.
+    """
+    view = memoryview(data).cast("B").toreadonly()
+    if view.nbytes < _HEADER.size:
+        raise damaged("it ends within its header")
+    magic, digest, length = _HEADER.unpack_from(view)
+    body = view[_HEADER.size :]
+    if magic != MAGIC:
+        raise damaged(f"it begins with {magic!r}")
+    if not of_job and hashlib.blake2b(body, digest_size=16).digest() != digest:
+        raise damaged("its checksum is wrong")
+    try:
+        description = json.loads(body[:length].tobytes())
+    except (ValueError, RecursionError) as error:
+        raise damaged(f"a description that is no JSON: {error!s:.100}") from error
+    begin = _HEADER.size + length
+    return description, ColumnReader(view[begin + -begin % _ALIGNMENT :])
+
+
+def member(description: Any, *names: str) -> Sequence[Any]:
+    """Return the values of the members of an object of JSON, which must have them and no others.
+
+    Raises
+    ------
+    FormatError : it has others.
+    """
+    if not isinstance(description, dict) or set(description) != set(names):
+        raise damaged(f"{description!r:.100} instead of an object with {list(names)}")
+    return [description[name] for name in names]
+
 
 LONG_LIST = 4096  # integers of a list, on average, from which they keep their dtype: a list is then a view, not a copy
 
@@ -211,3 +347,107 @@ class PathTable(Sequence[str]):
         if len({table.prefix for table in tables}) > 1:
             return cls.of([path for table in tables for path in table])
         return cls(tables[0].prefix, Lists.joined([table.endings for table in tables]))
+
+
+@dataclass(frozen=True, eq=False)
+class Group:
+    """Objects of one descriptor.
+
+    Parameters
+    ----------
+    count : number of objects.
+    described : descriptor of the objects, as JSON; see `descriptors.Separated`.
+    numbers : a column for each number.
+    arrays : the lists of each array.
+    origin : of the descriptor.
+
+    Examples
+    --------
+    >>> from matex_data.index.descriptors import separate
+    >>> group = Group.of([separate({"begin": n, "of": "x" * n}, "x" * n) for n in (5, 7)])
+    >>> group.made(1, "abc")
+    {'begin': 7, 'of': 'abc'}
+    """
+
+    count: int
+    described: str
+    numbers: Sequence[Array]
+    arrays: Sequence[Lists]
+    origin: Origin = OF_JOB
+
+    @classmethod
+    def of(cls, members: Sequence[Separated]) -> Group:
+        """Return the group of objects of equal descriptors, at least one."""
+        numbers = zip(*(member.numbers for member in members), strict=True)
+        arrays = zip(*(member.arrays for member in members), strict=True)
+        return cls(
+            len(members),
+            json.dumps(members[0].described, separators=(",", ":")),
+            [compact(np.array(column, np.int64)) for column in numbers],
+            [Lists.of(lists) for lists in arrays],
+        )
+
+    @classmethod
+    def joined(cls, groups: Sequence[Group]) -> Group:
+        """Return the objects of groups of one descriptor as one group, in order."""
+        first = groups[0]
+        if len(groups) == 1:
+            return first
+        numbers = [joined(columns) for columns in zip(*(group.numbers for group in groups), strict=True)]
+        arrays = [Lists.joined(lists) for lists in zip(*(group.arrays for group in groups), strict=True)]
+        return cls(sum(map(len, groups)), first.described, numbers, arrays, first.origin)
+
+    def __len__(self) -> int:
+        return self.count
+
+    def made(self, number: int, text: str) -> Any:
+        """Return one of the objects, with ``text`` as its own.
+
+        Raises
+        ------
+        FormatError : the descriptor is damaged, or of another release.
+        """
+        numbers = [int(column[number]) for column in self._varying]
+        maker = self._maker if self.count > 1 else self._new_maker()
+        return maker.make(numbers, [lists[number] for lists in self.arrays], text)
+
+    @cached_property
+    def _maker(self) -> Maker:
+        return self._new_maker()
+
+    def _new_maker(self) -> Maker:
+        known = [None if column.strides != (0,) else int(column[0]) for column in self.numbers]
+        try:
+            descriptor = json.loads(self.described)
+        except (ValueError, RecursionError) as error:
+            raise damaged(f"a descriptor that is no JSON: {error!s:.100}") from error
+        return Maker(descriptor, known, len(self.arrays), self.origin)
+
+    @cached_property
+    def _varying(self) -> list[Array]:
+        return [column for column in self.numbers if column.strides != (0,)]
+
+    def to_json(self, columns: ColumnWriter) -> Any:
+        """Return the group as a value of JSON."""
+        return {
+            "count": self.count,
+            "descriptor": self.described,
+            "numbers": [columns.add(column) for column in self.numbers],
+            "arrays": [lists.to_json(columns) for lists in self.arrays],
+        }
+
+    @classmethod
+    def from_json(cls, value: Any, columns: ColumnReader, most: int, origin: Origin) -> Group:
+        """Return the group of a value of JSON, of at most ``most`` objects.
+
+        Raises
+        ------
+        FormatError : it is damaged.
+        """
+        count, descriptor, numbers, arrays = member(value, "count", "descriptor", "numbers", "arrays")
+        types = [type(count), type(descriptor), type(numbers), type(arrays)]
+        if types != [int, str, list, list] or not 1 <= count <= most:
+            raise damaged(f"{value!r:.100} instead of a group of files")
+        of_numbers = [columns.column(column, count) for column in numbers]
+        lists = [Lists.from_json(one, columns, count) for one in arrays]
+        return cls(count, descriptor, of_numbers, lists, origin)

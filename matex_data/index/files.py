@@ -17,10 +17,18 @@ from typing import TYPE_CHECKING, Any, Self, overload
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.index.columns import ColumnTable, PathTable, compact, joined
-from matex_data.index.container import ColumnReader, ColumnWriter, member, unpacked
+from matex_data.index.columns import (
+    ColumnReader,
+    ColumnTable,
+    ColumnWriter,
+    Group,
+    PathTable,
+    compact,
+    joined,
+    member,
+    unpacked,
+)
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
-from matex_data.index.groups import Group
 from matex_data.index.stamps import Stamp, StampTable
 from matex_data.locks import Lock, cached_property
 

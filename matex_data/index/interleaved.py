@@ -15,9 +15,8 @@ from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import Convert, matrix_view, scatter
-from matex_data.index.strided import SCATTER_BYTES, Strided
+from matex_data.index.strided import SCATTER_BYTES, Strided, c_strides
 from matex_data.index.table import Column, Outputs, Table
-from matex_data.index.transposed import c_strides
 
 WASTE = 0.04  # fraction of the bytes read that may belong to fields that are not selected
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.container import FAMILY, MAGIC, ColumnWriter, member, unpacked
+from matex_data.index.columns import FAMILY, MAGIC, ColumnWriter, member, unpacked
 from matex_data.index.descriptors import Origin, Separated, damaged, join, pickled_class, separate
 from matex_data.index.files import FileColumns
 from matex_data.index.model import Index

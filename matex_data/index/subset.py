@@ -13,12 +13,11 @@ from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
-from matex_data.index.converted import Converted
+from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
-from matex_data.index.strided import Strided
-from matex_data.index.transposed import BLOCK_BYTES, Numbers, Segments, Transposed, c_strides
+from matex_data.index.strided import BLOCK_BYTES, Numbers, Segments, Strided, Transposed, c_strides
 
 Axis = Numbers | int | None
 """Entries to take along an axis; int: a single one, without its axis; None: all."""

@@ -11,7 +11,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.converted import UnitedRows
+from matex_data.index.combined import UnitedRows
 from matex_data.index.model import Composed, Layout, Limits, ReadRequest, RowSelection, StoredRows, call_after_last
 
 Outputs = Sequence[tuple[str, Array]]

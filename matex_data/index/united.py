@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.fields import ALL_MISSING, ALL_ROWS, AS_TEXT, PARTLY_MISSING, Field, Schema
-from matex_data.index.converted import MissingRows, UnitedRows
+from matex_data.index.combined import MissingRows, UnitedRows
 from matex_data.index.files import FileIndex, FileList
 from matex_data.index.library import Constant, FolderValue
 from matex_data.index.model import Index, Layout

@@ -20,10 +20,9 @@ from matex_data.io.sessions import read_sessions
 from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.opening.assembly import Request, assemble
-from matex_data.opening.further import FurtherFields
+from matex_data.opening.further import FurtherFields, is_known, refuse_hidden, with_weights
 from matex_data.opening.given import Arrays, Given, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
-from matex_data.opening.lookups import is_known, refuse_hidden, with_weights
 from matex_data.reading.options import ReadOptions, taken
 from matex_data.reading.source import open_source
 from matex_data.transforms.categories import requested_categories, without_categories

@@ -18,8 +18,8 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, field_of
 from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.combined import assign_missing, exact
 from matex_data.index.computed import Call, Made, compute
-from matex_data.index.converted import assign_missing, exact
 from matex_data.index.files import DerivedFiles
 from matex_data.index.joined import all_of
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges

@@ -20,13 +20,12 @@ from matex_data.fields import LISTED, RANDOM, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chosen import Chosen
 from matex_data.index.chunked import Chunked
-from matex_data.index.converted import Converted
+from matex_data.index.combined import Converted
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
-from matex_data.index.strided import Strided
+from matex_data.index.strided import BLOCK_BYTES, Strided, Transposed
 from matex_data.index.subset import Picked, subset, taken_shape
-from matex_data.index.transposed import BLOCK_BYTES, Transposed
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import sample_seeds
 from matex_data.sampling.split import Ties

@@ -15,8 +15,8 @@ from matex_data.index.model import Index, Layout
 from matex_data.index.runs import Runs, merge
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
-from matex_data.transforms.derive import add_expressions
 from matex_data.transforms.expressions import Expression, Numbers
+from matex_data.transforms.new_fields import add_expressions
 from matex_data.transforms.select import select_samples
 
 

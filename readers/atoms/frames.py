@@ -17,7 +17,7 @@ from ase.io.extxyz import per_atom_properties
 from matex_data._types import Array
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import PARTLY_MISSING, Field
-from matex_data.index.converted import missing_value
+from matex_data.index.combined import missing_value
 from matex_data.index.model import Index
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Table

@@ -14,8 +14,8 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
+from matex_data.index.strided import Numbers
 from matex_data.index.subset import Axis
-from matex_data.index.transposed import Numbers
 from matex_data.readers.dimensions.cf import ORIGIN
 
 MOST_SHOWN = 12  # values of a coordinate in an error

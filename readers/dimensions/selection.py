@@ -11,8 +11,8 @@ from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.model import Layout
+from matex_data.index.strided import Numbers
 from matex_data.index.subset import Axis, subset, subset_rows, take, taken_shape
-from matex_data.index.transposed import Numbers
 from matex_data.readers.dimensions.labels import Labels, is_list, no_entry
 from matex_data.readers.dimensions.variables import FileContent, Variable
 

@@ -18,8 +18,7 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
-from matex_data.index.strided import Strided
-from matex_data.index.transposed import Transposed
+from matex_data.index.strided import Strided, Transposed
 from matex_data.locks import Lock
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.fits.columns import Biased

@@ -11,8 +11,7 @@ from matex_data._types import Integers
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
-from matex_data.index.strided import Strided
-from matex_data.index.transposed import Transposed
+from matex_data.index.strided import Strided, Transposed
 from matex_data.readers.hdf5.rows import Hdf5Rows
 
 

@@ -20,7 +20,7 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
-from matex_data.index.converted import Converted
+from matex_data.index.combined import Converted
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.strided import Strided

@@ -19,8 +19,8 @@ from matex_data.index.chunked import Chunked, ChunkedMembers, MemberPath, member
 from matex_data.index.interleaved import InterleavedRecords, RecordField
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
+from matex_data.index.strided import c_strides
 from matex_data.index.table import Column
-from matex_data.index.transposed import c_strides
 from matex_data.readers.hdf5.chunks import check_begin
 from matex_data.readers.hdf5.names import HDF5_ERRORS, find, has_attribute
 from matex_data.readers.hdf5.types import element_type, read_elements, stored_type, unreadable_members

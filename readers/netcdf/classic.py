@@ -16,8 +16,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
-from matex_data.index.strided import Strided
-from matex_data.index.transposed import Transposed
+from matex_data.index.strided import Strided, Transposed
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.readers.parquet.footer import MAGIC
-from matex_data.storage.streams import Seekable
+from matex_data.storage.objects import Seekable
 
 
 @dataclass(frozen=True)

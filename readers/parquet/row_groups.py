@@ -19,7 +19,7 @@ from matex_data.index.model import Limits, ReadRequest
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
 from matex_data.readers.parquet.values import EXACT, Values
-from matex_data.storage.streams import Seekable
+from matex_data.storage.objects import Seekable
 
 NUMBER_BYTES = 4  # of a value, fewer than a text of one character has with its length
 

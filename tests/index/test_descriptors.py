@@ -20,9 +20,17 @@ from hypothesis.extra import numpy as stn
 from matex_data import FormatError
 from matex_data.codecs.pipeline import Filter, Pipeline
 from matex_data.declared import declared
-from matex_data.index.descriptors import DEEPEST, Origin, Separated, join, pickled_class, separate
-from matex_data.index.dtypes import dtype_from_json, dtype_to_json
-from matex_data.index.groups import Group
+from matex_data.index.columns import Group
+from matex_data.index.descriptors import (
+    DEEPEST,
+    Origin,
+    Separated,
+    dtype_from_json,
+    dtype_to_json,
+    join,
+    pickled_class,
+    separate,
+)
 
 DTYPES = (
     stn.array_dtypes().filter(lambda dtype: not _has_titles(dtype))

@@ -14,7 +14,7 @@ from PIL import Image
 
 from matex_data import FormatError, open_dataset
 from matex_data.fields import Field
-from matex_data.index.container import MAGIC
+from matex_data.index.columns import MAGIC
 from matex_data.index.descriptors import Origin
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index

@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
 from matex_data.abc import Field, FileIndex, Index
-from matex_data.index.container import MAGIC, unpacked
+from matex_data.index.columns import MAGIC, unpacked
 from matex_data.index.descriptors import Origin, join, separate
 from matex_data.index.stored import from_bytes, to_bytes
 from matex_data.opening.indexing import Reading

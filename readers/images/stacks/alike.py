@@ -22,8 +22,7 @@ from matex_data.readers.images.decoding.picture import check_pixels
 from matex_data.readers.images.decoding.tiff import images_behind, page_offsets
 from matex_data.readers.images.stacks.pages import StackPages, StoredPage
 from matex_data.storage.files import open_binary, size_of_open
-from matex_data.storage.objects import is_url
-from matex_data.storage.streams import Slices
+from matex_data.storage.objects import Slices, is_url
 
 GRAYS, RGB = (0, 1), 2  # photometric interpretations; white is the least number or the largest one
 UNASSOCIATED_ALPHA = 2  # an extra sample
