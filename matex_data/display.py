@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 DRAWN = 6  # fields in a picture
-SAMPLES = 256  # of which a histogram is drawn
 IMAGES = 6  # samples that are drawn as pictures, one beside the other
 ACROSS = 3  # fields of a row of the picture, but for images
 BARS = 10  # values that are drawn as a bar each

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import pickle
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import partial
@@ -32,9 +32,12 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.reading.context import ReadContext
 from matex_data.reading.plan import Arrays
-from matex_data.reading.pool import submit
+from matex_data.reading.pool import submit, wait_for_all
 from matex_data.sampling.schedule import Schedule, StepPositions, rank_range
 
+ABSENT = ""
+"""Name of the field that is True for samples that could not be read."""
+_ABSENT = Field(ABSENT, (), np.dtype(bool))
 _NO_BYTES = np.empty(0, np.uint8)
 _NO_POSITIONS = np.empty(0, np.int64)
 
@@ -45,7 +48,7 @@ class DistributedSamples(ABC):
     Attributes
     ----------
     comm : the ranks.
-    arrays : field name -> this rank's share.
+    arrays : field name -> this rank's share; ``ABSENT``, where samples may be left out: which of them are.
     """
 
     comm: Communicator
@@ -68,14 +71,12 @@ class KeptSamples(DistributedSamples):
     ----------
     comm : the ranks.
     total : number of samples; each rank keeps those of ``rank_range(total, rank, size)``.
-    arrays : field name -> this rank's shard.
-    absent : int64, ascending: the samples among them that could not be read, on all ranks.
+    arrays : field name -> this rank's shard, see `DistributedSamples`.
     """
 
     comm: Communicator
     total: int
     arrays: Arrays
-    absent: Integers
 
     def owners(self, positions: Integers) -> Integers:
         first = np.array([rank_range(self.total, rank, self.comm.size)[0] for rank in range(self.comm.size)], np.int64)
@@ -114,14 +115,13 @@ class ExchangeEpochReader(EpochReader):
         self._samples, self._drawing = samples, drawing
 
     def plan(self, begin: int, end: int) -> PendingWindow:
-        """Draw the samples of steps ``begin`` to ``end``, and allocate their arrays."""
+        """Draw the samples of steps ``begin`` to ``end``."""
         with self.context.profile.timed("planning"):
             comm = self._samples.comm
             drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
-            arrays = self.context.allocate(drawn.rows, len(drawn.positions))
-            loaded = LoadedWindow(arrays, drawn.sizes, np.arange(len(drawn.positions), drawn.rows))
             finish = None if self._drawing is None else partial(compute_fields, drawn=self._drawing, epoch=self._number)
-            return ExchangedWindow(self.context, self._samples, drawn, loaded, self.pads, finish)
+            marks = ABSENT in self._samples.arrays
+            return ExchangedWindow(self.context, comm, drawn, lambda: self._samples, self.pads, marks, finish)
 
 
 class ExchangedWindow(PendingWindow):
@@ -130,71 +130,90 @@ class ExchangedWindow(PendingWindow):
     Parameters
     ----------
     context : memory and communicator.
-    samples : samples of all ranks.
+    comm : the ranks.
     drawn : samples of the window.
-    loaded : its arrays.
+    held : returns those of all ranks, once this one has read its own.
     pad : turn samples that could not be read into padding.
+    marks : it is known which samples could not be read: they have the field `ABSENT`.
     finish : called with the window once its rows are there; returns the window to deliver. None: nothing is left to do.
     """
 
     def __init__(
         self,
         context: ReadContext,
-        samples: KeptSamples,
+        comm: Communicator,
         drawn: StepPositions,
-        loaded: LoadedWindow,
+        held: Callable[[], DistributedSamples],
         pad: bool,
+        marks: bool,
         finish: Callable[[LoadedWindow], LoadedWindow] | None = None,
     ) -> None:
-        self.loaded, self._pad, self._finish = loaded, pad, finish
-        self._context = context
-        self._samples = samples
-        self._drawn = drawn
+        self._context, self._drawn, self._pad, self._finish = context, drawn, pad, finish
+        self._held: Callable[[], DistributedSamples] | None = held
+        self._fields = {**context.index.fields, **({ABSENT: _ABSENT} if marks else {})}
+        self._absent = np.zeros(len(drawn.positions), bool)
         self._futures: list[Future[None]] = []
-        self.exchanges = samples.comm.size > 1
+        self._error: Exception | None = None
+        self.exchanges = comm.size > 1
 
     def start(self, files: Files, profile: Profile) -> None:
-        """Exchange the samples, and start to scatter their rows into the window. *Collective*.
+        """Wait for the samples of this rank, exchange them, and start to scatter rows into the window. *Collective*.
+
+        Keep the error of this rank for ``wait``: the windows before this one are complete.
 
         Raises
         ------
         MemoryError : memory has run out on this rank. The other ranks have been informed.
         """
+        drawn, samples, arrays = self._drawn, len(self._drawn.positions), dict[str, Any]()
+        held, self._held = self._held, None  # the memory of samples is free once their rows are sent
+        assert held is not None
+        found: DistributedSamples | None = None
         with profile.timed("reading"):
-            if self._samples.comm.size == 1:
-                self._futures = [submit(self._take)]
-            else:
-                fields, arrays = self._context.index.fields, self.loaded.arrays
-                self._futures = exchange_rows(self._context, self._samples, self._drawn.positions, fields, arrays)
+            try:
+                found = held()
+                arrays = self._context.allocate(drawn.rows, samples)
+                self.loaded = LoadedWindow(dict(arrays), drawn.sizes, np.arange(samples, drawn.rows))
+            except Exception as failure:  # of any kind: the other ranks have to raise it
+                self._error = failure
+            arrays[ABSENT] = self._absent
+            try:
+                if self.exchanges:
+                    self._futures = exchange_rows(
+                        self._context, found, drawn.positions, self._fields, arrays, self._error
+                    )
+                elif found is not None and self._error is None:
+                    self._futures = [submit(_take, found.arrays, drawn.positions, self._fields, arrays)]
+            except Exception as failure:
+                if failure is not self._error:
+                    raise
 
     def wait(self, profile: Profile) -> None:
         """Wait until all rows are in the window. Raise the first error."""
+        if self._error is not None:
+            raise self._error
         with profile.timed("decoding"):
-            for future in self._futures:
-                future.result()
-        samples = len(self._drawn.positions)
-        if len(self._samples.absent):
-            absent = np.flatnonzero(np.isin(self._drawn.positions, self._samples.absent))
-            self.loaded = leave_out(self.loaded, absent, self._context.index.fields, self._pad)
-            samples -= len(absent)
+            wait_for_all(self._futures)
+        absent = np.flatnonzero(self._absent)
+        self.loaded = leave_out(self.loaded, absent, self._context.index.fields, self._pad)
         if self._finish is not None:
             self.loaded = self._finish(self.loaded)
-        profile.add(samples=samples)
+        profile.add(samples=len(self._absent) - len(absent))
 
-    def _take(self) -> None:
-        """Copy the samples from this rank's own shard."""
-        positions = self._drawn.positions
-        for name, array in self.loaded.arrays.items():
-            rows = self._samples.arrays[name]
-            if isinstance(array, RaggedOutput):
-                array[: len(positions)] = rows[positions]
-            else:
-                np.take(rows, positions, axis=0, out=array[: len(positions)], mode="clip")
+
+def _take(held: Arrays, positions: Integers, fields: Iterable[str], arrays: Mapping[str, Any]) -> None:
+    """Copy samples of this rank alone."""
+    for name in fields:
+        rows, out = held[name], arrays[name]
+        if isinstance(out, RaggedOutput):
+            out[: len(positions)] = rows[positions]
+        else:
+            np.take(rows, positions, axis=0, out=out[: len(positions)], mode="clip")
 
 
 def exchange_rows(
     context: ReadContext,
-    samples: DistributedSamples,
+    samples: DistributedSamples | None,
     positions: Integers,
     fields: Mapping[str, Field],
     arrays: Mapping[str, Any],
@@ -205,7 +224,7 @@ def exchange_rows(
     Parameters
     ----------
     context : memory, and the communicator.
-    samples : samples of all ranks.
+    samples : samples of all ranks; None after an error of this rank.
     positions : int64[rows], the samples that this rank needs.
     fields : of the samples, by name, in the same order on all ranks.
     arrays : field name -> destination of the rows.
@@ -223,7 +242,7 @@ def exchange_rows(
     order = sent = received = _NO_POSITIONS
     wanted = _RankCounts.of(np.zeros(comm.size, np.int64))
     try:
-        if first_error is None:
+        if samples is not None and first_error is None:
             owner = samples.owners(positions)
             order = np.argsort(owner, kind="stable")
             sent, wanted = positions[order], _RankCounts.of(np.bincount(owner, minlength=comm.size))
@@ -234,7 +253,7 @@ def exchange_rows(
         received = np.empty(requested.total, np.int64)
     except MemoryError as error:
         first_error = first_error or error
-    if _any_failed(comm, first_error):
+    if _any_failed(comm, first_error) or samples is None:
         return []
     comm.wait(comm.mpi.Ialltoallv([sent, *wanted, MPI.INT64_T], [received, *requested, MPI.INT64_T]))
     transfers: dict[str, _Transfer] = {}

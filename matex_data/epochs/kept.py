@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.exchange import ExchangeEpochReader, KeptSamples
+from matex_data.epochs.exchange import ABSENT, ExchangeEpochReader, KeptSamples
 from matex_data.epochs.strategies import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, Strategy, single_row_error
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, WholeWindow, compute_fields, leave_out
 from matex_data.errors import PartitionError
@@ -182,8 +182,8 @@ class Exchanged(Strategy):
         comm.agree(memory_shortage((stop - start) * kept.row_bytes, purpose, remedy=remedy))
         arrays, absent = kept.read(kept.block(self.schedule.samples))
         if source.skipped is not None:
-            absent = np.concatenate(comm.allgather(absent + start))
-        self._samples = KeptSamples(comm, total, arrays, absent)
+            arrays = {**arrays, ABSENT: np.isin(np.arange(stop - start), absent)}
+        self._samples = KeptSamples(comm, total, arrays)
 
     def open(self) -> ReadContext:
         context = self._kept.exchange_context()

@@ -70,7 +70,7 @@ class Chosen:
     def at(self, positions: Runs) -> Chosen:
         """Return those of the samples at ascending positions."""
         own = self.positions
-        inner = positions if own is None else merge(own.slice(positions.start, positions.count))
+        inner = positions if own is None else merge(own.at(positions))
         return Chosen(self.bits, self.before, inner)
 
     def with_positions(self, positions: Runs) -> Chosen:
@@ -112,13 +112,7 @@ class Chosen:
             rows = self.bits.reshape(-1, TILE // 8)[tile[some]]
             counts = np.cumsum(np.unpackbits(rows, axis=1), axis=1, dtype=np.int32)
             found[some] += counts[np.arange(len(some)), rest[some] - 1]
-        if self.positions is None:
-            return found
-        own = self.positions
-        run = np.searchsorted(own.start, found, side="right") - 1
-        within = np.clip(found - own.start[run], 0, own.count[run])
-        ranked: Integers = np.where(run < 0, 0, own.first[run] + within)
-        return ranked
+        return found if self.positions is None else self.positions.rank(found)
 
     def tiles(self) -> Iterator[Runs]:
         """Yield all numbers as runs, none of which continues the one before, some thousands at a time."""
@@ -155,5 +149,4 @@ def within(samples: Samples, runs: Runs) -> Samples:
     """
     low, high = (samples.rank(edge) for edge in (runs.start, runs.start + runs.count))
     filled = high > low
-    positions = Runs(low[filled], (high - low)[filled])
-    return samples.at(positions) if isinstance(samples, Chosen) else samples.slice(positions.start, positions.count)
+    return samples.at(Runs(low[filled], (high - low)[filled]))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from matex_data._types import Integers
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.files import JoinedFiles
 from matex_data.index.model import Derivation, Finish, Index, Read, Wanted
@@ -41,16 +40,6 @@ def join_samples(sets: Sequence[Samples], first: Sequence[int], total: int) -> S
         for low in range(0, samples.total, TILE):
             mask[begin + samples.numbers(np.arange(low, min(low + TILE, samples.total)))] = True
     return Chosen.of(mask)
-
-
-def within(samples: Samples, begin: int, end: int) -> Samples:
-    """Return those of ascending samples whose numbers are at least ``begin`` and below ``end``."""
-    if isinstance(samples, Chosen):
-        low, high = samples.rank(np.array([begin, end], np.int64)).tolist()
-        return samples.at(Runs(np.array([low]), np.array([high - low])))
-    start = np.maximum(samples.start, begin)
-    count: Integers = np.minimum(samples.start + samples.count, end) - start
-    return Runs(start[count > 0], count[count > 0])
 
 
 def join_indexes(indexes: Sequence[Index]) -> Index:

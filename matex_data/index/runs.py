@@ -47,6 +47,10 @@ class Runs:
         request, run = self.overlaps(start, count)
         return self.common(start[request], (start + count)[request], run)
 
+    def at(self, positions: Runs) -> Runs:
+        """Return the numbers at these positions, one range of them after the other."""
+        return self.slice(positions.start, positions.count)
+
     def overlaps(self, start: Integers, count: Integers) -> tuple[Integers, Integers]:
         """Return each pair of a range of positions, as of ``slice``, and a run that it overlaps: their numbers."""
         first = np.searchsorted(self.first, start, side="right") - 1

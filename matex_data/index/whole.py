@@ -19,8 +19,6 @@ from matex_data.index.united import concatenate
 
 SAMPLE, FILE, GROUP = "sample", "file", "group"
 """Option that says what a sample is, and its values for a file, and for a group of one."""
-WHOLES = (FILE, GROUP)
-"""Samples of which the shapes may differ from file to file."""
 
 
 @declared

@@ -97,12 +97,8 @@ class SkippedSamples:
     def positions(self, runs: Runs) -> Integers:
         """Return the positions of the known ones in an ascending sequence of samples, int64, ascending."""
         numbers = self._numbers
-        run = np.searchsorted(runs.start, numbers, side="right") - 1
-        numbers, run = numbers[run >= 0], run[run >= 0]
-        position = numbers - runs.start[run]
-        within = position < runs.count[run]
-        found: Integers = (runs.first[run] + position)[within]
-        return found
+        positions = runs.rank(numbers)
+        return positions[runs.rank(numbers + 1) > positions]
 
     def add(self, errors: Mapping[int, DataError]) -> None:
         """Add samples that this rank cannot read, by number, with the errors of their reads."""

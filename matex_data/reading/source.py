@@ -12,7 +12,7 @@ from matex_data._types import Integers
 from matex_data.errors import DataError, PartitionError
 from matex_data.fields import RANDOM
 from matex_data.index.cache import ChunkCache
-from matex_data.index.chosen import Chosen, Samples
+from matex_data.index.chosen import Samples
 from matex_data.index.computed import Drawing, drawing
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
@@ -302,9 +302,7 @@ class Source:
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""
         start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
-        if isinstance(runs, Chosen):
-            return runs.at(Runs(np.array([start]), np.array([stop - start])))
-        return runs.slice(np.array([start]), np.array([stop - start]))
+        return runs.at(Runs(np.array([start]), np.array([stop - start])))
 
     def _read_all(
         self, index: Index, ranges: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]

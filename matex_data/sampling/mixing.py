@@ -14,8 +14,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.chosen import Samples
-from matex_data.index.joined import within
+from matex_data.index.chosen import Samples, within
 from matex_data.index.model import ranges
 from matex_data.index.runs import Runs, compress
 from matex_data.locks import cached_property
@@ -44,7 +43,8 @@ class Mixture:
 
     def parts(self, samples: Samples) -> list[Samples]:
         """Return the samples of each data set."""
-        return [within(samples, begin, end) for begin, end in zip(self.first[:-1], self.first[1:], strict=True)]
+        edges = np.array(self.first)
+        return [within(samples, Runs(edges[i : i + 1], np.diff(edges[i : i + 2]))) for i in range(len(edges) - 1)]
 
     def sizes(self, batch_size: int) -> list[int]:
         """Return the samples of each data set in a batch: their shares, rounded up or down.

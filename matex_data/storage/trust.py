@@ -143,22 +143,6 @@ class Trust:
         if is_url(target) or (_exists(target) and not is_hdf5(target)):
             self.check(target, file, field)
 
-    def check_all(self, targets: Iterable[str], file: str, hdf5: bool) -> None:
-        """Raise ``DataError`` unless all files that an index names may be read, each of which is asked for once.
-
-        Parameters
-        ----------
-        targets : paths and URLs.
-        file : of the data set, or the stored index.
-        hdf5 : the data set has HDF5 files, which may lead to others; see ``check_hdf5``.
-
-        Examples
-        --------
-        >>> Trust().beside("/data/refs.json").check_all(["/data/1.nc", "/data/2.nc"], "/data/refs.json", hdf5=False)
-        """
-        for target in dict.fromkeys(targets):
-            (self.check_hdf5 if hdf5 else self.check)(target, file)
-
     @cached_property
     def _all(self) -> tuple[str, ...]:
         """Trees, and those of the files: the folder of the name, and that of the file itself."""

@@ -638,16 +638,21 @@ def test_trees(tree: str, target: str, allowed: bool) -> None:
     assert Trust.of([tree]).allows(target) is allowed
 
 
-def test_paths_of_a_stored_index_are_checked_at_once(tmp_path: Path) -> None:
+def test_hdf5_files_lead_to_local_ones_of_their_kind(tmp_path: Path) -> None:
     inside, outside = _folders(tmp_path)
     with h5py.File(outside / "b.h5", "w") as file:
         file["x"] = X
     own = str(inside / "a.h5")
     trust = Trust().beside(own)
-    trust.check_all([own, str(outside / "b.h5")], own, hdf5=True)
-    for paths, hdf5 in (([own, str(_raw(outside))], True), ([str(outside / "b.h5")], False), (["s3://b/x"], True)):
+    trust.check_hdf5(own, own)
+    trust.check_hdf5(str(outside / "b.h5"), own)
+    for check, path in (
+        (trust.check_hdf5, _raw(outside)),
+        (trust.check, outside / "b.h5"),
+        (trust.check_hdf5, "s3://b/x"),
+    ):
         with pytest.raises(DataError, match="not trusted"):
-            trust.check_all(paths, own, hdf5)
+            check(str(path), own)
 
 
 def test_the_command_prints_what_its_references_need(tmp_path: Path) -> None:
