@@ -89,7 +89,7 @@ class Liveness:
         self._answers: dict[int, dict[int, Any]] = {}  # by query that waits, and by rank
         self._number = 0  # of the last query
         self._ended = threading.Event()
-        self._neighbours: dict[int, _Connection] = {}  # this and all that follow: of the thread
+        self._neighbours: dict[int, asyncio.StreamWriter] = {}  # this and all that follow: of the thread
         self._unsent: dict[int, deque[tuple[Any, ...]]] = {  # by neighbour that is not yet connected
             neighbour: deque(maxlen=MOST_UNSENT) for neighbour in self._tree.neighbours(self.rank)
         }
@@ -201,7 +201,7 @@ class Liveness:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         for connection in self._neighbours.values():
-            connection.send("goodbye")
+            _send(connection, "goodbye")
             connection.close()
         self._loop.call_soon(self._loop.stop)
 
@@ -228,13 +228,13 @@ class Liveness:
     def _send(self, neighbour: int, *message: Any) -> None:
         self.sent += 1
         if neighbour in self._neighbours:
-            self._neighbours[neighbour].send(*message)
+            _send(self._neighbours[neighbour], *message)
         elif neighbour in self._unsent:
             self._unsent[neighbour].append(message)
 
     def _tell_all(self, kind: str, rank: int) -> None:
         for connection in self._neighbours.values():
-            connection.send(kind, rank)
+            _send(connection, kind, rank)
 
     def _route(self, destination: int, *message: Any) -> None:
         """Send a message to any rank by way of those between, or take it in."""
@@ -297,7 +297,9 @@ class Liveness:
 
     def lost(self, neighbour: int) -> None:
         """Note that the connection to a neighbour is closed."""
-        self._neighbours.pop(neighbour, None)
+        connection = self._neighbours.pop(neighbour, None)
+        if connection is not None:
+            connection.close()
         if neighbour not in self._departed and not self.ended:
             self._note_death(neighbour, first=True)
 
@@ -412,63 +414,28 @@ class Liveness:
         for name, value in KEEPALIVE.items():
             if hasattr(socket, name):
                 connection.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
-        added = _Connection(self, neighbour)
-        await self._loop.connect_accepted_socket(lambda: added, connection)
-        added.write(greeting)
-        self._neighbours[neighbour] = added
+        reader, writer = await asyncio.open_connection(sock=connection)
+        writer.write(greeting)
+        self._neighbours[neighbour] = writer
         for message in self._unsent.pop(neighbour):
-            added.send(*message)
+            _send(writer, *message)
+        self._tasks.append(self._loop.create_task(self._listen(reader, neighbour)))
+
+    async def _listen(self, reader: asyncio.StreamReader, neighbour: int) -> None:
+        """Take in the messages of a neighbour, with their lengths before them, until the connection is closed."""
+        try:
+            while True:
+                (size,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
+                self.take(neighbour, await reader.readexactly(size))
+        except (OSError, asyncio.IncompleteReadError):
+            pass
+        finally:
+            self.lost(neighbour)
 
 
-class _Connection(asyncio.Protocol):
-    """Connection to a neighbour, of messages with their lengths before them.
-
-    Parameters
-    ----------
-    owner : takes in the messages.
-    neighbour : its rank.
-    """
-
-    def __init__(self, owner: Liveness, neighbour: int) -> None:
-        self._owner, self._neighbour = owner, neighbour
-        self._received = bytearray()
-        self._transport: asyncio.WriteTransport | None = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Keep what sends the messages."""
-        assert isinstance(transport, asyncio.WriteTransport)
-        self._transport = transport
-
-    def data_received(self, data: bytes) -> None:
-        """Hand over the messages that are complete."""
-        self._received += data
-        while len(self._received) >= _LENGTH.size:
-            (size,) = _LENGTH.unpack_from(self._received)
-            end = _LENGTH.size + size
-            if len(self._received) < end:
-                return
-            content = bytes(self._received[_LENGTH.size : end])
-            del self._received[:end]
-            self._owner.take(self._neighbour, content)
-
-    def connection_lost(self, _: Exception | None) -> None:
-        """Tell that the neighbour, or this rank, has closed the connection."""
-        self._owner.lost(self._neighbour)
-
-    def send(self, *message: Any) -> None:
-        """Send a message."""
-        content = pickle.dumps(message)
-        self.write(_LENGTH.pack(len(content)) + content)
-
-    def write(self, data: bytes) -> None:
-        """Send bytes."""
-        if self._transport is not None:
-            self._transport.write(data)
-
-    def close(self) -> None:
-        """Close the connection once all is sent."""
-        if self._transport is not None:
-            self._transport.close()
+def _send(neighbour: asyncio.StreamWriter, *message: Any) -> None:
+    content = pickle.dumps(message)
+    neighbour.write(_LENGTH.pack(len(content)) + content)
 
 
 def _short_state() -> tuple[State, str]:
