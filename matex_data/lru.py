@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from typing import Generic, TypeVar
 
 from matex_data.locks import Lock
@@ -41,12 +41,32 @@ class LeastRecentlyUsed(Generic[V]):
             self._values.move_to_end(key)
             return self._values[key][0]
 
+    def made(self, key: Hashable, make: Callable[[], V], nbytes: int = 1) -> V:
+        """Return a value, made now if need be; all threads get the same one as long as it is kept."""
+        found = self.get(key)
+        if found is not None:
+            return found
+        value = make()
+        with self._lock:
+            if key not in self._values:
+                self._put(key, value, nbytes)
+            return self._values[key][0]
+
+    def clear(self) -> None:
+        """Drop all values."""
+        with self._lock:
+            self._values.clear()
+            self.used = 0
+
     def add(self, key: Hashable, value: V, nbytes: int) -> None:
         """Keep a value of ``nbytes``."""
         with self._lock:
-            _, replaced = self._values.pop(key, (None, 0))
-            self._values[key] = value, nbytes
-            self.used += nbytes - replaced
-            while self.used > self._most and len(self._values) > 1:
-                _, (_, freed) = self._values.popitem(last=False)
-                self.used -= freed
+            self._put(key, value, nbytes)
+
+    def _put(self, key: Hashable, value: V, nbytes: int) -> None:
+        _, replaced = self._values.pop(key, (None, 0))
+        self._values[key] = value, nbytes
+        self.used += nbytes - replaced
+        while self.used > self._most and len(self._values) > 1:
+            _, (_, freed) = self._values.popitem(last=False)
+            self.used -= freed

@@ -50,14 +50,9 @@ def examine(path: str | None, comm: MPI.Intracomm | None) -> Section | None:
 
 
 def _is_first_of_node(comm: MPI.Intracomm | None) -> bool:
-    if comm is None:
-        return True
-    from matex_data.mpi.library import MPI
+    from matex_data.mpi.node import local_rank
 
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    first = node.rank == 0
-    node.Free()
-    return bool(first)
+    return comm is None or local_rank(comm).rank == 0
 
 
 def _shared_memory() -> dict[str, Any]:

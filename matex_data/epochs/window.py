@@ -22,7 +22,7 @@ from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays, ReadPlan
 from matex_data.reading.pool import first_error, submit
-from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally, read_samples
+from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 
@@ -159,7 +159,7 @@ class EpochReader(ABC):
 
     def read(self, runs: Runs, destination: Integers, arrays: Arrays) -> SampleRead:
         """Return the read of samples from files, with or without those that cannot be read."""
-        return read_samples(self.context, self.context.index, runs, destination, arrays, self._skipped, self._tally)
+        return SampleRead(self.context, self.context.index, self._skipped, self._tally, runs, destination, arrays)
 
     @abstractmethod
     def plan(self, begin: int, end: int) -> PendingWindow:

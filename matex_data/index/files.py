@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 import json
 from abc import ABC, abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Self, overload
@@ -30,7 +29,8 @@ from matex_data.index.columns import (
 )
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
 from matex_data.index.stamps import Stamp, StampTable
-from matex_data.locks import Lock, cached_property
+from matex_data.locks import cached_property
+from matex_data.lru import LeastRecentlyUsed
 
 if TYPE_CHECKING:
     from matex_data.index.model import Layout
@@ -199,28 +199,6 @@ class FileList(FileTable):
         return self._files[number].stamp
 
 
-class _Recent:
-    """Entries of a table that were made last. They live no longer than the table, of which they know nothing."""
-
-    def __init__(self) -> None:
-        self._entries: OrderedDict[int, FileIndex] = OrderedDict()
-        self._lock = Lock()
-
-    def get(self, number: int, make: Callable[[int], FileIndex]) -> FileIndex:
-        """Return an entry, made now if need be; all threads get the same one."""
-        with self._lock:
-            entry = self._entries.get(number)
-            if entry is not None:
-                self._entries.move_to_end(number)
-                return entry
-        made = make(number)
-        with self._lock:
-            entry = self._entries.setdefault(number, made)
-            if len(self._entries) > KEPT:
-                self._entries.popitem(last=False)
-            return entry
-
-
 class DerivedFiles(FileTable):
     """Files whose entries are made of those of another table.
 
@@ -246,14 +224,14 @@ class DerivedFiles(FileTable):
             self.__dict__["first_row"] = files.first_row
         if facts is not None:
             self.__dict__["facts"] = facts
-        self._recent = _Recent()
+        self._recent = LeastRecentlyUsed[FileIndex](KEPT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         rows = None if self.rows is self._files.rows else self.rows
         return DerivedFiles, (self._files, self._derive, rows, self.__dict__.get("facts"))
 
     def _entry(self, number: int) -> FileIndex:
-        return self._recent.get(number, self._made)
+        return self._recent.made(number, lambda: self._made(number))
 
     def _made(self, number: int) -> FileIndex:
         return self._derive(number, self._files[number])
@@ -324,7 +302,7 @@ class FileColumns(FileTable):
         self.rows, self._stamps = rows, stamps
         self._groups, self._group, self._position = groups, group, position
         self.__dict__["facts"] = facts
-        self._recent = _Recent()
+        self._recent = LeastRecentlyUsed[FileIndex](KEPT)
 
     def __reduce__(self) -> tuple[Any, ...]:
         columns = ColumnWriter()
@@ -394,7 +372,7 @@ class FileColumns(FileTable):
             check_file(self._made(number), self.facts)
 
     def _entry(self, number: int) -> FileIndex:
-        return self._recent.get(number, self._made)
+        return self._recent.made(number, lambda: self._made(number))
 
     def _made(self, number: int) -> FileIndex:
         path = self.paths[number]

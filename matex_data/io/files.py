@@ -6,7 +6,6 @@ import ctypes
 import errno
 import os
 import resource
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
@@ -20,6 +19,7 @@ from matex_data.io.collective import CollectiveFiles, too_short, unreadable
 from matex_data.io.counters import Profile
 from matex_data.io.modes import choose
 from matex_data.locks import Lock
+from matex_data.lru import LeastRecentlyUsed
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.storage import objects
@@ -85,8 +85,7 @@ class Files:
         self._checked: set[int] = set()
         self._profile = profile or Profile()
         self.paths = paths
-        self._open: OrderedDict[int, _Opening] = OrderedDict()
-        self._lock = Lock()
+        self._open = LeastRecentlyUsed[_Opening](MOST_OPEN_FILES)
         self.collective: CollectiveFiles | None = None
         if _are_shared(comm, paths, io):
             self.collective = CollectiveFiles(comm, paths, self._profile)
@@ -122,8 +121,7 @@ class Files:
     def renew(self) -> None:
         """Open and check files anew where they are next needed: a new epoch begins."""
         self._checked.clear()
-        with self._lock:
-            self._open.clear()
+        self._open.clear()
 
     def read(self, number: int, task: ReadTask) -> None:
         """Make the reads of a task, by this rank alone.
@@ -143,15 +141,14 @@ class Files:
 
     def are_cached(self, number: int, tasks: Sequence[ReadTask]) -> bool:
         """Return whether a file is open, and the page cache has the bytes of tasks, as far as some of them show."""
-        with self._lock:
-            opening = self._open.get(number)
+        opening = self._open.get(number)
         if opening is None or opening.file is None:
             return False
         return opening.file.has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
 
     def _opened(self, number: int) -> _Opened:
         """Return a file, opened by the first thread that needs it; other files open at the same time."""
-        opening = self._opening(number)
+        opening = self._open.made(number, _Opening)
         with opening.lock:
             opening.file = opening.file or self._open_now(number)
             return opening.file
@@ -167,24 +164,12 @@ class Files:
         except OSError as error:
             if error.errno not in (errno.EMFILE, errno.ENFILE):
                 raise
-            with self._lock:
-                self._open.clear()  # files that nobody reads are closed
+            self._open.clear()  # files that nobody reads are closed
             opened = kind(path)
         found = opened.stamp()
         if stamp is not None and not stamp.is_of(path, found):
             raise changed(path, stamp, found)
         return opened
-
-    def _opening(self, number: int) -> _Opening:
-        """Return the entry of a file, which the thread that needs it first opens."""
-        with self._lock:
-            if number in self._open:
-                self._open.move_to_end(number)
-            else:
-                if len(self._open) >= MOST_OPEN_FILES:
-                    self._open.popitem(last=False)
-                self._open[number] = _Opening()
-            return self._open[number]
 
     def close(self) -> None:
         """Close all files. *Collective* where the ranks read as one."""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 
@@ -107,7 +106,7 @@ def _with_completions(plan: ReadPlan, submitted: list[Future[None]]) -> list[Fut
     """Schedule the completions that need no bytes. Give up the plan's chunks if the pool has rejected a read."""
     if any(isinstance(future, Rejected) for future in submitted):
         plan.give_up()
-    fetched = [_Fetch(plan, fetch, completion).schedule() for fetch, completion in plan.fetched]
+    fetched = [_Read(plan, fetch, completion).schedule() for fetch, completion in plan.fetched]
     return submitted + fetched + [_schedule_after(chunk, plan, action) for chunk, action in plan.completions]
 
 
@@ -149,26 +148,33 @@ def _complete(plan: ReadPlan, action: Callable[..., None], *arguments: NDArray[n
         raise
 
 
-class _Read(ABC):
+class _Read:
     """Bytes on their way from the storage to the pool that decodes.
 
     Parameters
     ----------
     plan : of the window; it keeps the destination arrays alive.
+    fetch : reads.
+    complete : decodes what was read.
     """
 
-    def __init__(self, plan: ReadPlan) -> None:
-        self.plan = plan
+    def __init__(self, plan: ReadPlan, fetch: Callable[[], None], complete: Callable[[], None]) -> None:
+        self.plan, self.fetch, self.complete = plan, fetch, complete
         self._pool = readers()
         self._ended: Future[None] = Future()
 
-    @abstractmethod
-    def fetch(self) -> None:
-        """Read."""
+    @classmethod
+    def of_task(cls, plan: ReadPlan, files: Files, number: int, task: ReadTask) -> _Read:
+        """Return the read of a task."""
+        memory: list[NDArray[np.uint8]] = []
 
-    @abstractmethod
-    def complete(self) -> None:
-        """Decode what was read."""
+        def fetch() -> None:
+            memory.append(plan.allocate(task))
+            error = _read(files, number, task, memory[0])
+            if error is not None:
+                raise error
+
+        return cls(plan, fetch, lambda: task.complete(memory.pop()))  # the memory is free once the task is complete
 
     def schedule(self) -> Future[None]:
         """Schedule the read in a thread of the storage, and return the future of its decoding."""
@@ -190,39 +196,6 @@ class _Read(ABC):
         pass_on(decoded, self._ended)
 
 
-class _TaskRead(_Read):
-    """Read of a task."""
-
-    def __init__(self, plan: ReadPlan, files: Files, number: int, task: ReadTask) -> None:
-        super().__init__(plan)
-        self._files, self._number, self._task = files, number, task
-        self._scratch = NO_BYTES
-
-    def fetch(self) -> None:
-        self._scratch = self.plan.allocate(self._task)
-        error = _read(self._files, self._number, self._task, self._scratch)
-        if error is not None:
-            raise error
-
-    def complete(self) -> None:
-        scratch, self._scratch = self._scratch, NO_BYTES  # the memory is free once the task is complete
-        self._task.complete(scratch)
-
-
-class _Fetch(_Read):
-    """Read by a function of a layout."""
-
-    def __init__(self, plan: ReadPlan, fetch: Callable[[], None], completion: Callable[[], None]) -> None:
-        super().__init__(plan)
-        self._fetch, self._completion = fetch, completion
-
-    def fetch(self) -> None:
-        self._fetch()
-
-    def complete(self) -> None:
-        self._completion()
-
-
 def _schedule_tasks(files: Files, number: int, tasks: list[ReadTask], plan: ReadPlan) -> list[Future[None]]:
     """Schedule the tasks of a file: with the threads of the storage, unless they would not wait for it.
 
@@ -236,13 +209,13 @@ def _schedule_tasks(files: Files, number: int, tasks: list[ReadTask], plan: Read
 
 def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:
     if task.callbacks:
-        return _TaskRead(plan, files, number, task).schedule()
+        return _Read.of_task(plan, files, number, task).schedule()
     return submit(_read_directly, files, number, task, plan, pool=readers())
 
 
 def _read_and_decode(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
     """Make the reads of a task, and decode at once what they brought into the cache of the processor."""
-    read = _TaskRead(plan, files, number, task)
+    read = _Read.of_task(plan, files, number, task)
     _fetch(plan, read.fetch)
     _complete(plan, read.complete)
 

@@ -158,35 +158,15 @@ def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:
     )
 
 
-@dataclass
-class PlainRead:
-    """Read of samples, each of which is an error if it fails. Parameters as of `SkippingRead`."""
-
-    context: ReadContext
-    index: Index
-    runs: Runs
-    destination: Integers
-    arrays: Arrays
-    absent = NO_ROWS
-    skips = False
-
-    def plan(self, chunks: ChunkCache) -> ReadPlan:
-        """Plan to read the samples at once."""
-        return plan_reads(self.index, self.runs, self.destination, self.arrays, chunks, self.context.scratch)
-
-    def finish(self, error: Exception | None) -> Exception | None:
-        """Return the error of the reads."""
-        return error
-
-
-class SkippingRead:
-    """Read of samples of which some may fail.
+class SampleRead:
+    """Read of samples, of which some may fail.
 
     Parameters
     ----------
     context : files and memory.
     index : of the data set.
-    skipped : samples that are known to fail, which are not read again, and to which others are added.
+    skipped : samples that are known to fail, which are not read again, and to which others are added; None: each that
+        fails is an error.
     tally : of the epoch.
     runs : samples, ascending.
     destination : int64[runs.total], a row of the arrays for each sample.
@@ -199,21 +179,19 @@ class SkippingRead:
     absent : int64, rows of the samples that are left out.
     """
 
-    skips = True
-
     def __init__(
         self,
         context: ReadContext,
         index: Index,
-        skipped: SkippedSamples,
+        skipped: SkippedSamples | None,
         tally: Tally,
         runs: Runs,
         destination: Integers,
         arrays: Arrays,
     ) -> None:
         self._context, self._index, self._skipped, self._tally, self._arrays = context, index, skipped, tally, arrays
-        self._epoch = 0
-        known = skipped.positions(runs)
+        self._epoch, self.skips = 0, skipped is not None
+        known = NO_ROWS if skipped is None else skipped.positions(runs)
         self._known = runs.numbers(known)
         self.absent = destination[known]
         if len(known):
@@ -227,7 +205,7 @@ class SkippingRead:
         return plan_reads(self._index, self.runs, self.destination, self._arrays, chunks, self._context.scratch)
 
     def finish(self, error: Exception | None) -> Exception | None:
-        """Count the samples; after an error, find those that cannot be read, and read the others.
+        """Count the samples; after an error, find those that cannot be read and are left out, and read the others.
 
         Parameters
         ----------
@@ -237,6 +215,8 @@ class SkippingRead:
         -------
         error : it, or one of the new reads, if it is not in the samples.
         """
+        if self._skipped is None:
+            return error
         failed: dict[int, DataError] = {}
         if error is not None:
             if not _is_in_samples(error):
@@ -291,24 +271,6 @@ class SkippingRead:
         except DataError as error:
             return error
         return run(plan, files)
-
-
-SampleRead = PlainRead | SkippingRead
-
-
-def read_samples(
-    context: ReadContext,
-    index: Index,
-    runs: Runs,
-    destination: Integers,
-    arrays: Arrays,
-    skipped: SkippedSamples | None,
-    tally: Tally,
-) -> SampleRead:
-    """Return the read of samples, of which those that fail are left out unless ``skipped`` is None."""
-    if skipped is None:
-        return PlainRead(context, index, runs, destination, arrays)
-    return SkippingRead(context, index, skipped, tally, runs, destination, arrays)
 
 
 def _are_of_one_block(index: Index, samples: Integers, field: str | None) -> bool:

@@ -28,7 +28,7 @@ from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.options import ReadOptions
 from matex_data.reading.plan import Arrays, ReadPlan
-from matex_data.reading.skipping import SkippedSamples, Tally, read_samples
+from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.sizing import KEPT_WINDOWS, WINDOW_LIMIT
 from matex_data.storage.objects import is_url
@@ -325,7 +325,7 @@ class Source:
             try:
                 arrays = allocate()
                 if first_error is None and runs.total:
-                    read = read_samples(context, index, runs, destination, arrays, self.skipped, tally)
+                    read = SampleRead(context, index, self.skipped, tally, runs, destination, arrays)
                     plan = read.plan(chunks)
             except Exception as error:  # of any kind: the other ranks have to raise it
                 first_error = first_error or error

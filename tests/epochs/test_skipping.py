@@ -23,7 +23,7 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.io.sessions import read_sessions
 from matex_data.reading.context import NO_ROWS
 from matex_data.reading.options import ReadOptions
-from matex_data.reading.skipping import SkippingRead
+from matex_data.reading.skipping import SampleRead
 from matex_data.reading.source import open_source
 from tests.support.ranks import Pools
 from tests.support.sources import with_source
@@ -135,13 +135,13 @@ def test_unknown_value(sound: Path) -> None:
 
 def test_later_epochs_do_not_read_damaged_samples_again(damaged: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[int] = []
-    original = SkippingRead._read
+    original = SampleRead._read
 
-    def counting(self: SkippingRead, begin: int, end: int) -> Any:
+    def counting(self: SampleRead, begin: int, end: int) -> Any:
         read.append(end - begin)
         return original(self, begin, end)
 
-    monkeypatch.setattr(SkippingRead, "_read", counting)
+    monkeypatch.setattr(SampleRead, "_read", counting)
     data = open_dataset(damaged, comm=MPI.COMM_SELF, on_error="skip")
     batches = data.batches(BATCH, shuffle=True, seed=1, remainder="keep")
     for epoch in range(3):
