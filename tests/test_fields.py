@@ -16,8 +16,7 @@ from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.united import concatenate
 from matex_data.io.sessions import read_sessions
-from matex_data.reading.options import ReadOptions
-from matex_data.reading.source import open_source
+from matex_data.reading.source import ReadOptions, open_source
 from matex_data.transforms.names import ragged_fields
 from tests.support.ranks import Pools
 

@@ -29,9 +29,8 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
 from matex_data.opening.open import open_dataset
 from matex_data.reading.buffers import BufferPool
-from matex_data.reading.options import ReadOptions
 from matex_data.reading.plan import plan_reads
-from matex_data.reading.source import open_source
+from matex_data.reading.source import ReadOptions, open_source
 
 FILES = (10_000, 100_000, 1_000_000)
 ROWS, WIDTH, BATCH = 10, 25, 256

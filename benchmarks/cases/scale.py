@@ -22,8 +22,7 @@ from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
 from matex_data.opening.open import open_dataset
-from matex_data.reading.options import ReadOptions
-from matex_data.reading.source import open_source
+from matex_data.reading.source import ReadOptions, open_source
 
 RANKS = (8, 256, 1024, 10_000)
 ROWS_PER_RANK = 64  # of a batch

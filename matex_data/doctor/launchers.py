@@ -17,8 +17,7 @@ from matex_data.launching.launchers import (
     tasks_of_job,
 )
 from matex_data.launching.library import MpiLibrary
-from matex_data.launching.start import mpiexec_command
-from matex_data.launching.trial import start_ranks
+from matex_data.launching.start import mpiexec_command, start_ranks
 
 _TRIED = 4
 """Launchers that are tried, at most: one that hangs takes its time limit."""

@@ -9,7 +9,7 @@ from matex_data import machine
 from matex_data.doctor.report import Section
 from matex_data.errors import DataError, NoMpiLibrary, RanksNotConnected
 from matex_data.launching.library import MpiLibrary, mpi_library
-from matex_data.launching.trial import start_alone
+from matex_data.launching.start import start_alone
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.sharing import SharedEpochReader
+from matex_data.epochs.exchange import SharedEpochReader
 from matex_data.epochs.window import EpochReader, FileEpochReader, LoadedWindow
 from matex_data.errors import PartitionError
 from matex_data.index.library import LibraryRows

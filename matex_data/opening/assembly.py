@@ -15,8 +15,7 @@ from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.locks import cached_property
-from matex_data.reading.options import taken
-from matex_data.reading.source import Source
+from matex_data.reading.source import Source, taken
 from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import encode_categories
 from matex_data.transforms.categories import one_hot as make_one_hot

@@ -23,8 +23,7 @@ from matex_data.opening.assembly import Request, assemble
 from matex_data.opening.further import FurtherFields, is_known, refuse_hidden, with_weights
 from matex_data.opening.given import Arrays, Given, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
-from matex_data.reading.options import ReadOptions, taken
-from matex_data.reading.source import open_source
+from matex_data.reading.source import ReadOptions, open_source, taken
 from matex_data.transforms.categories import requested_categories, without_categories
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.imputing import Imputation

@@ -15,7 +15,7 @@ import pytest
 
 from matex_data.doctor import limits, storage
 from matex_data.doctor.report import Section
-from matex_data.launching import trial
+from matex_data.launching import start
 from matex_data.launching.launchers import choose, find_launchers
 from matex_data.launching.library import mpi_library
 from matex_data.launching.start import mpiexec_command
@@ -100,14 +100,14 @@ def test_trials_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "1")
     launcher = choose(find_launchers(mpi_library()), mpi_library())
     assert launcher is not None
-    assert trial.start_ranks(mpiexec_command(launcher, 2), 2).connected
-    assert trial.start_alone().connected and trial.start_alone().level == 3
-    apart = trial.start_ranks(["env"], 2)
+    assert start.start_ranks(mpiexec_command(launcher, 2), 2).connected
+    assert start.start_alone().connected and start.start_alone().level == 3
+    apart = start.start_ranks(["env"], 2)
     assert not apart.connected and apart.text == "does not fit: each of 1 processes is rank 0 of 1"
-    broken = trial.start_ranks(["sh", "-c", "echo loading; echo 'error: no slots'>&2; exit 4"], 2)
+    broken = start.start_ranks(["sh", "-c", "echo loading; echo 'error: no slots'>&2; exit 4"], 2)
     assert broken.text == "fails: error: no slots" and broken.level is None
     monkeypatch.setattr(trial, "SECONDS", 0.3)
-    assert trial.start_ranks(["sh", "-c", "sleep 60"], 2).text.startswith("hangs")
+    assert start.start_ranks(["sh", "-c", "sleep 60"], 2).text.startswith("hangs")
 
 
 def _file(digest: str, inode: int = 1, size: int = 10) -> dict[str, Any]:

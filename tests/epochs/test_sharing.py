@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
-from matex_data.epochs.sharing import OwnedSamples
+from matex_data.epochs.exchange import OwnedSamples
 from matex_data.errors import DecodeError, OutOfMemory
 from matex_data.index.runs import Runs
 from matex_data.mpi.communicator import Communicator

@@ -22,9 +22,8 @@ from matex_data.index.library import LibraryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.io.sessions import read_sessions
 from matex_data.reading.context import NO_ROWS
-from matex_data.reading.options import ReadOptions
 from matex_data.reading.skipping import SampleRead
-from matex_data.reading.source import open_source
+from matex_data.reading.source import ReadOptions, open_source
 from tests.support.ranks import Pools
 from tests.support.sources import with_source
 

@@ -15,7 +15,7 @@ from matex_data.io import modes
 from matex_data.io.files import Files
 from matex_data.io.modes import MOST_SHARED_FILES, choose
 from matex_data.io.sessions import read_sessions
-from matex_data.reading.options import ReadOptions
+from matex_data.reading.source import ReadOptions
 from tests.io.test_mounts import TABLE
 from tests.support.ranks import Pool
 

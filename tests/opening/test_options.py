@@ -16,7 +16,7 @@ import matex_data as md
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.opening.assembly import EventOptions, Request
-from matex_data.reading.options import ReadOptions
+from matex_data.reading.source import ReadOptions
 from tests.support.ranks import Pool
 
 OF_OPENING = {"paths", "format", "sample", "comm", "index", "trusted", "absent", "options"}
