@@ -106,7 +106,7 @@ def test_trials_of_launchers(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not apart.connected and apart.text == "does not fit: each of 1 processes is rank 0 of 1"
     broken = start.start_ranks(["sh", "-c", "echo loading; echo 'error: no slots'>&2; exit 4"], 2)
     assert broken.text == "fails: error: no slots" and broken.level is None
-    monkeypatch.setattr(trial, "SECONDS", 0.3)
+    monkeypatch.setattr(start, "SECONDS", 0.3)
     assert start.start_ranks(["sh", "-c", "sleep 60"], 2).text.startswith("hangs")
 
 
