@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -13,7 +14,13 @@ from hypothesis import strategies as st
 import matex_data as md
 from matex_data.mpi.library import MPI
 from matex_data.opening.given import expand
-from matex_data.paths import LISTED, existing_files, natural_key, natural_sorted, numbered
+from matex_data.paths import LISTED, existing_files, natural_sorted, numbered
+
+
+def natural_key(path: str) -> tuple[list[tuple[int, str]], str]:
+    """Return a sort key with numbers by value; ties are broken by the path itself."""
+    words = re.split(r"([0-9]+)", path)
+    return [(int(word), "") if word.isdecimal() else (-1, word) for word in words], path
 
 
 @given(st.lists(st.text("ab019./", max_size=6)))

@@ -96,6 +96,12 @@ def merge(runs: Runs) -> Runs:
     return Runs(runs.start[first], np.add.reduceat(runs.count, first))
 
 
+def sort(runs: Runs) -> Runs:
+    """Return the same numbers in ascending order, in as few runs as possible; no two runs overlap."""
+    order = np.argsort(runs.start, kind="stable")
+    return merge(Runs(runs.start[order], runs.count[order]))
+
+
 def intersect(first: Integers, count: Integers) -> tuple[Integers, Integers]:
     """Return each pair of a range and a block that it overlaps, as two int64 arrays: range number and block number.
 

@@ -7,13 +7,49 @@ that may not be the one whose launcher started this process.
 from __future__ import annotations
 
 import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from matex_data.errors import NoMpiLibrary, RanksNotConnected
 from matex_data.machine import launch
 from matex_data.mpi.launch_errors import print_in_one_line
-from matex_data.mpi.netmod import short_addresses
 from matex_data.mpi.processes import is_child_process, is_descendant_of_rank, mark_rank
+
+NETMOD = "MPIR_CVAR_CH4_NETMOD"
+"""Environment variable of MPICH: network module, read by ``MPI_Init``."""
+_OTHER_LIBRARY = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
+
+
+@contextmanager
+def short_addresses() -> Iterator[None]:
+    """Context manager: let MPICH from PyPI choose libfabric, if Slurm's PMI connects ranks on several nodes.
+
+    A module that the user has chosen stays.
+    """
+    if NETMOD in os.environ or not (_slurm_connects_nodes() and _is_from_pypi()):
+        yield
+        return
+    os.environ[NETMOD] = "ofi"
+    try:
+        yield
+    finally:
+        os.environ.pop(NETMOD, None)
+
+
+def _slurm_connects_nodes() -> bool:
+    """Return whether Slurm has started this rank on one of several nodes, with its own PMI."""
+    nodes = os.environ.get("SLURM_STEP_NUM_NODES", "")
+    return "PMI_FD" in os.environ and nodes.isdecimal() and int(nodes) > 1
+
+
+def _is_from_pypi() -> bool:
+    """Return whether mpi4py loads the library that the package ``mpich`` has put beside Python."""
+    named = any(name in os.environ for name in _OTHER_LIBRARY)
+    return not named and Path(sys.prefix, "lib", "libmpi.so.12").exists()
+
 
 __all__ = ["MPI"]
 

@@ -22,7 +22,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
 from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import ranges
-from matex_data.index.runs import Runs, compress, join, merge
+from matex_data.index.runs import Runs, compress, join, sort
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import Permutation, orders, permutation, salts
 
@@ -238,7 +238,7 @@ class EpochOrder:
         section, run = self.sequence.overlaps(start, count)
         own = self._readers(run, size) == rank
         section, run = section[own], run[own]
-        runs = _sort_runs(self.sequence.common(start[section], (start + count)[section], run))
+        runs = sort(self.sequence.common(start[section], (start + count)[section], run))
         return schedule.of_positions(runs)
 
     def owners(self, samples: Integers, size: int) -> Integers:
@@ -342,7 +342,7 @@ class EpochOrder:
             of_tile = slice(*np.searchsorted(runs.first, (done, done + len(found))))
             destination[ranges(sorted_position[of_tile], runs.count[of_tile])] = found
             done += len(found)
-        return _drop_others(_sort_runs(runs), destination)
+        return _drop_others(sort(runs), destination)
 
     def _sections(self, begin: int, end: int, lanes: Integers) -> tuple[Integers, Integers, Integers, Integers]:
         """Return first step, lane, start and size of each section of the full steps ``begin`` to ``end``, int64 each.
@@ -397,16 +397,11 @@ def _sorted_positions(runs: Runs) -> Integers:
     return position
 
 
-def _sort_runs(runs: Runs) -> Runs:
-    order = np.argsort(runs.start, kind="stable")
-    return merge(Runs(runs.start[order], runs.count[order]))
-
-
 def _sort(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
     """Sort samples, and their destinations with them."""
     moved = np.empty_like(destination)
     moved[ranges(_sorted_positions(runs), runs.count)] = destination
-    return _sort_runs(runs), moved
+    return sort(runs), moved
 
 
 def _in_file_order(samples: Integers) -> tuple[Runs, Integers]:

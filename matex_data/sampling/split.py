@@ -11,7 +11,7 @@ import numpy as np
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.index.chosen import Chosen, Samples
-from matex_data.index.runs import Runs, merge
+from matex_data.index.runs import Runs, sort
 from matex_data.sampling.permutation import check_seed, permutation
 from matex_data.sampling.schedule import rank_range
 
@@ -127,8 +127,7 @@ def _pairs(sets: Sequence[Runs]) -> Iterator[tuple[Runs, Runs]]:
             np.concatenate([getattr(other, name) for other in (*sets[:i], *sets[i + 1 :])])
             for name in ("start", "count")
         )
-        order = np.argsort(start)
-        yield merge(Runs(start[order], count[order])), own
+        yield sort(Runs(start, count)), own
 
 
 def check_folds(number: int) -> int:
@@ -162,9 +161,7 @@ def _cut(runs: Runs, ends: Sequence[int], seed: int | None, gap: int, events: Ch
     sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap, events)
     inner = _snap(sequence, np.array(ends[1:-1], np.int64), events).tolist()
     for low, high in pairwise([ends[0], *inner, ends[-1]]):
-        subset = sequence.slice(np.array([low]), np.array([high - low]))
-        order = np.argsort(subset.start)
-        yield merge(Runs(subset.start[order], subset.count[order]))
+        yield sort(sequence.slice(np.array([low]), np.array([high - low])))
 
 
 def _shuffle_sections(runs: Runs, seed: int, gap: int, events: Chosen | None) -> Runs:

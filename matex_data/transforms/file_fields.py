@@ -131,7 +131,7 @@ def _with_values(index: Index, fields: Schema, values_of: Callable[[int], Mappin
     if files.has_facts and len(files):
         no = np.zeros(len(files), bool)
         of_constants = LayoutFacts(np.ones(len(files), np.uint8), np.zeros(len(files), np.uint8), no, no)
-        facts = dict.fromkeys(fields, of_constants) | files.facts
+        facts = {**dict.fromkeys(fields, of_constants), **files.facts}
     derived = DerivedFiles(files, partial(_with_constants, values_of), facts=facts)
     return Index(fields, derived, index.static, index.facts)
 

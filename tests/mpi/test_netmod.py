@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from matex_data.mpi.netmod import NETMOD, short_addresses
+from matex_data.mpi.library import NETMOD, short_addresses
 
 STEP = {"PMI_FD": "11", "SLURM_STEP_NUM_NODES": "2"}
 
