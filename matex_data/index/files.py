@@ -10,7 +10,7 @@ import dataclasses
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Self, overload
 
 import numpy as np
@@ -23,12 +23,11 @@ from matex_data.index.columns import (
     Group,
     PathTable,
     compact,
-    joined,
     member,
     unpacked,
 )
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
-from matex_data.index.stamps import Stamp, StampTable
+from matex_data.index.stamps import Stamp
 from matex_data.locks import cached_property
 from matex_data.lru import LeastRecentlyUsed
 
@@ -274,33 +273,57 @@ class JoinedFiles(FileTable):
         return int(np.searchsorted(self._first, number, side="right")) - 1
 
 
+@dataclass(frozen=True, eq=False)
+class FileNumbers(ColumnTable):
+    """Numbers of each file.
+
+    Parameters
+    ----------
+    rows : integers[files], number of rows.
+    size, mtime_ns, inode : integers[files], see `Stamp`.
+    known : bool[files], False: the file has no stamp.
+    group, position : integers[files], group of the layouts, and their position within it.
+    """
+
+    rows: Array
+    size: Array
+    mtime_ns: Array
+    inode: Array
+    known: Array
+    group: Array
+    position: Array
+    kinds = ("iu", "iu", "iu", "iu", "b", "iu", "iu")
+
+    @classmethod
+    def of(cls, files: Sequence[FileIndex], group: Sequence[int], position: Sequence[int]) -> FileNumbers:
+        """Return the numbers of these files."""
+        stamps = [file.stamp or Stamp(0, 0, 0) for file in files]
+        columns = (
+            np.array([file.rows for file in files], np.int64),
+            np.array([stamp.size for stamp in stamps], np.int64),
+            np.array([stamp.mtime_ns for stamp in stamps], np.int64),
+            np.array([stamp.inode for stamp in stamps], np.uint64),  # ino_t is unsigned
+            np.array([file.stamp is not None for file in files], bool),
+            np.array(group, np.int64),
+            np.array(position, np.int64),
+        )
+        return cls(*map(compact, columns))
+
+
 class FileColumns(FileTable):
     """Files in columns: some 40 bytes for each of many that differ in numbers only, and more for tables of chunks.
 
     Parameters
     ----------
     paths : path of each file.
-    rows : integers[files], number of rows of each file.
-    stamps : stamp of each file.
+    numbers : of each file.
     groups : layouts of the files, by descriptor.
-    group : integers[files], group of each file.
-    position : integers[files], position of each file within its group.
     facts : of the layouts, by field.
     """
 
-    def __init__(
-        self,
-        paths: PathTable,
-        rows: Array,
-        stamps: StampTable,
-        groups: Sequence[Group],
-        group: Array,
-        position: Array,
-        facts: Facts,
-    ) -> None:
+    def __init__(self, paths: PathTable, numbers: FileNumbers, groups: Sequence[Group], facts: Facts) -> None:
         self.paths: PathTable = paths
-        self.rows, self._stamps = rows, stamps
-        self._groups, self._group, self._position = groups, group, position
+        self.rows, self._numbers, self._groups = numbers.rows, numbers, groups
         self.__dict__["facts"] = facts
         self._recent = LeastRecentlyUsed[FileIndex](KEPT)
 
@@ -312,16 +335,11 @@ class FileColumns(FileTable):
         """Return the table as a value of JSON."""
         return {
             "paths": self.paths.to_json(columns),
-            "stamps": self._stamps.to_json(columns),
             "groups": [group.to_json(columns) for group in self._groups],
             "facts": [[name, facts.to_json(columns)] for name, facts in self.facts.items()],
             "first_row": columns.add(self.first_row),
-            **{name: columns.add(column) for name, column in self._numbered.items()},
+            "numbers": self._numbers.to_json(columns),
         }
-
-    @property
-    def _numbered(self) -> Mapping[str, Array]:
-        return {"rows": self.rows, "group": self._group, "position": self._position}
 
     @property
     def _origin(self) -> Origin:
@@ -340,17 +358,17 @@ class FileColumns(FileTable):
         ------
         FormatError : the value is damaged, or of another release.
         """
-        names = ("paths", "stamps", "groups", "facts", "first_row", "rows", "group", "position")
-        of_paths, of_stamps, of_groups, of_facts, of_first, *numbered = member(value, *names)
+        of_paths, of_groups, of_facts, of_first, of_files = member(
+            value, "paths", "groups", "facts", "first_row", "numbers"
+        )
         paths = PathTable.from_json(of_paths, columns)
         count = len(paths)
-        rows, group, position = (columns.column(column, count) for column in numbered)
         pairs = isinstance(of_facts, list) and all(isinstance(pair, list) and len(pair) == 2 for pair in of_facts)
         if not pairs or not isinstance(of_groups, list):
             raise damaged(f"{of_groups!r:.100} instead of groups of files, or {of_facts!r:.100} instead of facts")
         groups = [Group.from_json(one, columns, count, origin) for one in of_groups]
         facts = {str(name): LayoutFacts.from_json(one, columns, count) for name, one in of_facts}
-        files = cls(paths, rows, StampTable.from_json(of_stamps, columns, count), groups, group, position, facts)
+        files = cls(paths, FileNumbers.from_json(of_files, columns, count), groups, facts)
         files.__dict__["first_row"] = columns.column(of_first, count + 1)  # in the memory that the ranks share
         if not origin.of_job:
             files._check()
@@ -359,7 +377,7 @@ class FileColumns(FileTable):
     def _check(self) -> None:
         """Raise ``FormatError`` unless the columns fit to one another, and the first file of each group to its rows."""
         sizes = np.array([len(group) for group in self._groups], np.int64)
-        groups, positions = self._group, self._position
+        groups, positions = self._numbers.group, self._numbers.position
         known = not len(self) or (int(groups.min()) >= 0 and int(groups.max()) < len(sizes))
         if not known or int(sizes.sum()) != len(self):
             raise damaged("files of groups that there are not")
@@ -376,7 +394,8 @@ class FileColumns(FileTable):
 
     def _made(self, number: int) -> FileIndex:
         path = self.paths[number]
-        layouts = self._groups[self._group[number]].made(int(self._position[number]), path)
+        numbers = self._numbers
+        layouts = self._groups[numbers.group[number]].made(int(numbers.position[number]), path)
         if not self._origin.of_job:
             trust = self._origin.trust.beside(path)
             for source in dict.fromkeys(sources_of(layouts)):
@@ -385,11 +404,12 @@ class FileColumns(FileTable):
         return FileIndex(path, int(self.rows[number]), layouts, self.stamp(number))
 
     def stamp(self, number: int) -> Stamp | None:
-        return self._stamps[number]
+        n = self._numbers
+        return Stamp(int(n.size[number]), int(n.mtime_ns[number]), int(n.inode[number])) if n.known[number] else None
 
     @property
     def all_stamped(self) -> bool:
-        return bool(self._stamps.known.all())
+        return bool(self._numbers.known.all())
 
     @property
     def undescribed_class(self) -> str | None:
@@ -404,7 +424,7 @@ class FileColumns(FileTable):
             return (filled or list(tables))[0]
         number_of: dict[str, int] = {}
         members: list[list[Group]] = []
-        group, position = [], []
+        moved: list[FileNumbers] = []
         for table in filled:
             numbers, before = [], []
             for one in table._groups:
@@ -414,15 +434,13 @@ class FileColumns(FileTable):
                 numbers.append(number)
                 before.append(sum(len(other) for other in members[number]))
                 members[number].append(one)
-            group.append(np.array(numbers)[table._group])
-            position.append(np.array(before)[table._group] + table._position)
+            own = table._numbers
+            position = np.array(before)[own.group] + own.position
+            moved.append(replace(own, group=np.array(numbers)[own.group], position=position))
         return cls(
             PathTable.joined([table.paths for table in filled]),
-            joined([table.rows for table in filled]),
-            StampTable.joined([table._stamps for table in filled]),
+            FileNumbers.joined(moved),
             [Group.joined(of_descriptor) for of_descriptor in members],
-            joined(group),
-            joined(position),
             {name: LayoutFacts.joined([table.facts[name] for table in filled]) for name in filled[0].facts},
         )
 
@@ -494,11 +512,8 @@ def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
         alike.append(separated)
     return FileColumns(
         PathTable.of([file.path for file in files]),
-        compact(np.array([file.rows for file in files], np.int64)),
-        StampTable.of([file.stamp for file in files]),
+        FileNumbers.of(files, group, position),
         [Group.of(alike) for alike in members.values()],
-        compact(np.array(group, np.int64)),
-        compact(np.array(position, np.int64)),
         FileList(files).facts,
     )
 

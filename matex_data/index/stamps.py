@@ -4,17 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
-import numpy as np
-
-from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import ChangedFile
-from matex_data.index.columns import ColumnTable, compact
 from matex_data.storage import objects
 
 
@@ -107,35 +102,3 @@ def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
         found=found,
         remedy="open it again; do not write to the data while it is read",
     )
-
-
-@dataclass(frozen=True, eq=False)
-class StampTable(ColumnTable):
-    """Stamps of many files.
-
-    Parameters
-    ----------
-    size, mtime_ns, inode : integers[files], see `Stamp`.
-    known : bool[files], False: the file has no stamp.
-    """
-
-    size: Array
-    mtime_ns: Array
-    inode: Array
-    known: Array
-    kinds = ("iu", "iu", "iu", "b")
-
-    @classmethod
-    def of(cls, stamps: Sequence[Stamp | None]) -> StampTable:
-        """Return the table of these stamps."""
-        none = Stamp(0, 0, 0)
-        rows = [(stamp.size, stamp.mtime_ns, stamp.inode) for stamp in (stamp or none for stamp in stamps)]
-        dtypes = (np.int64, np.int64, np.uint64)  # ino_t is unsigned
-        columns = [np.array([row[i] for row in rows], dtype) for i, dtype in enumerate(dtypes)]
-        known = np.array([stamp is not None for stamp in stamps], bool)
-        return cls(*(compact(column) for column in (*columns, known)))
-
-    def __getitem__(self, number: int) -> Stamp | None:
-        if not self.known[number]:
-            return None
-        return Stamp(int(self.size[number]), int(self.mtime_ns[number]), int(self.inode[number]))

@@ -25,7 +25,7 @@ from matex_data.index.descriptors import join, separate
 from matex_data.index.files import KEPT, DerivedFiles, FileColumns, FileIndex, FileList, columns_of
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, compress
-from matex_data.index.stamps import Stamp, StampTable
+from matex_data.index.stamps import Stamp
 from matex_data.index.strided import Strided
 from matex_data.readers import reader
 from matex_data.reading.plan import rows_by_file
@@ -78,10 +78,10 @@ def test_paths_that_are_no_text() -> None:
 
 @given(st.lists(STAMPS, max_size=6))
 def test_stamps_keep_their_numbers(stamps: list[Stamp | None]) -> None:
-    table = StampTable.of(stamps)
-    assert [table[i] for i in range(len(stamps))] == stamps
-    twice = pickle.loads(pickle.dumps(StampTable.joined([table, table])))
-    assert [twice[i] for i in range(2 * len(stamps))] == stamps * 2
+    table = columns_of([FileIndex("a.bin", 0, {}, stamp) for stamp in stamps])
+    assert [table.stamp(i) for i in range(len(stamps))] == stamps
+    twice = pickle.loads(pickle.dumps(FileColumns.joined([table, table])))
+    assert [twice.stamp(i) for i in range(2 * len(stamps))] == stamps * 2
 
 
 VALUES: Any = st.recursive(

@@ -169,7 +169,12 @@ def _layouts(descriptor: Any) -> Callable[[Any], None]:
 
 
 def _files(**values: Any) -> Callable[[Any], None]:
-    return lambda description: description["files"].update(values)
+    def change(description: Any) -> None:
+        files = description["files"]
+        for name, value in values.items():
+            (files["numbers"] if name in files["numbers"] else files)[name] = value
+
+    return change
 
 
 def _column(count: int, **values: Any) -> dict[str, Any]:
@@ -246,7 +251,7 @@ CLAIMS = {
     "lists": lambda description: description["files"]["groups"][0].update(
         arrays=[{"values": _column(10**13, all=1), "ends": _column(3, all=10**13)}]
     ),
-    "paths": lambda description: description["files"]["paths"].update(ends=_column(10**13, all=0)),
+    "paths": lambda description: description["files"]["paths"]["endings"].update(ends=_column(10**13, all=0)),
     "group": lambda description: description["files"]["groups"][0].update(
         count=10**13, numbers=[_column(10**13, all=1)] * 5
     ),
