@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.fields import Field, Schema
-from matex_data.mpi import launch_errors, processes
+from matex_data.mpi import early_errors, processes
 
 if TYPE_CHECKING:
     from matex_data import training
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from matex_data.samples import sample_data
 
 processes.disable_mpi_in_child()
-launch_errors.notice()
+early_errors.notice()
 
 __version__ = "0.2.0"
 

@@ -1,6 +1,6 @@
 """An index as bytes: for a file that later jobs read, and for memory that the ranks of a machine share.
 
-The bytes are columns behind a description in JSON, see `container`. So an index of a million files is in memory as soon
+The bytes are columns behind a description in JSON, see `columns`. So an index of a million files is in memory as soon
 as its bytes are mapped, in one copy for all processes that map them.
 """
 

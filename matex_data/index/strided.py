@@ -256,7 +256,7 @@ class Transposed(Layout):
 
     @cached_property
     def segments(self) -> Segments:
-        """The same rows as segments."""
+        """Rows as segments."""
         run = prod(self.after) * self.dtype.itemsize
         strides = (self.step, *(self.rows * stride for stride in c_strides(self.before, run)[1:]))
         return Segments(

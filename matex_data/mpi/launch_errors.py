@@ -1,10 +1,8 @@
-"""Errors of processes that have no MPI or are not connected, and errors before the first data set has set a hook."""
+"""Errors of processes that have no MPI or are not connected, printed as one line without a traceback."""
 
 from __future__ import annotations
 
-import atexit
 import sys
-from contextlib import suppress
 from functools import cache
 from types import TracebackType
 
@@ -31,17 +29,3 @@ def print_launch_error(error: Exception) -> None:
     launched = launched_rank()
     if launched is None or launched.rank == 0:
         sys.stderr.write(f"matex_data: {error}\n")
-
-
-@cache
-def notice() -> None:
-    """Look for an uncaught error when this process exits. Once in a process; sets no hook, starts no MPI."""
-    atexit.register(_end_after_error)
-
-
-def _end_after_error() -> None:
-    if "mpi4py.MPI" in sys.modules and getattr(sys, "last_value", None) is not None:
-        with suppress(NoMpiLibrary, RanksNotConnected):  # there are no other ranks
-            from matex_data.mpi import abort  # imports MPI, which this program has imported already
-
-            abort.end_without_hook()
