@@ -92,6 +92,15 @@ def _requirements(extra: str) -> set[str]:
     return lines - {""}
 
 
+def test_the_page_of_versions_has_the_lower_bounds() -> None:
+    sections = [SETUP["options"]["install_requires"], *SETUP["options.extras_require"].values()]
+    bounds = dict(re.findall(r"^([\w-]+)>=([\d.]+)", "\n".join(sections), re.MULTILINE))
+    said = re.findall(r"^\| `([\w-]+)` \| ([\d.]+)", (ROOT / "docs" / "versions.md").read_text(), re.MULTILINE)
+    assert dict(said) == {name: bounds[name] for name, _ in said}
+    needed = "\n".join([sections[0], *_requirements("all")])
+    assert set(re.findall(r"^([\w-]+)>=", needed, re.MULTILINE)) <= dict(said).keys()
+
+
 @pytest.fixture(scope="module")
 def distributions(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path, Path]:
     """Return the unpacked source distribution, the wheel made of it, and the tree that both were made of.
