@@ -27,7 +27,7 @@ RUN = (
     *("docs/quick_start.md", "docs/guides/chunks.md", "docs/guides/missing_samples.md", "docs/guides/tables.md"),
     *(f"docs/guides/{name}.md" for name in ("predictions", "map", "preprocessing", "metrics")),
     *(f"docs/coming_from/{name}.md" for name in ("horovod", "multi_worker_mirrored", "pytorch", "xbatcher", "coffea")),
-    *("docs/coming_from/image_dataset_from_directory.md", "docs/coming_from/matex.md"),
+    *("docs/coming_from/image_dataset_from_directory.md", "docs/coming_from/matex.md", "docs/why.md"),
 )
 """Pages whose Python code runs here, in this process. That of README, docs/processes.md and docstrings runs in tests of
 its own, that of the tutorials in ``make docs``."""
@@ -131,14 +131,18 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("name", RUN)
-def test_code_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_runs(
+    name: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     own = folder / Path(name).stem
     own.mkdir()
     monkeypatch.chdir(own)
     code = "\n".join(_blocks(NAMES[name], "python"))
     path = own / "page.py"  # AutoGraph reads the source
     path.write_text(code)
+    capsys.readouterr()
     exec(compile(code, str(path), "exec"), {"__name__": "__page__"})
+    assert name != "docs/why.md" or capsys.readouterr().out in NAMES[name].read_text()  # as it is shown
 
 
 @pytest.mark.parametrize("name", PROMPTS)
