@@ -14,19 +14,13 @@ import numpy as np
 import pytest
 
 import matex_data
+from tests.support.launch import ROOT
 
-MODULES = (
-    *("dataset", "opening", "combining", "samples", "compat", "errors", "fields"),
-    *(f"index.{name}" for name in ("model", "runs", "strided", "joined", "cache", "chunked", "files", "interleaved")),
-    *(f"index.{name}" for name in ("jagged", "library", "ragged", "scatter", "table", "transposed")),
-    *("codecs.pipeline", "readers.formats", "readers.collective", "training.comm.world"),
-    *(() if find_spec("torch") is None else ("torch",)),
-    *(f"sampling.{name}" for name in ("permutation", "schedule", "sizing", "split", "mixing")),
-    *("cli.planning", "doctor.section", "launching.library", "launching.slurm", "machine"),
-    "training.launcher.arguments",
-    *("transforms.names", "transforms.pad", "transforms.strata", "transforms.expressions", "transforms.evaluation"),
-    "transforms.new_fields",
-    "training.exact.listed",
+MODULES = sorted(
+    ".".join(path.relative_to(ROOT).with_suffix("").parts).removeprefix("matex_data.").removesuffix(".__init__")
+    for top in ("matex_data", "readers", "training")
+    for path in ROOT.glob(f"{top}/**/*.py")
+    if ">>>" in path.read_text() and (path.stem not in ("torch", "jax") or find_spec(path.stem))
 )
 EXAMPLES = [
     test

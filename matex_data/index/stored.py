@@ -41,6 +41,7 @@ def to_bytes(index: Index, key: str = "", of_job: bool = False) -> bytes:
     Examples
     --------
     >>> from matex_data.abc import Field, FileIndex, MemoryRows
+    >>> from matex_data.index.descriptors import OF_JOB
     >>> layouts = {"t": MemoryRows(np.array([1.5, 2.5]))}
     >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, [FileIndex("a.bin", 2, layouts)])
     >>> key, found = from_bytes(to_bytes(index, "of a.bin"), OF_JOB)

@@ -23,7 +23,7 @@ def named_dimensions(arrays: Mapping[str, Axes]) -> dict[str, tuple[str, ...]]:
     --------
     >>> arrays = {"t": ((4,), ("time",)), "a/t": ((4, 9), ("time", "x")), "a/u": ((5,), ("time",)), "b": ((9,), ("",))}
     >>> named_dimensions(arrays)
-    {'t': ('time',), 'a/t': ('time', 'a/x'), 'a/u': ('a/time',), 'b': ('dim_0',)}
+    {'t': ('time',), 'a/t': ('time', 'a/x'), 'a/u': ('a/time_5',), 'b': ('dim_0',)}
     """
     lengths: dict[tuple[str, str], int] = {}
     for array, (shape, names) in arrays.items():

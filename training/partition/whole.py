@@ -93,8 +93,8 @@ def whole_optimizer(optimizer: Any, variables: Sequence[Any]) -> Any:
     --------
     >>> import keras
     >>> kernel = keras.Variable(1.0, name="kernel")
-    >>> [v.path for v in whole_optimizer(keras.optimizers.SGD(momentum=0.9), [kernel]).variables]
-    ['sgd/iteration', 'sgd/learning_rate', 'sgd/kernel_momentum']
+    >>> [v.name for v in whole_optimizer(keras.optimizers.SGD(momentum=0.9), [kernel]).variables]
+    ['iteration', 'learning_rate', 'kernel_momentum']
     """
     config = optimizer.get_config()
     with tf.Graph().as_default():
