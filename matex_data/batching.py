@@ -13,7 +13,7 @@ from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
 from matex_data.epochs.strategies import read_bytes
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec
-from matex_data.index.chosen import Samples
+from matex_data.index.runs import Samples
 from matex_data.locks import cached_property
 from matex_data.machine import free_memory
 from matex_data.mpi.communicator import Equal

@@ -11,13 +11,12 @@ import numpy as np
 from matex_data.dataset import Dataset
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names, as_list
-from matex_data.index.joined import join_samples
 from matex_data.index.model import Index
 from matex_data.opening.indexing import share_facts
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed
-from matex_data.transforms.joining import check_sources, is_in_memory, join_sources, join_ties, named
+from matex_data.transforms.joining import check_sources, is_in_memory, join_samples, join_sources, join_ties, named
 from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, merge_ties, pair_samples
 
 

@@ -18,9 +18,8 @@ from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError, PartitionError
 from matex_data.fields import ElementSpec, Names, Schema, as_list, check_name, mapped_elements
-from matex_data.index.chosen import Samples
 from matex_data.index.computed import compute
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Runs, Samples
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.reading.functions import Declared, SampleFunction

@@ -18,8 +18,8 @@ from matex_data._types import Array, Integers
 from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.errors import FormatError
 from matex_data.fields import ElementSpec, Field, Schema
-from matex_data.index.chosen import Samples
 from matex_data.index.ragged import RaggedArray
+from matex_data.index.runs import Samples
 from matex_data.reading.source import Source
 
 

@@ -11,9 +11,8 @@ import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
 from matex_data.fields import LISTED, WEIGHT, ElementSpec, Names, Schema, as_list, matching
-from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Runs, Samples
 from matex_data.locks import cached_property
 from matex_data.reading.source import Source, taken
 from matex_data.sampling.split import Ties

@@ -12,8 +12,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.fields import ElementSpec
 from matex_data.index.cache import ChunkCache, GivenUp
-from matex_data.index.chosen import Samples
-from matex_data.index.runs import compress
+from matex_data.index.runs import Samples, compress
 from matex_data.locks import shielded
 from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import run

@@ -13,10 +13,9 @@ from matex_data._types import Integers, Io
 from matex_data.errors import DataError, PartitionError
 from matex_data.fields import RANDOM
 from matex_data.index.cache import ChunkCache
-from matex_data.index.chosen import Samples
 from matex_data.index.computed import Drawing, drawing
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Runs, Samples
 from matex_data.index.stamps import check_stamp
 from matex_data.io.counters import Profile
 from matex_data.io.modes import MOST_SHARED_FILES

@@ -11,10 +11,9 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.files import LayoutFacts
 from matex_data.index.model import Index, ranges
-from matex_data.index.runs import Runs, cut
+from matex_data.index.runs import Chosen, Runs, Samples, cut
 from matex_data.sampling.schedule import REMAINDERS, Schedule
 from matex_data.words import counted
 

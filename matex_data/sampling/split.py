@@ -10,8 +10,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.chosen import Chosen, Samples
-from matex_data.index.runs import Runs, sort
+from matex_data.index.runs import Chosen, Runs, Samples, sort
 from matex_data.sampling.permutation import check_seed, permutation
 from matex_data.sampling.schedule import rank_range
 

@@ -18,9 +18,8 @@ import numpy as np
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names
-from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs, merge
+from matex_data.index.runs import Chosen, Runs, Samples, merge
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import VERSION
 from matex_data.sampling.schedule import Schedule

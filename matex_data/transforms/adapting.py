@@ -7,7 +7,7 @@ from typing import Any
 
 from matex_data.errors import FormatError
 from matex_data.fields import ElementSpec, as_list
-from matex_data.index.chosen import Samples
+from matex_data.index.runs import Samples
 from matex_data.reading.plan import Arrays
 from matex_data.reading.samples import SampleReader
 from matex_data.reading.source import Source

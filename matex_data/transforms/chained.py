@@ -11,9 +11,8 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names, mapped_elements
-from matex_data.index.chosen import Samples
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs, merge
+from matex_data.index.runs import Runs, Samples, merge
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 from matex_data.transforms.continuity import continuing

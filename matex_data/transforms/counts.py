@@ -11,7 +11,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Field, Schema, field_of
-from matex_data.index.chosen import Samples
+from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source

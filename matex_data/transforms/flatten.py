@@ -12,19 +12,18 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Schema
-from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.computed import Made, join_lists
 from matex_data.index.files import DerivedFiles
-from matex_data.index.joined import all_of
 from matex_data.index.model import Derivation, FileIndex, Finish, Index, Read, Wanted
 from matex_data.index.ragged import RAGGED_BYTES, empty_output
-from matex_data.index.runs import compress
+from matex_data.index.runs import Chosen, Samples, compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 from matex_data.mpi.shared import gathered
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
+from matex_data.transforms.joining import all_of
 from matex_data.transforms.names import ragged_fields
 from matex_data.transforms.select import set_bits
 

@@ -20,9 +20,9 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MISSING_INTEGER, Field, Schema, is_pattern, matching
-from matex_data.index.chosen import Samples
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
+from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source

@@ -17,18 +17,17 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, field_of
-from matex_data.index.chosen import Chosen, Samples
 from matex_data.index.combined import assign_missing, exact
 from matex_data.index.computed import Call, Made, compute
 from matex_data.index.files import DerivedFiles
-from matex_data.index.joined import all_of
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
-from matex_data.index.runs import Runs, compress, merge, runs_where
+from matex_data.index.runs import Chosen, Runs, Samples, compress, merge, runs_where
 from matex_data.index.united import nullable
 from matex_data.locks import cached_property
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
+from matex_data.transforms.joining import all_of
 from matex_data.transforms.missing import use_values
 
 HOW = ("exact", "inner", "left")

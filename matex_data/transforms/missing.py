@@ -19,11 +19,10 @@ from numpy.typing import NDArray
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, is_pattern, mask_of, matching
-from matex_data.index.chosen import Samples
 from matex_data.index.combined import exact
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Runs, Samples
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range

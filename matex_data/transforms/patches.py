@@ -18,12 +18,11 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import LISTED, RANDOM, Field
 from matex_data.index.cache import ChunkCache
-from matex_data.index.chosen import Chosen
 from matex_data.index.chunked import Chunked
 from matex_data.index.combined import Converted
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
-from matex_data.index.runs import compress
+from matex_data.index.runs import Chosen, compress
 from matex_data.index.strided import BLOCK_BYTES, Strided, Transposed
 from matex_data.index.subset import Picked, subset, taken_shape
 from matex_data.locks import cached_property

@@ -7,8 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.index.chosen import TILE, Chosen, Samples
-from matex_data.index.runs import Runs
+from matex_data.index.runs import TILE, Chosen, Runs, Samples
 from matex_data.mpi.shared import gathered
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source

@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_data.errors import PartitionError
-from matex_data.index.chosen import Samples
-from matex_data.index.joined import join_samples
+from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.sampling.split import Ties, check_folds, check_fractions, check_gap, folds, leave_gaps, split
+from matex_data.transforms.joining import join_samples
 from matex_data.transforms.strata import Assignment, divide_at, group, stratify
 
 SourceOf = Callable[[str | None], tuple[Source, str]]

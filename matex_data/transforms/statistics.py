@@ -14,7 +14,7 @@ from matex_data._types import Array, Integers
 from matex_data.display import table_html
 from matex_data.errors import FormatError
 from matex_data.fields import MASK, Field, field_of
-from matex_data.index.chosen import Samples
+from matex_data.index.runs import Samples
 from matex_data.machine import check_fits
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source

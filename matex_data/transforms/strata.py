@@ -17,7 +17,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, field_of
-from matex_data.index.chosen import Samples
+from matex_data.index.runs import Samples
 from matex_data.readers.dimensions.cf import time_origin
 from matex_data.reading.source import Source
 from matex_data.sampling.permutation import Permutation, check_seed, permutation

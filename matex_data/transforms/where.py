@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array
-from matex_data.index.chosen import Samples, within
 from matex_data.index.model import Index, Layout
-from matex_data.index.runs import Runs, merge
+from matex_data.index.runs import Runs, Samples, merge, within
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.transforms.expressions import Expression, Numbers

@@ -13,12 +13,12 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, Names, Schema, as_list
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
-from matex_data.index.joined import all_of
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 from matex_data.sampling.split import Ties
+from matex_data.transforms.joining import all_of
 
 AHEAD = "{}_ahead"  # name of the field with the rows behind a window
 BLOCK_WINDOWS = 8  # least length of a block, in windows: neighbouring windows share most of their rows

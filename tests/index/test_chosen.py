@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.index.chosen import TILE, Chosen
-from matex_data.index.runs import Runs
+from matex_data.index.runs import TILE, Chosen, Runs
 from matex_data.transforms import select
 
 

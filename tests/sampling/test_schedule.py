@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
-from matex_data.index.chosen import Chosen
 from matex_data.index.model import ranges
-from matex_data.index.runs import Runs, compress, cut, merge
+from matex_data.index.runs import Chosen, Runs, compress, cut, merge
 from matex_data.sampling.schedule import Schedule, check_ranks, rank_range
 from matex_data.sampling.sizing import choose_block_bytes, choose_block_rows, choose_lanes, make_schedule
 from matex_data.sampling.split import split

@@ -12,7 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, PartitionError, open_dataset
-from matex_data.index.chosen import Chosen
+from matex_data.index.runs import Chosen
 from matex_data.io.counters import process_profile
 from matex_data.transforms import select
 from matex_data.transforms.evaluation import Values, evaluate
