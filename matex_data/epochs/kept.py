@@ -22,7 +22,7 @@ from matex_data.reading.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 
 
-class Kept(Strategy):
+class ReadOnce(Strategy):
     """Samples that a rank reads once, some megabytes at a time, and keeps: these reads are the windows that count."""
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
@@ -44,7 +44,7 @@ class Kept(Strategy):
         return share.slice(np.array([low]), np.array([high - low])), np.arange(high - low), high - low
 
 
-class InMemory(Kept):
+class InMemory(ReadOnce):
     """Samples that each rank reads once, keeps, and shuffles as a whole every time.
 
     Functions that get seeds compute fields of them anew in each epoch, in the pool; all ranks raise the error of one.
@@ -149,7 +149,7 @@ class ComputingEpochReader(EpochReader):
         return WholeWindow(compute_fields(loaded, self._drawing, self._number))
 
 
-class Exchanged(Kept):
+class Exchanged(ReadOnce):
     """Samples in a uniform permutation, which the ranks keep in memory and exchange."""
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
