@@ -37,7 +37,7 @@ from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
-from matex_data.transforms.splits import SourceOf, SplitOptions, Whole
+from matex_data.transforms.splits import SourceOf, SplitOptions, Unsplit
 from matex_data.transforms.statistics import Statistics, statistics, statistics_by
 from matex_data.transforms.windows import window_shape
 from matex_data.words import counted
@@ -623,8 +623,8 @@ class Dataset:
             raise PartitionError(f"{operation} of a mixture", remedy=f"call {operation} of each data set, then mix()")
 
     @property
-    def _whole(self) -> Whole:
-        return Whole(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
+    def _whole(self) -> Unsplit:
+        return Unsplit(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
 
     def _subsets(self, parts: Sequence[Samples]) -> tuple[Dataset, ...]:
         source = self._source

@@ -91,7 +91,7 @@ def _picked(layout: Layout, shape: tuple[int, ...], axes: Sequence[Axis], read: 
     if all(pick is None for pick in picks):
         return layout
     if all(pick is None or pick == 0 for pick in picks):
-        return Flat(layout, tuple(number + 1 for number, pick in enumerate(picks) if pick is not None))
+        return Squeezed(layout, tuple(number + 1 for number, pick in enumerate(picks) if pick is not None))
     return Picked(layout, shape, picks)
 
 
@@ -106,7 +106,7 @@ def _positions(axis: Numbers | int, read: Numbers) -> Axis:
 
 @declared
 @dataclass(frozen=True)
-class Flat(Converted):
+class Squeezed(Converted):
     """Rows without axes of length 1.
 
     Parameters

@@ -71,7 +71,7 @@ class SplitOptions:
 
 
 @dataclass(frozen=True)
-class Whole:
+class Unsplit:
     """Samples of a data set, which are to be split.
 
     Parameters
@@ -90,7 +90,7 @@ class Whole:
     mixture: Mixture | None = None
 
     @property
-    def _parts(self) -> list[Whole]:
+    def _parts(self) -> list[Unsplit]:
         mixture = self.mixture
         assert mixture is not None
         return [replace(self, samples=samples, mixture=None) for samples in mixture.parts(self.samples)]
