@@ -25,6 +25,8 @@ class LeastRecentlyUsed(Generic[V]):
     ...     values.add(key, key.upper(), nbytes=40)
     >>> values.get("a"), values.get("c"), values.used
     (None, 'C', 80)
+    >>> values.made("d", lambda: "D", nbytes=20), values.made("d", lambda: "another one")
+    ('D', 'D')
     """
 
     def __init__(self, nbytes: int) -> None:
