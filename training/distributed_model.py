@@ -10,8 +10,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.average.gradients import GradientAverage, GradientPatches
-from matex_data.training.average.optimizer import accumulates, attach_average, detach_average, is_distributed
+from matex_data.training.average.optimizer import (
+    GradientAverage,
+    GradientPatches,
+    accumulates,
+    attach_average,
+    detach_average,
+    is_distributed,
+)
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
 from matex_data.training.exact.digests import check_preprocessing

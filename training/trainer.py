@@ -18,8 +18,7 @@ from matex_data.training import keras_api
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import FitCheck, TestCheck, model_schedule, rank_report
 from matex_data.training.comm.channel import Channel, open_channel
-from matex_data.training.comm.devices import warn_of_shared_gpu
-from matex_data.training.comm.runtime import Choice, runtime_of
+from matex_data.training.comm.runtime import Choice, runtime_of, warn_of_shared_gpu
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.determinism import FirstBatchCheck

@@ -51,7 +51,7 @@ def _own(with_tensorflow: bool) -> dict[str, Any]:
 
 
 def _gpus_of_tensorflow() -> int:
-    from matex_data.training.comm.devices import count_gpus
+    from matex_data.training.comm.runtime import count_gpus
 
     return count_gpus()
 

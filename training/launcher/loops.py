@@ -17,7 +17,7 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
-from matex_data.training.average.gradients import GradientAverage, GradientPatches
+from matex_data.training.average.optimizer import GradientAverage, GradientPatches
 from matex_data.training.comm.channel import Channel
 from matex_data.training.compat import in_session_graph
 from matex_data.training.exact.batch_weights import left_to_keras, patch_iteration

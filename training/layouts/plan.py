@@ -10,10 +10,10 @@ import keras
 
 from matex_data.errors import PartitionError
 from matex_data.training.layouts import rules
-from matex_data.training.layouts.containers import Container, called_once, chain
 from matex_data.training.layouts.rules import ELEMENTWISE, Rule
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import check_divides, check_used, cut_axis
+from matex_data.training.partition.graph import Container, called_once, chain
 from matex_data.training.partition.parts import Section, part_of, whole_shape
 
 LARGE = 1 << 20

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.training.average.gradients import GradientAverage
+from matex_data.training.average.optimizer import GradientAverage
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.exact.attributes import kept_by_calls

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_data.mpi.polling import poll
-from matex_data.training.layouts.containers import Container, containers
 from matex_data.training.layouts.plan import plans
 from matex_data.training.layouts.sharded import CutLayers, another_mesh, layouts_of
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.cut import StagePlan
+from matex_data.training.partition.graph import Container, containers
 from matex_data.training.partition.parts import LEAVE_SECONDS, all_leave, part_of
 from matex_data.training.stages.checks import layers_of
 from matex_data.training.stages.stage import StageLayers

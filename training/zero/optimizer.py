@@ -9,7 +9,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.training.average.gradients import GradientAverage
+from matex_data.training.average.optimizer import GradientAverage
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import held_value, note_variables

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from matex_data import training
 from matex_data.mpi.library import MPI
-from matex_data.training.average.gradients import GradientAverage, GradientPatches
+from matex_data.training.average.optimizer import GradientAverage, GradientPatches
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.reduction.ops import Reducer

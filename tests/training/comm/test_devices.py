@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from matex_data.machine import RankAndSize
-from matex_data.training.comm.devices import choose_gpu
+from matex_data.training.comm.runtime import choose_gpu
 from tests.support.launch import run_script
 
 

@@ -234,7 +234,7 @@ def test_an_error_within_a_step_of_one_rank_ends_the_job_in_time() -> None:
 
 
 PROBED = """
-from matex_data.training.comm import devices, runtime
+from matex_data.training.comm import runtime
 import sys
 ADDRESSES = sys.argv.pop(1).split(",")
 from mpi4py import MPI
