@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -18,7 +18,7 @@ from matex_data.training.layouts.rules import Units, running
 from matex_data.training.layouts.shards import Shards
 from matex_data.training.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
-from matex_data.training.partition.graph import Container, called_once, containers
+from matex_data.training.partition.graph import called_once, containers
 from matex_data.training.partition.parts import (
     Section,
     all_leave,
@@ -58,7 +58,7 @@ class CutLayers:
         for rule in self._plan.rules:
             rule.install()
         for container in self._plan.containers:
-            self._replacements.set(container.owner, "call", ContainerCall(container))
+            self._replacements.set(container.owner, "call", HidingCall(container.owner.call, container.owner))
 
     def uninstall(self, optimizer: Any, joined: bool) -> None:
         """Undo ``install`` and ``take_optimizer``.
@@ -116,17 +116,22 @@ class CutLayers:
                 variable.regularizer = PartRegularizer(variable, self._shards)
 
 
-class ContainerCall:
-    """``call`` of a functional model or stage, within which tensors may stay cut."""
+class HidingCall:
+    """Method whose own code must not take parts of weights for wholes.
 
-    def __init__(self, container: Container) -> None:
-        self._owner = container.owner
-        self._call = container.owner.call
+    Parameters
+    ----------
+    wrapped : the method.
+    container : functional model or stage that it calls, within which tensors may stay cut; None: as around it.
+    """
+
+    def __init__(self, wrapped: Callable[..., Any], container: Any = None) -> None:
+        self.wrapped, self._container = wrapped, container
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the layers."""
-        with setting(running, self._owner), hiding_parts():
-            return self._call(*args, **kwargs)
+        """Call the method."""
+        with setting(running, self._container or running.get()), hiding_parts():
+            return self.wrapped(*args, **kwargs)
 
 
 class PartRegularizer:
@@ -225,7 +230,7 @@ class ShardedModel:
             self._layers.warn_of_gathered()
         self._layers.install()
         self._take_optimizer()
-        call, loss = CheckedCall(self.model, self.shards), HidingLoss(self.model)
+        call, loss = CheckedCall(self.model, self.shards), HidingCall(self.model.compute_loss)
         self._replacements = replaced(self.model, call=call, compute_loss=loss, _matex_sharded=self)
         if self.model.jit_compile:
             self._disable_xla()
@@ -327,20 +332,3 @@ class CheckedCall:
 
     def _checks(self, tensors: list[Any]) -> list[Any]:
         return [tf.autograph.experimental.do_not_convert(self._shards.check_equal)(tensors)] if tensors else []
-
-
-class HidingLoss:
-    """``compute_loss`` of a model, whose own terms must not take parts of weights for wholes.
-
-    Attributes
-    ----------
-    wrapped : the ``compute_loss`` of the model.
-    """
-
-    def __init__(self, model: Any) -> None:
-        self.wrapped = model.compute_loss
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Return the loss."""
-        with hiding_parts():
-            return self.wrapped(*args, **kwargs)
