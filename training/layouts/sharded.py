@@ -130,7 +130,8 @@ class HidingCall:
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the method."""
-        with setting(running, self._container or running.get()), hiding_parts():
+        container = running.get() if self._container is None else self._container
+        with setting(running, container), hiding_parts():
             return self.wrapped(*args, **kwargs)
 
 
