@@ -220,7 +220,8 @@ class Bad(keras.layers.Layer):
 comm = MPI.COMM_WORLD
 x, y = problems.table(48)
 x[40] = 1000.0  # on the last rank alone
-model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(4), Bad(), keras.layers.Dense(3)])
+first = keras.layers.Dense(4, kernel_initializer="ones")
+model = keras.Sequential([keras.Input((6,)), first, Bad(), keras.layers.Dense(3)])
 problems.compiled(model, "sgd")
 training.fit(model, problems.shard((x, y), 48, comm.rank, comm.size), verbose=0, verify="never")
 """
