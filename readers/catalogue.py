@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field, expand_names
@@ -19,6 +22,10 @@ Entry = tuple[Field, Callable[[], Layout]] | str | DataError
 the error that reading it raises."""
 Finish = Callable[[Mapping[str, Field], Mapping[str, Layout]], Index]
 """Makes an index of fields and the layouts of their rows."""
+
+
+class Unreadable(Exception):
+    """Field without an equivalent as NumPy arrays; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -206,3 +213,19 @@ def shown(unread: Mapping[str, str], separator: str = "; ") -> str:
     """
     lines = [f"{name!r}: {reason}" for name, reason in list(unread.items())[:MAX_SHOWN]]
     return separator.join(lines + ([f"and {len(unread) - MAX_SHOWN} more"] if len(unread) > MAX_SHOWN else []))
+
+
+SUBSETS = ("train", "test")
+
+
+def of_subset(path: str, subset: str | None) -> Finish:
+    """Return the function that makes the index of a file, without samples unless it is of the subset; None: of any.
+
+    Raises
+    ------
+    FormatError : there is no such subset.
+    """
+    if subset not in (None, *SUBSETS):
+        raise FormatError("there is no such subset", file=path, expected=f"one of {SUBSETS}", found=repr(subset))
+    found = "test" if re.search(r"t10k|test", Path(path).name.lower()) else "train"
+    return partial(file_of_rows, path) if subset in (None, found) else lambda fields, _: Index(fields, [])

@@ -14,14 +14,13 @@ from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
-from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
 from matex_data.readers import pickles
-from matex_data.readers.catalogue import Catalogue
-from matex_data.readers.kept import kept
-from matex_data.readers.subsets import of_subset
+from matex_data.readers.catalogue import Catalogue, of_subset
+from matex_data.readers.kept import KeptRows
 from matex_data.storage.files import is_of_system, open_binary, read_bytes, size_of
 
 IMAGE_SHAPE = (3, 32, 32)  # as stored: one plane per colour
@@ -30,7 +29,6 @@ LABELS = {1: ("label",), 2: ("coarse_label", "fine_label")}  # by the label byte
 CLASSES = {"label": 10, "coarse_label": 20, "fine_label": 100}
 CHECKED_RECORDS = 2048  # per read of the label check
 BYTE = np.dtype(np.uint8)
-BLOCK_ROWS = 64
 
 
 def index(path: str, *, subset: str | None = None) -> Catalogue:
@@ -131,7 +129,7 @@ def _pickled_layouts(path: str) -> dict[str, Layout]:
     content = _unpickle(path)
     rows = len(content[b"data"])
     keys = {"label": b"labels", "coarse_label": b"coarse_labels", "fine_label": b"fine_labels"}
-    layouts: dict[str, Layout] = {"image": PickledImages(path, rows, min(rows, BLOCK_ROWS))}
+    layouts: dict[str, Layout] = {"image": PickledImages(path, rows)}
     for name, key in keys.items():
         if key in content:
             layouts[name] = MemoryRows(_check_labels(path, name, content[key]))
@@ -151,16 +149,12 @@ def _check_labels(path: str, name: str, labels: Any) -> NDArray[np.uint8]:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class PickledImages(LibraryRows):
+class PickledImages(KeptRows):
     """Images of the Python version: each rank unpickles the whole file."""
 
-    path: str
     rows: int
-    block_rows: int
+    row_bytes = IMAGE_BYTES
 
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
-    def read(self, start: int, stop: int) -> Array:
-        images: Array = kept.get(self, lambda: _unpickle(self.path)[b"data"])
-        return images[start:stop].reshape(-1, *IMAGE_SHAPE).transpose(0, 2, 3, 1)
+    def decode(self) -> Array:
+        images: Array = _unpickle(self.path)[b"data"]
+        return images.reshape(-1, *IMAGE_SHAPE).transpose(0, 2, 3, 1)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
+import numpy as np
+
 from matex_data._types import Bytes
 from matex_data.errors import DataError
 from matex_data.index.model import FileIndex
@@ -132,6 +134,39 @@ def agreed(ranks: IndexingRanks, task: Callable[[], T]) -> T:
     return results.pop()
 
 
+def read_each(
+    ranks: IndexingRanks, path: str, ranges: Sequence[tuple[int, int]], take: Callable[[int, Bytes], None]
+) -> None:
+    """Read byte ranges of a file one after the other, other ones on each rank. *Collective*.
+
+    After an error a rank reads nothing more, but enters the reads of the others, and then all ranks raise it.
+
+    Parameters
+    ----------
+    ranges : offset and length, in bytes, of those of this rank.
+    take : function of the number of a range and of its bytes, uint8[n], whose memory is used again.
+
+    Examples
+    --------
+    >>> with open("words.txt", "w") as file:
+    ...     length = file.write("one,two")
+    >>> read_each(SingleRank(), "words.txt", [(0, 3), (4, 3)], lambda i, data: print(i, data.tobytes()))
+    0 b'one'
+    1 b'two'
+    """
+    memory = np.empty(max((nbytes for _, nbytes in ranges), default=0), np.uint8)
+    failure: Exception | None = None
+    for i in range(max(ranks.allgather(len(ranges)))):
+        offset, nbytes = ranges[i] if i < len(ranges) and failure is None else (0, 0)
+        try:
+            ranks.read(path, offset, memory[:nbytes])
+            if nbytes:
+                take(i, memory[:nbytes])
+        except Exception as error:  # of any kind: the other ranks need this one for the rest of the reads
+            failure = error
+    ranks.agree(failure)
+
+
 def on_root(ranks: IndexingRanks, task: Callable[[], T]) -> T:
     """Return what a task returns on rank 0, which alone runs it; raise its error on all ranks. *Collective*.
 
@@ -224,22 +259,15 @@ class KeepingRanks(_ForwardingRanks):
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` like ``IndexingRanks.read``, or from what is kept. *Collective*."""
-        missing = self._copy(path, offset, memory)
-        begin, rest = offset + len(memory) - missing, memory[len(memory) - missing :]
-        self._ranks.read(path, begin, rest)
-        if 0 < missing <= self._free:
-            self._free -= missing
-            self._kept.append((path, begin, rest.copy()))
-
-    def _copy(self, path: str, offset: int, memory: Bytes) -> int:
-        """Copy what is kept, which may be the begin of it; return the number of bytes that are missing."""
-        done, more = 0, True
-        while more and done < len(memory):
-            more = False
-            for kept_path, begin, data in self._kept:
-                at = offset + done - begin
-                if kept_path == path and 0 <= at < len(data):
-                    count = min(len(data) - at, len(memory) - done)
-                    memory[done : done + count] = data[at : at + count]
-                    done, more = done + count, True
-        return len(memory) - done
+        done = 0
+        for kept_path, begin, data in self._kept:
+            at = offset + done - begin
+            if kept_path == path and 0 <= at < len(data):
+                count = min(len(data) - at, len(memory) - done)
+                memory[done : done + count] = data[at : at + count]
+                done += count
+        rest = memory[done:]
+        self._ranks.read(path, offset + done, rest)
+        if 0 < len(rest) <= self._free:
+            self._free -= len(rest)
+            self._kept.append((path, offset + done, rest.copy()))

@@ -121,6 +121,15 @@ def _cache_blocks(rows: Array, out: Array) -> Iterator[tuple[Array, Array]]:
             yield from _cache_blocks(rows[i : i + step], out[i : i + step])
 
 
+def narrow(numbers: Array) -> Array:
+    """Return integers of 0 or more in the smallest unsigned type, contiguous, since each rank keeps all of them.
+
+    >>> narrow(np.array([3, 300])).dtype
+    dtype('uint16')
+    """
+    return np.ascontiguousarray(numbers, np.min_scalar_type(int(numbers.max(initial=0))))
+
+
 class Decoder(Protocol):
     """Decoder of whole arrays; can be pickled."""
 

@@ -14,12 +14,13 @@ from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from matex_data.errors import FormatError, near_matches
+from matex_data.errors import DataError, FormatError, near_matches
 
 GROUP = "matex_data.readers"
 
+Located = TypeVar("Located", bound=DataError)
 Reader = Callable[..., Any]
 """Function ``index(path, **options)``, or ``index(path, names, **options) -> Index``; see `matex_data.abc`."""
 
@@ -402,6 +403,32 @@ def no_text(path: str, error: UnicodeDecodeError) -> FormatError:
         found=error,
         remedy="write the file again with other names; if it was copied, copy it again",
     )
+
+
+def located(error: DataError, kind: type[Located], remedy: str, problem: str = "", **where: Any) -> Located:
+    """Return the error of a decoder with what it does not know: where its bytes lie, and what may help.
+
+    Parameters
+    ----------
+    kind : of the error.
+    remedy : unless the decoder has one.
+    problem : in place of that of the decoder; "": the same.
+    where : ``file``, ``field``, ``row`` and ``byte``.
+
+    Examples
+    --------
+    >>> located(DataError("no digits", found="x"), FormatError, "write it again", file="a.tar", row=7).remedy
+    'write it again'
+    """
+    found = kind(
+        problem or error.problem,
+        expected=error.expected,
+        found=error.found,
+        remedy=error.remedy or remedy,
+        **where,
+    )
+    found.__cause__ = error
+    return found
 
 
 def load_function(name: str, function: str | Callable[..., Any]) -> Callable[..., Any]:

@@ -11,20 +11,15 @@ from dataclasses import dataclass
 from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
-from matex_data.fields import Field
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
-from matex_data.index.strided import Strided
-from matex_data.readers.arrays import check_shape
-from matex_data.readers.catalogue import Catalogue, Entry
-from matex_data.readers.decoding import Decoding
-from matex_data.readers.subsets import of_subset
+from matex_data.readers.arrays import StoredArray, check_shape
+from matex_data.readers.catalogue import Catalogue, Entry, of_subset
 from matex_data.readers.whole_file import CompressedFileRows, max_decompressed
 from matex_data.storage.files import exists, is_of_system, open_binary, read_into, size_of_open
 
@@ -61,38 +56,27 @@ def index(path: str, *, subset: str | None = None) -> Catalogue:
 
 
 @dataclass(frozen=True)
-class _IdxArray:
-    """Array in an IDX file, as its header describes it."""
+class _IdxArray(StoredArray):
+    """Array in an IDX file, as its header describes it.
+
+    Parameters
+    ----------
+    path : of the file.
+    gzipped : the offset counts in the decompressed file.
+    """
 
     path: str
-    dtype: np.dtype[Any]
-    shape: tuple[int, ...]
     gzipped: bool
-
-    @property
-    def offset(self) -> int:
-        return 4 + 4 * len(self.shape)
-
-    @property
-    def native(self) -> np.dtype[Any]:
-        return self.dtype.newbyteorder("=")
-
-    def field(self, name: str) -> Field:
-        return Field(name, self.shape[1:], self.native)
 
     def compressed_rows(self) -> CompressedFileRows:
         return CompressedFileRows(self.path, None, self.shape, self.dtype, self.offset)
 
     def layout(self) -> Layout:
-        if self.gzipped:
-            return self.compressed_rows()
-        row = self.shape[1:]
-        convert = None if self.dtype.isnative else Decoding(self.native)
-        return Strided(self.shape[0], self.offset, prod(row) * self.dtype.itemsize, self.dtype, row, convert=convert)
+        return self.compressed_rows() if self.gzipped else super().layout()
 
     def values(self) -> Array:
         if self.gzipped:
-            return self.compressed_rows().decompress()
+            return self.compressed_rows().decode()
         found = np.empty(self.shape, self.dtype)
         count = read_into(self.path, self.offset, found.reshape(-1).view(np.uint8))
         if count != found.nbytes:
@@ -118,14 +102,15 @@ def _read_header(path: str) -> _IdxArray:
         if is_of_system(error):
             raise
         raise FormatError("the file cannot be read", file=path, found=error) from error
-    array = _IdxArray(path, np.dtype(TYPES[head[2]]), struct.unpack(f">{head[3]}I", lengths), gzipped)
-    expected = array.offset + prod(array.shape) * array.dtype.itemsize
+    shape = struct.unpack(f">{head[3]}I", lengths)
+    array = _IdxArray(np.dtype(TYPES[head[2]]), shape, False, 4 + len(lengths), path, gzipped)
+    expected = array.end
     if expected > max_decompressed(size) if gzipped else size != expected:
         found = f"{size} bytes, gzipped" if gzipped else f"{size} bytes"
         raise _error(path, "the file is not as long as its header says", f"{expected} bytes", found)
     check_shape(path, None, array.shape, array.dtype)
     if gzipped and not prod(array.shape):
-        array.compressed_rows().decompress()  # no later read would find that a damaged header hides the data
+        array.compressed_rows().decode()  # no later read would find that a damaged header hides the data
     return array
 
 
@@ -153,4 +138,4 @@ def _label_rows(labels: _IdxArray, images: int, path: str) -> MemoryRows:
             expected=f"{images} labels, the number of images in {path!r}",
             found=f"{labels.shape[0]} labels",
         )
-    return MemoryRows(labels.values().astype(labels.native))
+    return MemoryRows(labels.values().astype(labels.dtype.newbyteorder("=")))

@@ -23,9 +23,9 @@ from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of
+from matex_data.readers.parquet.members import Chosen, columns_of, fields_of
 from matex_data.readers.parquet.values import Values
-from matex_data.readers.text.borders import Borders
+from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary, reading
 

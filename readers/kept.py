@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from abc import abstractmethod
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
 
 from matex_data._types import Array
+from matex_data.index.library import LibraryRows
 from matex_data.lru import LeastRecentlyUsed
 
 KEPT_BYTES = 256 << 20  # in the memory of a process, for all data sets; the last file stays whatever its size
+BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
 _OBJECT_BYTES = 64  # of a text in memory, beside its characters
 
 Decoded = TypeVar("Decoded", bound=Array | dict[str, Array])
@@ -57,3 +61,39 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
 
 
 kept = Kept(KEPT_BYTES)
+
+
+@dataclass(frozen=True, eq=False)
+class KeptRows(LibraryRows):
+    """Rows of an array that is decoded as a whole, by each rank that needs any of them, and kept for the others.
+
+    Parameters
+    ----------
+    path : of the file.
+    """
+
+    path: str
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        return max(1, min(self.rows, BLOCK_BYTES // max(1, self.row_bytes)))
+
+    @property
+    @abstractmethod
+    def row_bytes(self) -> int:
+        """Size of a row, in bytes."""
+
+    @abstractmethod
+    def decode(self) -> Array:
+        """Return the whole array.
+
+        Raises
+        ------
+        DataError : the file is damaged or cannot be read.
+        """
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
+    def read(self, start: int, stop: int) -> Array:
+        return kept.get(self, self.decode)[start:stop]

@@ -28,7 +28,7 @@ from matex_data.index.ragged import RaggedArray, copy_rows, nested
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.readers.catalogue import Catalogue, file_of_table
-from matex_data.readers.text.borders import Borders
+from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary, reading
 

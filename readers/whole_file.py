@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gzip
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from math import prod
@@ -14,12 +14,10 @@ import numpy as np
 from matex_data._types import Array, Bytes
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
-from matex_data.index.library import LibraryRows
 from matex_data.machine import check_fits
-from matex_data.readers.kept import kept
+from matex_data.readers.kept import KeptRows
 from matex_data.storage.files import is_of_system, open_sequential, open_zip
 
-BLOCK_BYTES = 256 * 1024  # of neighbouring rows that are shuffled as one block
 READ_BYTES = 4 << 20  # per read where only the checksum matters
 MAX_DEFLATE_RATIO = 1032  # see https://zlib.net/zlib_tech.html
 
@@ -39,41 +37,32 @@ def read_to_end(file: IO[bytes]) -> int:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class CompressedFileRows(LibraryRows):
+class CompressedFileRows(KeptRows):
     """Rows of an array in a gzip file, or in a member of a zip file.
 
     Parameters
     ----------
-    path : of the file.
     member : name of the member of the zip file; None: a gzip file.
     shape, dtype : of the array as stored.
     offset : of its first byte in the decompressed data.
     fortran : the first axis varies fastest.
     """
 
-    path: str
     member: str | None
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
     offset: int
     fortran: bool = False
 
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
     @property
     def rows(self) -> int:  # type: ignore[override]
         return self.shape[0]
 
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        row_bytes = max(1, prod(self.shape[1:]) * self.dtype.itemsize)
-        return max(1, min(self.rows, BLOCK_BYTES // row_bytes))
+    def row_bytes(self) -> int:
+        return prod(self.shape[1:]) * self.dtype.itemsize
 
-    def read(self, start: int, stop: int) -> Array:
-        return kept.get(self, self.decompress)[start:stop]
-
-    def decompress(self) -> Array:
+    def decode(self) -> Array:
         """Read the whole array, as stored.
 
         Raises

@@ -17,7 +17,7 @@ from matex_data.io import counters
 from matex_data.locks import Lock, cached_property
 from matex_data.mpi.communicator import Communicator
 from matex_data.readers.images.stacks import pages as stack_pages
-from matex_data.readers.root import clusters
+from matex_data.readers.root import entries
 from tests.support.launch import ROOT
 
 SOURCES = sorted(path for folder in ("matex_data", "readers") for path in (ROOT / folder).rglob("*.py"))
@@ -79,7 +79,7 @@ def test_properties_hold_no_lock_of_functools() -> None:
 
 HELD: dict[str, Lock] = {
     "calls of a library": library._LIBRARY_LOCK,
-    "trees of uproot": clusters._LOCK,
+    "trees of uproot": entries._LOCK,
     "counters": counters._LOCK,
     "decoders of TIFF": stack_pages._DECODERS_LOCK,
     "a communicator": Communicator()._busy,

@@ -389,7 +389,7 @@ def _print_tree(output: Report, path: str, format: str | None) -> None:
 def _references(paths: list[str], sample_dim: str | None) -> Any:
     """Return references to the chunks of files; see `matex_data.readers.zarr.writing.references`."""
     try:
-        from matex_data.readers.zarr import tiff_references, writing
+        from matex_data.readers.zarr import writing
     except ModuleNotFoundError as error:
         remedy = "python -m pip install 'matex_data[csv,images,zarr]'"
         raise DataError("references need a package that is not installed", found=error, remedy=remedy) from error
@@ -398,7 +398,7 @@ def _references(paths: list[str], sample_dim: str | None) -> Any:
     if len(paths) > 1:
         expected, remedy = "one TIFF file", "write the references of each file"
         raise DataError("the files cannot be one store", file=paths[1], expected=expected, remedy=remedy)
-    return tiff_references.references(paths[0])
+    return writing.tiff_references(paths[0])
 
 
 def _format_of(path: str, format: str | None) -> str:

@@ -16,11 +16,10 @@ import pyarrow as pa
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.index.model import Index
-from matex_data.readers.arrow.messages import Message, is_batch, is_dictionary, read_messages
-from matex_data.readers.arrow.nodes import column_borders, nodes
+from matex_data.readers.arrow.messages import Message, column_borders, is_batch, is_dictionary, nodes, read_messages
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
-from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of, leaf_numbers
+from matex_data.readers.parquet.members import Chosen, columns_of, fields_of, leaf_numbers
 from matex_data.storage.files import open_binary, reading
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-from collections import OrderedDict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -18,13 +17,12 @@ from matex_data.errors import DecodeError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
 from matex_data.locks import Lock
+from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.values import Values
 from matex_data.storage.files import open_binary, reading
 
-KEPT = 64  # beginnings of streams in memory
-
-_kept: OrderedDict[tuple[str, bytes], bytes] = OrderedDict()
+_preambles = LeastRecentlyUsed[bytes](64 << 20)  # bytes of beginnings of streams in memory
 _lock = Lock()
 
 
@@ -114,12 +112,11 @@ class RecordBatches(ArrowBlocks):
         ranges = self.preambles[int(self.preamble[block])].reshape(-1, 2)
         key = self.path, ranges.tobytes()
         with _lock:  # threads that need the same messages wait for the first one
-            if key not in _kept:
-                _kept[key] = self._read(ranges)
-            _kept.move_to_end(key)
-            while len(_kept) > KEPT:
-                _kept.popitem(last=False)
-            return _kept[key]
+            found = _preambles.get(key)
+            if found is None:
+                found = self._read(ranges)
+                _preambles.add(key, found, len(found))
+            return found
 
     def _read(self, ranges: Integers) -> bytes:
         found = []

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
-from ase import Atoms
 from ase.io.trajectory import Trajectory
 
 from matex_data._types import Array, Bytes, Integers
@@ -88,29 +87,20 @@ class TrajectoryBlocks(DecodedBlocks):
 
     def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():
-            read = _Read(self.path, range(*self.edges[selection.blocks.number[i] :][:2].tolist()))
-            on_complete = partial(self._decode, selection, i, read)
-            yield ReadRequest(EMPTY, EMPTY, fetch=read.fetch, on_complete=on_complete)
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
 
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         assign(block[name], rows, out, destination)
 
-    def _decode(self, selection: SelectedBlocks, i: int, read: _Read, _: Bytes) -> None:
-        fields = {name: self.fields[name] for name, _ in selection.outs}
-        self.decode_block(selection, i, lambda *_: columns_of(self.path, read.rows.start, read.frames, fields))
+    def _decode(self, selection: SelectedBlocks, i: int, _: Bytes) -> None:
+        self.decode_block(selection, i, self._read)
 
-
-class _Read:
-    """Frames that are read at once, by a thread that waits for the storage."""
-
-    def __init__(self, path: str, rows: range) -> None:
-        self._path, self.rows = path, rows
-        self.frames: list[Atoms] = []
-
-    def fetch(self) -> None:
-        """Read the frames."""
+    def _read(self, block: int, names: Sequence[str]) -> dict[str, Array]:
+        """Read the fields of the frames of a block."""
+        start, stop = self.edges[block : block + 2].tolist()
         try:
-            with open_binary(self._path) as file, Trajectory(file) as trajectory:
-                self.frames = [trajectory[row] for row in self.rows]
+            with open_binary(self.path) as file, Trajectory(file) as trajectory:
+                frames = [trajectory[row] for row in range(start, stop)]
         except Exception as error:  # ASE raises errors of many kinds
-            raise DecodeError("the frames cannot be read", file=self._path, row=self.rows.start, found=error) from error
+            raise DecodeError("the frames cannot be read", file=self.path, row=start, found=error) from error
+        return columns_of(self.path, start, frames, {name: self.fields[name] for name in names})

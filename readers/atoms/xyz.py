@@ -24,9 +24,9 @@ from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.readers.atoms.frames import assign, columns_of, frames_of, unreadable
 from matex_data.readers.catalogue import Catalogue
-from matex_data.readers.text.borders import Borders
+from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
-from matex_data.storage.files import open_sequential
+from matex_data.storage.files import open_sequential, reading
 
 BLOCK_BYTES = 64 << 10  # of whole frames
 EXAMPLES = 64  # frames with other properties, which are looked at
@@ -49,7 +49,7 @@ def index(path: str) -> Catalogue:
     FormatError : the file is truncated, or no XYZ.
     """
     try:
-        with open_sequential(path) as stored_file:
+        with reading(path), open_sequential(path) as stored_file:
             file, stored = content(path, stored_file)
             examples: dict[Hashable, tuple[int, int]] = {}
             offset, nbytes, edges = _blocks(path, file, examples)
@@ -58,11 +58,9 @@ def index(path: str) -> Catalogue:
             for begin, count in dict.fromkeys((*ends, *examples.values())):
                 file.seek(begin)
                 frames += _parsed(file.read(count))
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    except DataError:
+        raise
     except Exception as error:
-        if isinstance(error, DataError):
-            raise
         raise unreadable(path, error, expected="frames of extended XYZ") from error
     return frames_of(
         path, frames, lambda fields: of_content(path, stored, FrameBlocks(path, edges, offset, nbytes, fields))

@@ -20,15 +20,13 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
-from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root
-from matex_data.readers.csv.dialect import NUMBER, Dialect, column_names, detect
-from matex_data.readers.csv.header import FirstRecord, first_record
+from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_each
+from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
 from matex_data.readers.csv.options import Options, check_options
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.records import (
     ENCODINGS,
     Records,
-    block_bytes,
     encodings_of,
     last_line_end,
     line_ends,
@@ -39,6 +37,7 @@ from matex_data.readers.csv.records import (
 from matex_data.readers.csv.rows import CsvRows
 from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
 from matex_data.readers.text.compression import plain_text, stored_as
+from matex_data.readers.text.scan import block_bytes
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, read_into, reading, size_of_open
 
@@ -149,7 +148,7 @@ class _TextFile:
         return [name for name in columns if name in self.parser.names]
 
     def blocks(self) -> tuple[Integers, Integers, Integers]:
-        """Return ``offset``, ``first`` and ``line`` of ``CsvRows``."""
+        """Return ``offset``, ``edges`` and ``line`` of ``CsvRows``."""
         assert self.records is not None
         if self.stored:
             return np.array([0, self.size]), np.array([0, self.records.count]), np.array([self.line])
@@ -374,23 +373,16 @@ def _summarize_large(
     count = len(line) if full else min(SAMPLE_BLOCKS, len(line))
     selected = np.unique(np.linspace(0, len(line) - 1, count).astype(np.int64))
     low, high = rank_range(len(selected), ranks.rank, ranks.size)
-    own = selected[low:high].tolist()
-    found: dict[str, Summary] = {}
-    error: Exception | None = None
-    memory = np.empty(int(np.diff(offset)[own].max(initial=0)), np.uint8)
-    for i in range(rank_range(len(selected), 0, ranks.size)[1]):
-        block = own[i] if i < len(own) and error is None else None
-        data = memory[: 0 if block is None else int(offset[block + 1] - offset[block])]
-        try:
-            ranks.read(file.parser.path, 0 if block is None else int(offset[block]), data)
-            if block is not None:
-                rows = int(first[block + 1] - first[block])
-                summaries = _summarize(data, file, columns, options, rows, int(line[block]))
-                found = merge_summaries([found, summaries])
-        except Exception as raised:  # the other ranks need this one for the rest of the reads
-            error = error or raised
-    ranks.agree(error)
-    return merge_summaries(ranks.allgather(found))
+    own = selected[low:high]
+    found: list[dict[str, Summary]] = []
+
+    def take(i: int, data: Bytes) -> None:
+        rows = int(first[own[i] + 1] - first[own[i]])
+        found.append(_summarize(data, file, columns, options, rows, int(line[own[i]])))
+
+    ranges = list(zip(offset[own].tolist(), (offset[own + 1] - offset[own]).tolist(), strict=True))
+    read_each(ranks, file.parser.path, ranges, take)
+    return merge_summaries(ranks.allgather(merge_summaries(found)))
 
 
 def _select_columns(path: str, columns: Sequence[str], names: Sequence[str] | None, options: Options) -> list[str]:
@@ -460,5 +452,5 @@ def _indexed(file: _TextFile, columns: Iterable[str], types: Mapping[str, Column
     offset, first, line = file.blocks()
     columns = list(columns)
     types = {name: types[name] for name in columns}
-    rows = CsvRows(file.parser, types, int(first[-1]), offset, first, line, file.stored, file.start)
+    rows = CsvRows(file.parser.path, first, file.parser, types, offset, line, file.stored, file.start)
     return FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns})

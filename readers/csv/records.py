@@ -2,25 +2,24 @@
 
 A quote opens only at the start of a field, and a doubled quote stands for itself, as in RFC 4180, Python's csv, pandas
 and Arrow. So the state of a scanner at the start of a line is one bit: inside quotes or not. Ranks scan segments of a
-file at once, each for both cases, or for the probable one; the end of each then decides which case holds for the next.
+file at once, each for the probable case; where the segment before ends in the other one, it is scanned again.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
-from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.collective import IndexingRanks, read_each
 from matex_data.readers.csv.dialect import Dialect
+from matex_data.readers.text.scan import block_bytes, first_of_each, parts_of, scan_segment
 
 LF, CR = 10, 13
-READ_BYTES = 4 << 20  # read and scanned by one call
 PROBE_BYTES = 64 << 10  # in which a segment looks for its first line
-MAX_BLOCKS = 1 << 16
 ENCODINGS = ("utf-8", "cp1252", "iso8859-1")
 _UNDEFINED_IN_CP1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 _EMPTY: Integers = np.empty(0, np.int64)
@@ -160,46 +159,29 @@ class Records:
         return int(self.first[-1])
 
 
-@dataclass
-class _Case:
-    """Records of a segment, given whether it begins inside quotes.
-
-    Parameters
-    ----------
-    began_inside : the segment begins inside quotes.
-    inside : the next line does.
-    open_quote : position of the last quote that was open at the end of a line; -1 if there is none.
-    count : number of records.
-    """
-
-    began_inside: bool
-    inside: bool
-    open_quote: int = -1
-    count: int = 0
-    blocks: list[BlockColumns] = field(default_factory=list)
-
-
-class Scanner:
+class RecordScanner:
     """Scanner of consecutive bytes of a text.
 
     Parameters
     ----------
     offset : byte of the text where the segment begins.
     step : bytes; the first record in every ``step`` bytes of the text begins a block.
-    any_line : the segment may begin inside quotes; otherwise it begins outside.
-    thorough : keep the improbable one of the two cases, which takes five times as long in a text full of quotes.
+    inside : the segment begins inside quotes; None: as is probable by its first bytes.
+
+    Attributes
+    ----------
+    began, state : the segment begins, and the next line does, inside quotes; None: nothing is known of them.
+    open_quote : position of the last quote that was open at the end of a line; -1 if there is none.
+    count, lines : number of records, and of lines.
+    blocks : of the records, by call.
     """
 
-    def __init__(
-        self, offset: int, step: int, dialect: Dialect, any_line: bool = False, thorough: bool = False
-    ) -> None:
-        self.offset = offset
-        self.step = step
-        self.dialect = dialect
-        self.thorough = thorough
-        self.cases = [_Case(False, False), _Case(True, True)] if any_line else [_Case(False, False)]
-        self.lines = 0
-        self.nul = -1
+    def __init__(self, offset: int, step: int, dialect: Dialect, inside: bool | None = False) -> None:
+        self.offset, self.step, self.dialect = offset, step, dialect
+        self.began = self.state = inside
+        self.open_quote = self.nul = -1
+        self.count = self.lines = 0
+        self.blocks: list[BlockColumns] = []
         self.encodings = frozenset(ENCODINGS)
         self._buffer: Bytes = np.empty(0, np.uint8)  # used again: fresh memory would take twice the time
         self._kept = 0  # bytes of an unfinished line
@@ -221,17 +203,16 @@ class Scanner:
 
     def _scan(self, data: Bytes) -> None:
         ends = line_ends(data)
-        if len(self.cases) > 1 and not self.thorough:
+        if self.state is None:
             quotes = _quotes(data, self.dialect)
-            fitting = [case for case in self.cases if _all_fit(data, quotes, case.inside, self.dialect)]
-            self.cases = fitting if len(fitting) == 1 else self.cases
-        for case in self.cases:
-            starts, case.inside, open_quote = record_starts(data, ends, case.inside, self.dialect)
-            block = _first_of_each((starts + self.offset) // self.step)
-            lines = np.searchsorted(ends, starts[block], side="right") + self.lines
-            case.blocks.append((starts[block] + self.offset, block + case.count, lines))
-            case.count += len(starts)
-            case.open_quote = open_quote + self.offset if open_quote >= 0 else case.open_quote
+            fits = [_all_fit(data, quotes, inside, self.dialect) for inside in (False, True)]
+            self.began = self.state = fits == [False, True]
+        starts, self.state, open_quote = record_starts(data, ends, self.state, self.dialect)
+        block = first_of_each((starts + self.offset) // self.step)
+        lines = np.searchsorted(ends, starts[block], side="right") + self.lines
+        self.blocks.append((starts[block] + self.offset, block + self.count, lines))
+        self.count += len(starts)
+        self.open_quote = open_quote + self.offset if open_quote >= 0 else self.open_quote
         if self.nul < 0 and not data.min():
             self.nul = self.offset + int(np.argmin(data))
         self.encodings &= encodings_of(data)
@@ -239,59 +220,34 @@ class Scanner:
         self.offset += len(data)
 
 
-def _first_of_each(values: Integers) -> Integers:
-    """Return the positions where ascending values begin to repeat, int64[n]."""
-    return np.flatnonzero(np.diff(values, prepend=-1))
-
-
-def matching_cases(segments: Sequence[Scanner]) -> list[_Case] | None:
-    """Return the case that holds for each of neighbouring segments; None if a scanner has dropped one of them."""
-    cases: list[_Case] = []
-    for segment in segments:
-        inside = cases[-1].inside if cases else False
-        case = next((case for case in segment.cases if case.began_inside == inside), None)
-        if case is None:
-            return None
-        cases.append(case)
-    return cases
-
-
-def join(segments: Sequence[Scanner], cases: Sequence[_Case], line: int) -> Records:
+def join(segments: Sequence[RecordScanner], line: int) -> Records:
     """Join neighbouring segments of a text, of which the first begins behind ``line`` lines."""
     count, open_quote = 0, -1
     columns: list[BlockColumns] = [(_EMPTY, _EMPTY, _EMPTY)]
-    for segment, case in zip(segments, cases, strict=True):
-        columns += [(offset, first + count, before + line) for offset, first, before in case.blocks]
-        count, line = count + case.count, line + segment.lines
-        open_quote = max(open_quote, case.open_quote)
+    for segment in segments:
+        columns += [(offset, first + count, before + line) for offset, first, before in segment.blocks]
+        count, line = count + segment.count, line + segment.lines
+        open_quote = max(open_quote, segment.open_quote)
     offset, first, before = (np.concatenate(column) for column in zip(*columns, strict=True))
-    block = _first_of_each(offset // segments[0].step)
+    block = first_of_each(offset // segments[0].step)
     return Records(
         np.append(offset[block], segments[-1].offset),
         np.append(first[block], count),
         before[block],
-        open_quote if cases[-1].inside else -1,
+        open_quote if segments[-1].state else -1,
         next((segment.nul for segment in segments if segment.nul >= 0), -1),
         frozenset.intersection(*(segment.encodings for segment in segments)),
     )
 
 
-def block_bytes(size: int) -> int:
-    """Return the bytes of a block, for a text of ``size`` bytes: large blocks parse faster, many shuffle better."""
-    target = max(4 << 10, min(256 << 10, size // 64), size // MAX_BLOCKS)
-    return 1 << (target - 1).bit_length()
-
-
 def scan_text(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) -> Records:
     """Find the records of a text in memory from byte ``offset`` on, which ``line`` lines precede."""
-    scanner = Scanner(offset, step, dialect)
+    scanner = RecordScanner(offset, step, dialect)
     scanner.feed(text[offset:], last=True)
-    return join([scanner], scanner.cases, line)
+    return join([scanner], line)
 
 
-def scan_file(
-    path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks, thorough: bool = False
-) -> Records:
+def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks) -> Records:
     """Find the records of a large file, of which each rank scans one segment. *Collective*.
 
     Parameters
@@ -299,41 +255,24 @@ def scan_file(
     offset : byte where the first record begins.
     line : lines before it.
     size : of the file, in bytes.
-    thorough : scan each segment for both cases, however improbable one is.
     """
-    borders = _segment_borders(path, offset, size, ranks)
-    begin, end = borders[ranks.rank : ranks.rank + 2]
-    any_line = ranks.rank > 0 and dialect.quotechar is not None
-    scanner = Scanner(begin, block_bytes(size), dialect, any_line, thorough)
-    memory = np.empty(READ_BYTES, np.uint8)
-    error: Exception | None = None
-    for _ in range(-(-int(np.diff(borders).max()) // READ_BYTES)):
-        data = memory[: min(READ_BYTES, end - begin)]
-        try:
-            ranks.read(path, begin, data)
-            begin += len(data)
-            if len(data) and error is None:
-                scanner.feed(data, last=begin == end)
-        except Exception as raised:  # the other ranks need this one for the rest of the reads
-            error = error or raised
-    ranks.agree(error)
-    segments = ranks.allgather(scanner)
-    cases = matching_cases(segments)
-    if cases is None:  # only in a text that looks quoted where it is not, or the reverse
-        return scan_file(path, offset, line, size, dialect, ranks, thorough=True)
-    return join(segments, cases, line)
+    begin, end = _segment_borders(path, offset, size, ranks)[ranks.rank : ranks.rank + 2]
+    first = None if ranks.rank and dialect.quotechar is not None else False
+
+    def scanner(inside: bool | None) -> RecordScanner:
+        return RecordScanner(begin, block_bytes(size), dialect, first if inside is None else inside)
+
+    return join(ranks.allgather(scan_segment(path, begin, end, scanner, ranks)), line)
 
 
 def _segment_borders(path: str, offset: int, size: int, ranks: IndexingRanks) -> list[int]:
     """Return the bytes where the segments of all ranks begin, each with a line, and the size. *Collective*."""
     start = offset + (size - offset) * ranks.rank // ranks.size
-    memory = np.empty(min(PROBE_BYTES, size - start) if ranks.rank else 0, np.uint8)
-    error: Exception | None = None
-    try:
-        ranks.read(path, start, memory)
-    except Exception as raised:  # every rank has to raise it
-        error = raised
-    ranks.agree(error)
-    ends = line_ends(memory[: last_line_end(memory)])
-    found = ranks.allgather(start + int(ends[0]) if len(ends) else offset)
+    borders = [offset]
+
+    def take(_: int, data: Bytes) -> None:
+        borders.extend(start + end for end in line_ends(data[: last_line_end(data)])[:1].tolist())
+
+    read_each(ranks, path, parts_of(start, min(size, start + PROBE_BYTES * (ranks.rank > 0)), PROBE_BYTES), take)
+    found = ranks.allgather(borders[-1])
     return [*np.maximum.accumulate(found).tolist(), size]

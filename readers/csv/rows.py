@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -13,11 +14,10 @@ import pyarrow as pa
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
-from matex_data.index.blocks import Blocks, uneven_blocks
-from matex_data.index.cache import Chunk, ChunkCache, Reserved
-from matex_data.index.model import EMPTY, ReadRequest, RowSelection, ranges
-from matex_data.index.scatter import matrix_view, scatter
-from matex_data.index.table import Outputs, Table
+from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
+from matex_data.index.model import ReadRequest, ranges
+from matex_data.index.scatter import RowIndices, matrix_view, scatter
+from matex_data.index.table import Outputs
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.types import ColumnType
 from matex_data.readers.text.compression import plain_text
@@ -28,27 +28,23 @@ PARSE_BYTES = 1 << 20  # parsed by one call, about
 
 @declared
 @dataclass(frozen=True, eq=False)
-class CsvRows(Table):
+class CsvRows(DecodedBlocks):
     """Records of a text file in blocks.
 
     Parameters
     ----------
     parser : of the file.
     types : of each column that can be read.
-    rows : number of records.
-    offset : int64[n + 1], byte where each block begins, and where the last one ends; of a compressed or transcoded
+    offset : int64[blocks + 1], byte where each block begins, and where the last one ends; of a compressed or transcoded
         file, 0 and the size of the file.
-    first : int64[n + 1], first record of each block, and ``rows``.
-    line : int64[n], lines before each block.
+    line : int64[blocks], lines before each block.
     stored : compression or wide encoding of the file, as ``stored_as`` returns; "" if blocks can be read alone.
     skip : bytes before the first record of a decompressed or transcoded text.
     """
 
     parser: Parser
     types: Mapping[str, ColumnType]
-    rows: int
     offset: Integers
-    first: Integers
     line: Integers
     stored: str = ""
     skip: int = 0
@@ -59,14 +55,7 @@ class CsvRows(Table):
 
     @property
     def notice(self) -> str:  # type: ignore[override]
-        return notice_of(self.parser.path, self.stored) if self.stored else ""
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return int(np.diff(self.first).max(initial=1))
-
-    def borders(self) -> Integers | None:
-        return self.first[:-1]
+        return notice_of(self.path, self.stored) if self.stored else ""
 
     def stored_bytes(self) -> int:
         return int(self.offset[-1] - self.offset[0])
@@ -74,34 +63,42 @@ class CsvRows(Table):
     def end(self) -> int:
         return int(self.offset[-1])
 
-    def requests(self, rows: RowSelection, outs: Outputs, cache: ChunkCache) -> Iterator[ReadRequest]:
-        if not len(rows.destination):
-            return
-        blocks = uneven_blocks(rows, self.first)
-        nbytes = self.offset[blocks.number + 1] - self.offset[blocks.number]
-        window = _Window(self, blocks, _targets(outs), Reserved())
-        names = tuple(name for name, _ in outs)
-        uncached = np.ones(len(blocks.number), bool)
-        for i in np.flatnonzero(blocks.count < self.block_sizes(blocks.number)).tolist():
-            key = (self, int(blocks.number[i]), names)
-            cached = cache.get(key)
-            if cached is None:
-                window.reserved[i] = cache.reserve(key, int(nbytes[i]))
-            else:
-                uncached[i] = False
-                yield ReadRequest(EMPTY, EMPTY, on_complete=partial(window.copy, i, cached), after=cached)
-        selected = np.flatnonzero(uncached)
-        total = nbytes[selected].sum()
-        groups = max(1, round(total / PARSE_BYTES))
-        group = (np.cumsum(nbytes[selected]) - nbytes[selected]) * groups // max(1, total)
-        for neighbours in np.split(selected, np.flatnonzero(np.diff(group)) + 1):
-            if len(neighbours):
-                offset = self.offset[blocks.number[neighbours]]
-                yield ReadRequest(offset, nbytes[neighbours], on_complete=partial(window.parse, neighbours))
+    def key(self, block: int, outs: Outputs) -> Hashable:
+        return self, block, tuple(name for name, _ in outs)
+
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return int(self.offset[block + 1] - self.offset[block])
+
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
+        number = selection.blocks.number[positions]
+        nbytes, targets = self.offset[number + 1] - self.offset[number], _targets(selection.outs)
+        total = nbytes.sum()
+        group = (np.cumsum(nbytes) - nbytes) * max(1, round(total / PARSE_BYTES)) // max(1, total)
+        for some in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(group)) + 1):
+            if len(some):
+                complete = partial(self._parse, selection, positions[some], targets)
+                yield ReadRequest(self.offset[number[some]], nbytes[some], on_complete=complete)
 
     def block_sizes(self, blocks: Integers) -> Integers:
         """Return the number of records of each block, int64[blocks]."""
-        return self.first[blocks + 1] - self.first[blocks]
+        return self.edges[blocks + 1] - self.edges[blocks]
+
+    def _parse(self, selection: SelectedBlocks, positions: Integers, targets: Sequence[_Target], data: Bytes) -> None:
+        """Parse blocks, pass them on to other windows, and scatter their rows."""
+        blocks = selection.blocks.select(positions)
+        columns, sizes = self.columns(blocks.number, targets, data), self.block_sizes(blocks.number)
+        before = np.cumsum(sizes) - sizes
+        for i, begin, size in zip(positions.tolist(), before.tolist(), sizes.tolist(), strict=True):
+            if i in selection.reserved:
+                own = zip(targets, (column[begin : begin + size] for column in columns), strict=True)
+                selection.reserved.complete(i, {name: of for target, block in own for name, of in target.split(block)})
+        shift = np.repeat(before - self.edges[blocks.number], np.diff(blocks.first_run))
+        rows = ranges(blocks.runs.start + shift, blocks.runs.count)
+        for target, column in zip(targets, columns, strict=True):
+            scatter(target.out, blocks.destination, column if len(column) == len(rows) else column.take(rows, axis=0))
+
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        scatter(out, destination, block[name][rows])
 
     def columns(self, blocks: Integers, targets: Sequence[_Target], data: Bytes) -> list[Array]:
         """Parse all records of blocks: for each target a matrix, or the values of one column."""
@@ -143,7 +140,7 @@ class CsvRows(Table):
             row = int(np.argmax(table[name].is_null().to_numpy()))
             ends = np.cumsum(self.block_sizes(blocks))
             at = int(np.searchsorted(ends, row, side="right"))
-            record = int(self.first[blocks[at] + 1] - (ends[at] - row))
+            record = int(self.edges[blocks[at] + 1] - (ends[at] - row))
             column = self.parser.names.index(name) + 1
             raise DecodeError(
                 f"{error.problem}: record {record + 1}, column {column}, behind line {int(self.line[blocks[at]])}",
@@ -163,6 +160,10 @@ class _Target:
     out: Array
     is_matrix: bool
 
+    def split(self, values: Array) -> Iterable[tuple[str, Array]]:
+        """Return the columns of values, by name."""
+        return zip(self.names, values.T if self.is_matrix else [values], strict=True)
+
 
 def _targets(outs: Outputs) -> list[_Target]:
     targets = []
@@ -174,42 +175,3 @@ def _targets(outs: Outputs) -> list[_Target]:
         else:
             targets += [_Target([name], out, False) for name, out in zip(names, arrays, strict=True)]
     return targets
-
-
-@dataclass(frozen=True)
-class _Window:
-    """Rows to read for one window.
-
-    Parameters
-    ----------
-    blocks : that hold the rows.
-    targets : arrays that receive them.
-    reserved : by position in ``blocks``, those that the cache keeps for other windows.
-    """
-
-    table: CsvRows
-    blocks: Blocks
-    targets: Sequence[_Target]
-    reserved: Reserved
-
-    def parse(self, selected: Integers, data: Bytes) -> None:
-        """Parse blocks, pass them on to other windows, and scatter their rows."""
-        blocks = self.blocks.select(selected)
-        columns = self.table.columns(blocks.number, self.targets, data)
-        sizes = self.table.block_sizes(blocks.number)
-        before = np.cumsum(sizes) - sizes
-        for i, begin, size in zip(selected.tolist(), before.tolist(), sizes.tolist(), strict=True):
-            self.reserved.complete(i, [column[begin : begin + size] for column in columns])
-        self._scatter(blocks, columns, before)
-
-    def copy(self, i: int, cached: Chunk, _: Bytes) -> None:
-        """Scatter rows of a block that the cache holds or that another window parses."""
-        self._scatter(self.blocks.select(np.array([i])), cached.value, np.zeros(1, np.int64))
-
-    def _scatter(self, blocks: Blocks, columns: Sequence[Array], position: Integers) -> None:
-        """Scatter rows of blocks that begin at ``position`` in the columns, of which each target has one."""
-        shift = np.repeat(position - self.table.first[blocks.number], np.diff(blocks.first_run))
-        rows = ranges(blocks.runs.start + shift, blocks.runs.count)
-        for target, column in zip(self.targets, columns, strict=True):
-            values = column if len(column) == len(rows) else column.take(rows, axis=0)
-            scatter(target.out, blocks.destination, values)

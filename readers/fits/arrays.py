@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
+from weakref import ref
 
 import numpy as np
 
@@ -20,15 +23,14 @@ from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
 from matex_data.index.strided import Strided, Transposed
 from matex_data.locks import Lock
-from matex_data.readers.decoding import Decoding
-from matex_data.readers.fits.columns import Biased
+from matex_data.readers.fits.columns import decoded
 from matex_data.readers.fits.headers import RESTORE, Unit
-from matex_data.readers.fits.opening import opened, tiled_image
-from matex_data.storage.files import is_of_system
+from matex_data.readers.text.unpacked import content
+from matex_data.storage.files import is_of_system, open_binary
+from matex_data.storage.objects import is_url
 
 DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
 _ASTROPY_LOCK = Lock()  # threads may index several files
-_UNSIGNED = {(8, -128): "i1", (16, 2**15): "u2", (32, 2**31): "u4", (64, 2**63): "u8"}
 
 
 def array(path: str, unit: Unit, field: str, axis: int) -> tuple[Field, Layout]:
@@ -105,16 +107,7 @@ def _values(path: str, unit: Unit) -> tuple[np.dtype[Any], np.dtype[Any], Conver
     stored = np.dtype(DTYPES[bits])
     blank = unit.cards.get("BLANK")
     missing = (blank,) if type(blank) is int and bits > 0 else ()
-    if scale == 1 and not missing and (bits, zero) in _UNSIGNED:
-        unsigned = np.dtype(_UNSIGNED[bits, int(zero)])
-        return stored, unsigned, Biased(unsigned)
-    native = stored.newbyteorder("=")
-    if scale == 1 and zero == 0 and not missing:
-        return stored, native, None if stored == native else Decoding(native)
-    dtype = np.dtype("f4" if bits in (8, 16, -32) else "f8")
-    numbers_of = (None if scale == 1 else float(scale)), (None if zero == 0 else float(zero))
-    nulls = tuple(dtype.type(value) for value in missing)
-    return stored, dtype, Decoding(dtype, missing=nulls, scale=numbers_of[0], offset=numbers_of[1])
+    return stored, *decoded(stored, scale, zero, missing, np.dtype("f4" if bits in (8, 16, -32) else "f8"))
 
 
 def _checked_axis(path: str, shape: tuple[int, ...], axis: int) -> int:
@@ -129,7 +122,7 @@ def _compressed(path: str, unit: Unit, field: str, axis: int) -> tuple[Field, La
     from astropy.io import fits
 
     try:
-        with _ASTROPY_LOCK, opened(path) as (stored, _), fits.open(stored, memmap=False) as file:
+        with _ASTROPY_LOCK, open_binary(path) as stored, fits.open(content(path, stored)[0], memmap=False) as file:
             section = file[unit.number].section
             shape = tuple(section.shape)
             dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
@@ -195,3 +188,50 @@ class CompressedImageRows(LibraryRows):
             ) from error
         found: Array = image.block[1]
         return found
+
+
+MAX_OPEN = 8  # files of a process whose images are compressed by the tile
+
+
+class TiledImage:
+    """Compressed image of an open file.
+
+    Parameters
+    ----------
+    path : of the file.
+    number : of the unit.
+    """
+
+    def __init__(self, path: str, number: int) -> None:
+        from astropy.io import fits
+
+        self.block: tuple[int, Any] = -1, None
+        with ExitStack() as stack:
+            file, stored = content(path, stack.enter_context(open_binary(path)))
+            whole = stack.enter_context(fits.open(file, memmap=not stored and not is_url(path)))
+            self.section = whole[number].section
+            self._opened = stack.pop_all()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._opened.close()
+
+
+_open: OrderedDict[ref[Any], TiledImage] = OrderedDict()
+
+
+def tiled_image(rows: Any, path: str, number: int) -> TiledImage:
+    """Return an open image. Its file stays open while ``rows`` exists and is among those used last."""
+    key = ref(rows, _closed)
+    if key not in _open:
+        _open[key] = TiledImage(path, number)
+        if len(_open) > MAX_OPEN:
+            _open.popitem(last=False)[1].close()
+    _open.move_to_end(key)
+    return _open[key]
+
+
+def _closed(key: ref[Any]) -> None:
+    image = _open.pop(key, None)
+    if image is not None:
+        image.close()

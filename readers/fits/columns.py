@@ -16,6 +16,7 @@ from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.scatter import Convert
+from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.fits.headers import Unit
 
@@ -23,11 +24,8 @@ _FORM = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(.*)$")
 _TEXT_FORM = re.compile(r"([AIFED])(\d+)(?:\.(\d+))?$")
 _DIM = re.compile(r"\(\s*\d+(?:\s*,\s*\d+)*\s*\)$")
 DTYPES = {"B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16", "L": "u1"}
-_UNSIGNED = {("B", -128): "i1", ("I", 2**15): "u2", ("J", 2**31): "u4", ("K", 2**63): "u8"}
-
-
-class UnreadableColumn(Exception):
-    """Column without an equivalent as NumPy arrays; the message says why."""
+_BIASED = {("|u1", -128): "i1", (">i2", 2**15): "u2", (">i4", 2**31): "u4", (">i8", 2**63): "u8"}
+"""Integers of the other sign, by the stored dtype and its zero (FITS 4.0, sections 4.4.2.5 and 7.3.2)."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +73,7 @@ def binary_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
         width = _width(code, repeat)
         try:
             found.append(_binary_column(unit, number, name, repeat, code, form[3], offset))
-        except UnreadableColumn as reason:
+        except Unreadable as reason:
             found.append((name, str(reason)))
         offset += width
     if offset > unit.shape[-1]:
@@ -94,7 +92,7 @@ def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, f
     pointer_bytes = {"P": 4, "Q": 8}.get(code, 0)
     if pointer_bytes:
         if repeat != 1 or not further or further[0] not in {*DTYPES, "A"}:
-            raise UnreadableColumn(f"rows of variable length of the type {further!r}")
+            raise Unreadable(f"rows of variable length of the type {further!r}")
         code = further[0]
     shape = _shape(unit, number, repeat) if not pointer_bytes else ()
     label = name, str(unit.cards.get(f"TUNIT{number}", "")).strip(), offset
@@ -102,11 +100,11 @@ def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, f
         length = 1 if pointer_bytes else (shape[-1] if len(shape) > 1 else repeat)
         stored = np.dtype(f"S{max(1, length)}")
         if not pointer_bytes and not repeat:
-            raise UnreadableColumn("it has no bytes")
+            raise Unreadable("it has no bytes")
         return FitsColumn(*label, stored, shape[:-1], stored, strip, pointer_bytes, is_text=True)
     if code == "X":
         if not repeat:
-            raise UnreadableColumn("it has no bits")
+            raise Unreadable("it has no bits")
         stored = np.dtype((np.void, max(1, -(-repeat // 8))))
         return FitsColumn(*label, stored, (), np.dtype(bool), Bits(repeat))
     if code == "L":
@@ -121,7 +119,7 @@ def _shape(unit: Unit, number: int, repeat: int) -> tuple[int, ...]:
         if prod(shape) <= repeat:  # further bytes are undefined
             return shape
     elif dim:
-        raise UnreadableColumn(f"the shape {dim!r} of TDIM{number}, which is no list of lengths")
+        raise Unreadable(f"the shape {dim!r} of TDIM{number}, which is no list of lengths")
     return () if repeat == 1 else (repeat,)
 
 
@@ -130,17 +128,31 @@ def scaling(unit: Unit, number: int, code: str) -> tuple[np.dtype[Any], Convert 
     stored = np.dtype(DTYPES[code])
     scale, zero = _number(unit, f"TSCAL{number}", 1), _number(unit, f"TZERO{number}", 0)
     null = unit.cards.get(f"TNULL{number}")
-    missing = (np.float64(null),) if isinstance(null, int) and code in "BIJK" else ()
-    if scale == 1 and not missing and (code, zero) in _UNSIGNED:
-        dtype = np.dtype(_UNSIGNED[code, int(zero)])
+    missing = (null,) if isinstance(null, int) and code in "BIJK" else ()
+    if code in "CM" and (scale, zero) != (1, 0):
+        raise Unreadable("complex numbers with a scale")
+    return decoded(stored, scale, zero, missing, np.dtype("f8"))
+
+
+def decoded(
+    stored: np.dtype[Any], scale: float, zero: float, missing: tuple[int, ...], wide: np.dtype[Any]
+) -> tuple[np.dtype[Any], Convert | None]:
+    """Return the dtype of decoded numbers, and the conversion to them; None: they are the stored ones.
+
+    Parameters
+    ----------
+    stored : as the file has them; the numbers are ``stored * scale + zero``.
+    missing : stored integers that stand for missing numbers.
+    wide : of numbers that are neither the stored ones, nor these with the other sign.
+    """
+    if scale == 1 and not missing and (stored.str, zero) in _BIASED:
+        dtype = np.dtype(_BIASED[stored.str, int(zero)])
         return dtype, Biased(dtype)
     if scale == 1 and zero == 0 and not missing:
         native = stored.newbyteorder("=")
         return native, None if stored == native else Decoding(native)
-    if code in "CM":
-        raise UnreadableColumn("complex numbers with a scale")
     numbers = (None if scale == 1 else float(scale)), (None if zero == 0 else float(zero))
-    return np.dtype("f8"), Decoding(np.dtype("f8"), missing=missing, scale=numbers[0], offset=numbers[1])
+    return wide, Decoding(wide, missing=tuple(map(wide.type, missing)), scale=numbers[0], offset=numbers[1])
 
 
 def _number(unit: Unit, keyword: str, default: int) -> int | float:

@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import prod
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 from matex_data.errors import FormatError
 
@@ -87,7 +87,7 @@ class Unit:
         return value
 
 
-def units(path: str, file: BinaryIO, size: int) -> Iterator[Unit]:
+def units(path: str, file: IO[bytes], size: int) -> Iterator[Unit]:
     """Yield the units of a file. Their data are not read.
 
     Raises
@@ -127,7 +127,7 @@ def units(path: str, file: BinaryIO, size: int) -> Iterator[Unit]:
         number += 1
 
 
-def _read_cards(file: BinaryIO) -> tuple[dict[str, Any], int]:
+def _read_cards(file: IO[bytes]) -> tuple[dict[str, Any], int]:
     """Return the cards of a header, and its length in bytes."""
     cards: dict[str, Any] = {}
     length = 0

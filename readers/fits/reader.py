@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import BinaryIO
+from typing import IO
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.index.model import Index
@@ -15,10 +15,9 @@ from matex_data.index.whole import FILE, files_as_samples
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.fits.arrays import array, extensions
 from matex_data.readers.fits.headers import Unit, units
-from matex_data.readers.fits.opening import opened
 from matex_data.readers.fits.tables import table_of
-from matex_data.readers.text.unpacked import unpacked_index
-from matex_data.storage.files import reading
+from matex_data.readers.text.unpacked import content, unpacked_index
+from matex_data.storage.files import open_binary, reading
 
 FIELD = "data"  # name of the field of arrays without a name
 
@@ -46,7 +45,8 @@ def index(
     ------
     FormatError : the file is damaged, or has no such data.
     """
-    with opened(path) as (file, stored):
+    with open_binary(path) as raw:
+        file, stored = content(path, raw)
         chosen = _chosen(path, file, hdu)
     first, by_default = chosen[0], hdu is None
     found = _catalogue(path, chosen, sample_axis)
@@ -88,7 +88,7 @@ def _is_compressed(unit: Unit) -> bool:
     return bool(unit.cards.get("ZIMAGE"))
 
 
-def _chosen(path: str, file: BinaryIO, hdu: int | str | list[int] | list[str] | None) -> list[Unit]:
+def _chosen(path: str, file: IO[bytes], hdu: int | str | list[int] | list[str] | None) -> list[Unit]:
     """Return the units that the user asks for."""
     with reading(path):
         if not file.read(9) == b"SIMPLE  =":

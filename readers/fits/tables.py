@@ -1,25 +1,138 @@
-"""Fields and layouts of a FITS table."""
+"""Fields and layouts of a FITS table; rows of variable length lie anywhere in its heap."""
 
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import BinaryIO
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import IO, Any
 
 import numpy as np
 
-from matex_data._types import Bytes, Integers
+from matex_data._types import Array, Bytes, Integers
+from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import Field
+from matex_data.index.cache import ChunkCache
 from matex_data.index.interleaved import group_interleaved
-from matex_data.index.model import Index, Layout
+from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
+from matex_data.index.ragged import scatter_lists
+from matex_data.index.scatter import Convert
 from matex_data.index.strided import Strided
 from matex_data.readers.catalogue import Catalogue, file_of_rows
+from matex_data.readers.decoding import narrow
 from matex_data.readers.fits.columns import Bits, FitsColumn, binary_columns, text_columns
 from matex_data.readers.fits.headers import RESTORE, Unit
-from matex_data.readers.fits.heap import heap_rows
-from matex_data.readers.fits.opening import opened
+from matex_data.readers.text.unpacked import content
+from matex_data.storage.files import open_binary
 from matex_data.storage.objects import is_url, read_ranges
+
+TILE_BYTES = 4 << 20  # of elements that are read to one array, about
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class HeapRows(Layout):
+    """Rows of variable length, each a byte range of its own. Neighbouring ranges are read as one.
+
+    Parameters
+    ----------
+    rows : number of rows.
+    begin : position of the heap in the file, in bytes.
+    offset : integers[rows], first byte of each row in the heap.
+    length : integers[rows], number of elements of each row. Both are held in memory by each rank.
+    stored, dtype : of an element in the file, and decoded.
+    convert : writes decoded elements for stored ones; None: they are equal.
+    is_text : a row is a text.
+    """
+
+    rows: int
+    begin: int
+    offset: Array
+    length: Array
+    stored: np.dtype[Any]
+    dtype: np.dtype[Any]
+    convert: Convert | None
+    is_text: bool
+    block_rows: int = 1
+
+    def stored_bytes(self) -> int:
+        return int(self.length.sum(dtype=np.int64)) * self.stored.itemsize
+
+    def inner_bytes(self) -> int:
+        return 0 if self.is_text else int(self.length.sum(dtype=np.int64)) * self.dtype.itemsize
+
+    def end(self) -> int:
+        ends = self.offset.astype(np.int64) + self.length.astype(np.int64) * self.stored.itemsize
+        return self.begin + int(ends.max(initial=0))
+
+    def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
+        mean = self.stored_bytes() // max(1, self.rows)
+        for tile in rows.tiles(max(1, TILE_BYTES // max(1, mean))):
+            numbers = tile.numbers
+            length = self.length[numbers].astype(np.int64)
+            offset = self.begin + self.offset[numbers].astype(np.int64)
+            nbytes = length * self.stored.itemsize
+            some = nbytes > 0
+            on_complete = partial(self._scatter, tile.destination, length, out)
+            yield ReadRequest(offset[some], nbytes[some], on_complete=on_complete)
+
+    def _scatter(self, destination: Integers, length: Integers, out: Array, data: Bytes) -> None:
+        edges = np.append(0, np.cumsum(length))
+        if self.is_text:
+            whole = data.tobytes()
+            for row, low, high in zip(destination.tolist(), edges[:-1].tolist(), edges[1:].tolist(), strict=True):
+                out[row] = whole[low:high].split(b"\0")[0].rstrip(b" ")
+            return
+        stored = data.view(self.stored)
+        values = stored
+        if self.convert is not None:
+            values = np.empty(len(stored), self.dtype)
+            self.convert(stored, values)
+        scatter_lists(out, destination, edges, values)
+
+
+def heap_rows(
+    path: str,
+    name: str,
+    descriptors: Integers,
+    begin: int,
+    nbytes: int,
+    stored: np.dtype[Any],
+    dtype: np.dtype[Any],
+    convert: Convert | None,
+    is_text: bool,
+) -> HeapRows:
+    """Return the layout of rows of variable length.
+
+    Parameters
+    ----------
+    path, name : of the file and the column, for errors.
+    descriptors : int64[rows, 2], number of elements and first byte in the heap of each row.
+    begin, nbytes : byte range of the heap in the file.
+    stored, dtype, convert, is_text : see `HeapRows`.
+
+    Raises
+    ------
+    FormatError : a row lies outside of the heap.
+    """
+    length, offset = descriptors.T
+    offset = np.where(length == 0, 0, offset)
+    outside = (length < 0) | (offset < 0) | (length > nbytes) | (offset > nbytes - length * stored.itemsize)
+    if outside.any():
+        row = int(outside.argmax())
+        raise FormatError(
+            "a row of variable length lies outside of the heap",
+            file=path,
+            field=name,
+            row=row,
+            expected=f"{nbytes} bytes",
+            found=f"{length[row]} elements from byte {offset[row]}",
+            remedy="the file is damaged: restore it from its source",
+        )
+    return HeapRows(len(length), begin, narrow(offset), narrow(length), stored, dtype, convert, is_text)
+
 
 READ_BYTES, LEAST_ROWS = 8 << 20, 64  # of an object, of which descriptors are read at once
 GAP_BYTES = 256 << 10  # between the descriptors of two rows that one request reads
@@ -50,8 +163,8 @@ def table_of(path: str, unit: Unit) -> Catalogue:
         pairs = dict[str, Integers]()
         pointers = [column for column in chosen if column.pointer_bytes]
         if pointers:
-            with opened(path) as (file, _):
-                pairs = _descriptors(path, file, unit.begin, rows, width, pointers)
+            with open_binary(path) as raw:
+                pairs = _descriptors(path, content(path, raw)[0], unit.begin, rows, width, pointers)
         layouts = {column.name: _layout(path, unit, column, pairs.get(column.name), heap) for column in chosen}
         return file_of_rows(path, {column.name: _field(column) for column in chosen}, group_interleaved(layouts))
 
@@ -80,7 +193,7 @@ def _field(column: FitsColumn) -> Field:
 
 
 def _descriptors(
-    path: str, file: BinaryIO, begin: int, rows: int, width: int, columns: Sequence[FitsColumn]
+    path: str, file: IO[bytes], begin: int, rows: int, width: int, columns: Sequence[FitsColumn]
 ) -> dict[str, Integers]:
     """Return number of elements and position of each row, int64[rows, 2], of columns of variable length.
 
@@ -102,7 +215,7 @@ def _descriptors(
     return found
 
 
-def _parts_of_rows(path: str, file: BinaryIO, begin: int, rows: int, width: int, nbytes: int) -> Bytes:
+def _parts_of_rows(path: str, file: IO[bytes], begin: int, rows: int, width: int, nbytes: int) -> Bytes:
     """Return the same bytes of each row, uint8[rows, nbytes]: few are read but these if they lie far from one another.
 
     Parameters

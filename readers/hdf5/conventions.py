@@ -23,7 +23,7 @@ import h5py
 
 from matex_data.locks import cached_property
 from matex_data.readers.hdf5.members import column_names
-from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.names import HDF5_ERRORS, object_of, text_of
 
 HEPFILE_MAP = "_MAP_DATASETS_TO_COUNTERS_"
 HEPFILE_EVENTS = "_SINGLETONS_GROUP_"  # one value for each event
@@ -84,7 +84,7 @@ class Conventions:
         events, particles = (self._columns(name) for name in ("events", "particles"))
         if events is not None and particles is not None and {"start", "nparticles"} <= set(events):
             return 2
-        event, particle = (self._item(name) for name in ("event", "particle"))
+        event, particle = (object_of(self.file, name) for name in ("event", "particle"))
         if isinstance(event, h5py.Group) and isinstance(particle, h5py.Group):
             return 1 if "start" in event and "nparticles" in event else None
         return None
@@ -98,7 +98,7 @@ class Conventions:
         return tuple(self._hepfile())
 
     def _hepfile(self) -> Sequence[Pairing]:
-        counters = self._item(HEPFILE_MAP)
+        counters = object_of(self.file, HEPFILE_MAP)
         if not isinstance(counters, h5py.Dataset) or counters.ndim != 2 or counters.shape[1] != 2:
             return ()
         pairs = [[bytes(cell).decode("utf-8", "replace") for cell in row] for row in counters[...]]
@@ -110,7 +110,7 @@ class Conventions:
 
     def is_vectors(self, name: str) -> bool:
         """Return whether a group is a vector of vectors of LH5, of which this package reads one level."""
-        group = self._item(name) if name else None
+        group = object_of(self.file, name) if name else None
         with suppress(*HDF5_ERRORS):
             return isinstance(group, h5py.Group) and all(
                 isinstance(group.get(child), h5py.Dataset) for child in VECTOR_OF_VECTORS
@@ -135,7 +135,7 @@ class Conventions:
         """Return the pairing of larcv3: a group of the table ``extents`` and one other dataset, or its member."""
         words = name.split("/")
         for count in range(len(words) - 1, 0, -1):
-            group = self._item("/".join(words[:count]))
+            group = object_of(self.file, "/".join(words[:count]))
             if not isinstance(group, h5py.Group):
                 continue
             with suppress(*HDF5_ERRORS):
@@ -149,17 +149,12 @@ class Conventions:
         return None
 
     def _columns(self, name: str) -> tuple[str, ...] | None:
-        found = self._item(name)
+        found = object_of(self.file, name)
         return column_names(found) if isinstance(found, h5py.Dataset) else None
 
     def _is_group(self, name: str, attribute: str, value: str) -> bool:
-        group = self._item(name) if name else self.file
+        group = object_of(self.file, name) if name else self.file
         with suppress(*HDF5_ERRORS):
             found = group.attrs.get(attribute) if isinstance(group, h5py.Group) else None
-            return (found.decode() if isinstance(found, bytes) else found) == value
+            return text_of(found) == value
         return False
-
-    def _item(self, name: str) -> h5py.HLObject | None:
-        with suppress(*HDF5_ERRORS):
-            return self.file.get(name)
-        return None

@@ -1,8 +1,9 @@
-"""Data frames and series that pandas has written by ``to_hdf``: their columns as fields, by the names in the frame.
+"""Contents of PyTables files beside the data, and data frames and series that pandas has written by ``to_hdf``.
 
-Both formats keep columns of one type in a block. In the format "table" a row of the frame is a record, and a block is a
-member of it; in the format "fixed" a block is a matrix. The names are in attributes and in datasets beside the blocks.
-Layout: ``pandas/io/pytables.py``.
+PyTables has indexes of tables, pickled attributes, and texts as lists of numbers. Of a frame, columns are fields by the
+names in the frame: both formats keep columns of one type in a block. In the format "table" a row of the frame is a
+record, and a block is a member of it; in the format "fixed" a block is a matrix. The names are in attributes and in
+datasets beside the blocks. Layout: ``pandas/io/pytables.py``.
 """
 
 from __future__ import annotations
@@ -19,15 +20,75 @@ from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
-from matex_data.index.library import LibraryRows
 from matex_data.locks import cached_property
 from matex_data.readers import pickles
 from matex_data.readers.hdf5.members import Table
-from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.pytables import is_pickled, is_pytables, text_of, unpickled
+from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, object_of, text_of
 from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
-from matex_data.readers.kept import kept
+from matex_data.readers.kept import KeptRows
+
+MARK = b"PYTABLES_FORMAT_VERSION"  # attribute of the root group
+HIDDEN = ("_i_", "_p_")  # begin of the names of groups that PyTables does not show, such as the index of a table
+TEXTS = {"vlstring": "latin-1", "vlunicode": "utf-32-le"}
+"""Encodings of texts that are lists of numbers, by the attribute ``PSEUDOATOM``."""
+
+
+def is_pytables(file: h5py.File) -> bool:
+    """Return whether PyTables wrote the file."""
+    return bool(has_attribute(file, MARK))
+
+
+def is_hidden(name: str) -> bool:
+    """Return whether a dataset of a file of PyTables belongs to what it does not show.
+
+    >>> is_hidden("jets/_i_table/pt/sorted"), is_hidden("jets/table")
+    (True, False)
+    """
+    return any(word.startswith(HIDDEN) for word in name.split("/"))
+
+
+def text_encoding(dataset: h5py.Dataset) -> str | None:
+    """Return the encoding of texts that are lists of numbers; None for any other dataset."""
+    return TEXTS.get(_pseudo_atom(dataset))
+
+
+def is_pickled(dataset: h5py.Dataset) -> bool:
+    """Return whether the rows of a dataset are pickled objects."""
+    return _pseudo_atom(dataset) == "object"
+
+
+def _pseudo_atom(dataset: h5py.Dataset) -> str:
+    return text_of(dataset.attrs["PSEUDOATOM"]) if has_attribute(dataset, b"PSEUDOATOM") else ""
+
+
+def unpickled(value: Any) -> Any:
+    """Return the Python object that PyTables has pickled to an attribute; the attribute itself if it is no pickle."""
+    return pickles.load(bytes(value)) if isinstance(value, bytes) and value.endswith(b".") else value
+
+
+@declared
+@dataclass(frozen=True)
+class ListedTexts:
+    """Decoder of texts that PyTables has stored as lists of numbers.
+
+    Parameters
+    ----------
+    encoding : of the bytes of the numbers.
+    """
+
+    encoding: str
+
+    def decode(self, stored: Array) -> Array:
+        """Return object[n], the texts in UTF-8; bytes of "latin-1" as they are."""
+        texts = np.empty(len(stored), object)
+        texts[:] = [self._text(numbers) for numbers in stored]
+        return texts
+
+    def _text(self, numbers: Array) -> bytes:
+        data = np.asarray(numbers).tobytes()
+        return data if self.encoding == "latin-1" else data.decode(self.encoding, "surrogatepass").encode()
+
 
 AXES = ("axis1", "axis1_label0", "index", "index_label0")  # datasets with an element for each row
 KINDS = {"frame", "series", "frame_table", "series_table"}  # values of the attribute ``pandas_type``
@@ -113,14 +174,9 @@ class Frames:
                 return self.columns(key).get(plain.removeprefix(f"{key}/"))
             return None if self._single is None else self.columns(self._single).get(plain)
         except FormatError:
-            if self._is_dataset(plain):
+            if isinstance(object_of(self.file, plain), h5py.Dataset):
                 return None  # as it is stored
             raise
-
-    def _is_dataset(self, name: str) -> bool:
-        with suppress(*HDF5_ERRORS):
-            return isinstance(self.file.get(name), h5py.Dataset)
-        return False
 
     def columns(self, key: str) -> Mapping[str, FrameColumn]:
         """Return the columns of a frame, its index first.
@@ -290,42 +346,31 @@ def _column_name(name: Any) -> str:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class PickledRows(LibraryRows):
+class PickledRows(KeptRows):
     """Texts of a block that pandas has pickled as a whole.
 
     Parameters
     ----------
-    path, name : of the file, and of the dataset in it.
+    name : of the dataset.
     rows : number of rows.
     column : of the block.
     """
 
-    path: str
     name: str
     rows: int
     column: int
+    row_bytes = 1  # all rows are one block
 
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return max(1, self.rows)
-
-    def read(self, start: int, stop: int) -> Array:
+    def decode(self) -> Array:
         try:
-            return kept.get(self, self._read)[start:stop]
+            block = pickles.load(bytes(opened_dataset(self, self.path, self.name)[0]))
+            values = block[:, self.column] if block.ndim > 1 else block
+            texts = np.empty(len(values), object)
+            texts[:] = [_text(value) for value in values]
+            return texts
         except HDF5_ERRORS as error:
-            raise DecodeError(
-                "the column of objects cannot be read", file=self.path, field=self.name, row=start, found=error
-            ) from error
-
-    def _read(self) -> Array:
-        block = pickles.load(bytes(opened_dataset(self, self.path, self.name)[0]))
-        values = block[:, self.column] if block.ndim > 1 else block
-        texts = np.empty(len(values), object)
-        texts[:] = [_text(value) for value in values]
-        return texts
+            problem = "the column of objects cannot be read"
+            raise DecodeError(problem, file=self.path, field=self.name, found=error) from error
 
 
 def _text(value: Any) -> bytes:

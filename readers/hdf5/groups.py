@@ -22,9 +22,10 @@ from matex_data.index.model import Index, Layout
 from matex_data.index.united import ragged_field
 from matex_data.paths import natural_sorted
 from matex_data.readers.catalogue import Catalogue, Entry
+from matex_data.readers.decoding import narrow
 from matex_data.readers.hdf5.files import TrustedFile
-from matex_data.readers.hdf5.items import ItemRows
 from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
+from matex_data.readers.hdf5.rows import ItemRows
 from matex_data.readers.hdf5.types import array_element, element_type, has_bytes_of
 
 DEEPEST = 4  # groups above the samples
@@ -150,15 +151,10 @@ class _Column:
         """Return the layout of the field: byte ranges where there are such; see `GroupRows`."""
         if self.plain:
             stored = array_element(element_type(self.dataset))[0]
-            return Scattered(compact_array(np.frombuffer(self.offset, np.int64)), compact_array(self.shapes), stored)
+            return Scattered(narrow(np.frombuffer(self.offset, np.int64)), narrow(self.shapes), stored)
         nbytes = int(self.shapes.prod(axis=1).sum()) * made.dtype.itemsize
         rows, kind = len(self.offset), (made.dtype, made.ragged, nbytes)
         return GroupRows(path, made.name, rows, max(1, min(BLOCK_ROWS, rows)), *kind, parent, groups, ends)
-
-
-def compact_array(numbers: Array) -> Array:
-    """Return integers of 0 or more in the smallest unsigned type."""
-    return numbers.astype(np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[str, _Column]]:

@@ -97,7 +97,7 @@ class Links:
                 )
             target = os.fsdecode(h5py.h5f.get_name(dataset.id))
             inner = byte_ranges(dataset, target, link)
-            parts.append(layout if inner is None else SourceRows(target, inner, 0, inner.rows))
+            parts.append(layout if inner is None else SourceRows(inner, target))
         assert field is not None
         return Field(name, field.shape, field.dtype, field.ragged, field.attributes, field.inner), Concatenated(
             tuple(parts)

@@ -6,7 +6,7 @@ the first dimension of MATLAB, along which the samples are, is the last axis of 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
@@ -21,15 +21,13 @@ from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.combined import Converted
-from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.strided import Strided
 from matex_data.readers.decoding import DecodedLibraryRows
-from matex_data.readers.hdf5.axes import along
-from matex_data.readers.hdf5.items import ItemRows
 from matex_data.readers.hdf5.members import MATLAB_CLASS
-from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute
-from matex_data.readers.hdf5.rows import Hdf5Rows, opened_dataset
+from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, text_of
+from matex_data.readers.hdf5.rows import DatasetRows, Hdf5Rows, ItemRows, along
 from matex_data.readers.matlab.cells import cell_field, cell_shapes
 
 HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
@@ -88,8 +86,7 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
 
 def _class(dataset: h5py.Dataset) -> str:
     """Return MATLAB's class of an array; an empty text for a dataset that is no array by itself."""
-    value = dataset.attrs.get("MATLAB_class", b"")
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return text_of(dataset.attrs.get("MATLAB_class", b""))
 
 
 def _sizes(dataset: h5py.Dataset) -> str:
@@ -249,36 +246,23 @@ def _texts_of_cell(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Fiel
 
 @declared
 @dataclass(frozen=True, eq=False)
-class CellRows(LibraryRows):
-    """Texts of a cell array, whose elements are datasets of their own.
+class CellRows(DatasetRows):
+    """Texts of a cell array, whose elements are datasets of their own; its name is that of the references to them.
 
     Parameters
     ----------
-    path, name : of the file, and of the dataset of references in it.
-    rows, block_rows : number of rows, and of those of a block.
     shape : of a row in MATLAB's order.
     """
 
-    path: str
-    name: str
-    rows: int
-    block_rows: int
     shape: tuple[int, ...]
+    problem = "the cell array has elements that are no texts"
 
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
-    def read(self, start: int, stop: int) -> Array:
-        try:
-            dataset = opened_dataset(self, self.path, self.name)
-            references = np.moveaxis(dataset[..., start:stop], -1, 0)
-            ordered = references.transpose(0, *range(references.ndim - 1, 0, -1)).reshape(-1)
-            texts = np.empty(len(ordered), object)
-            texts[:] = [_text_of(dataset.file[reference]) for reference in ordered]
-        except HDF5_ERRORS as error:
-            raise DecodeError(
-                "the cell array has elements that are no texts", file=self.path, field=self.name, row=start, found=error
-            ) from error
+    def take(self, start: int, stop: int) -> Array:
+        dataset = self.opened(self.name)
+        references = np.moveaxis(dataset[..., start:stop], -1, 0)
+        ordered = references.transpose(0, *range(references.ndim - 1, 0, -1)).reshape(-1)
+        texts = np.empty(len(ordered), object)
+        texts[:] = [_text_of(dataset.file[reference]) for reference in ordered]
         return texts.reshape(stop - start, *self.shape)
 
 

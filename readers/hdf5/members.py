@@ -22,7 +22,7 @@ from matex_data.index.model import Layout
 from matex_data.index.strided import c_strides
 from matex_data.index.table import Column
 from matex_data.readers.hdf5.chunks import check_begin
-from matex_data.readers.hdf5.names import HDF5_ERRORS, find, has_attribute
+from matex_data.readers.hdf5.names import HDF5_ERRORS, find, has_attribute, object_of
 from matex_data.readers.hdf5.types import element_type, read_elements, stored_type, unreadable_members
 
 GAP_BYTES = 4096  # between members, or records, that are read rather than skipped: storage reads whole pages
@@ -100,7 +100,7 @@ def find_field(file: h5py.File, path: str, name: str) -> h5py.Dataset | tuple[Ta
     FieldNotFound : there is no such dataset or member.
     FormatError : the object is no dataset, or cannot be opened.
     """
-    found = None if _exists(file, name) else _find_table(file, name)
+    found = None if object_of(file, name) is not None else _find_table(file, name)
     if found is None:
         return find(file, path, name)
     table, begin, rest = found
@@ -121,13 +121,6 @@ def member_error(path: str, name: str, found: str) -> FormatError:
     return FormatError("the member has a type that h5py cannot read", file=path, field=name, found=found, remedy=remedy)
 
 
-def _exists(file: h5py.File, name: str) -> bool:
-    with suppress(*HDF5_ERRORS):
-        file[name]
-        return True
-    return False
-
-
 def _find_table(file: h5py.File, name: str) -> tuple[Table, str, str] | None:
     """Return the table that a name of the form ``table/member`` begins with, its name, and that of the member.
 
@@ -136,9 +129,7 @@ def _find_table(file: h5py.File, name: str) -> tuple[Table, str, str] | None:
     words = name.split("/")
     for count in range(len(words) - 1, 0, -1):
         begin = "/".join(words[:count])
-        found = None
-        with suppress(*HDF5_ERRORS):
-            found = file[begin] if begin else None
+        found = object_of(file, begin) if begin else None
         if isinstance(found, h5py.Dataset):
             table = Table.of(found)
             return None if table is None else (table, begin, "/".join(words[count:]))

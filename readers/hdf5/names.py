@@ -7,8 +7,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
+from typing import Any
 
 import h5py
+import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches, wants_hints
 from matex_data.machine import environment_without_mpi
@@ -26,6 +28,19 @@ def has_attribute(item: h5py.HLObject, name: bytes) -> bool:
     with suppress(*HDF5_ERRORS):
         return bool(h5py.h5a.exists(item.id, name))
     return False
+
+
+def text_of(value: Any) -> str:
+    """Return an attribute, or the only element of one, as text; "" if it is none."""
+    value = value.reshape(-1)[0] if isinstance(value, np.ndarray) and value.size == 1 else value
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else value if isinstance(value, str) else ""
+
+
+def object_of(file: h5py.Group, name: str) -> Any:
+    """Return an object by name; None if there is none, or it cannot be opened."""
+    with suppress(*HDF5_ERRORS):
+        return file[name]
+    return None
 
 
 def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:

@@ -33,14 +33,22 @@ from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import OPEN_FOR_WRITING, open_file
-from matex_data.readers.hdf5.frames import FrameColumn, Frames, PickledRows
+from matex_data.readers.hdf5.frames import (
+    FrameColumn,
+    Frames,
+    ListedTexts,
+    PickledRows,
+    is_hidden,
+    is_pickled,
+    is_pytables,
+    text_encoding,
+)
 from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
-from matex_data.readers.hdf5.pytables import ListedTexts, is_hidden, is_pickled, is_pytables, text_encoding
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import (
@@ -246,8 +254,8 @@ def _reason(error: FormatError) -> str:
 def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Table]]:
     """Yield the compound tables among the named objects, with their names."""
     for name in names:
+        dataset = object_of(file, name)
         with suppress(*HDF5_ERRORS):
-            dataset = file.get(name)
             if isinstance(dataset, h5py.Dataset) and element_type(dataset).names is not None:
                 yield name, Table(dataset)
 

@@ -1,11 +1,12 @@
-"""Rows that the HDF5 library reads, and the files that stay open for them."""
+"""Rows that the HDF5 library reads, the files that stay open for them, and rows along another axis."""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 from weakref import ref
@@ -13,30 +14,65 @@ from weakref import ref
 import h5py
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.chunked import MemberPath, member
-from matex_data.index.library import LibraryRows
+from matex_data.index.chunked import Chunked, MemberPath, member
+from matex_data.index.library import LibraryRows, MemoryRows
+from matex_data.index.model import Layout
+from matex_data.index.strided import Strided, Transposed
 from matex_data.readers.hdf5.files import object_at, open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
+from matex_data.readers.matlab.cells import cell_rows
 
 MAX_OPEN_FILES = 16  # per process
 MAX_ROWS = 1 << 63
 
 
+@dataclass(frozen=True, eq=False)
+class DatasetRows(LibraryRows):
+    """Rows that h5py reads.
+
+    Parameters
+    ----------
+    path, name : of the file, and of the dataset in it, or of what stands for the samples.
+    rows : number of rows.
+    block_rows : rows of a chunk, of about 256 KiB, or of samples that lie in no order.
+    """
+
+    path: str
+    name: str
+    rows: int
+    block_rows: int
+    problem = "HDF5 cannot read the rows"
+
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
+    def opened(self, name: str) -> h5py.Dataset:
+        """Return a dataset of the file, which stays open."""
+        return opened_dataset(self, self.path, name)
+
+    @abstractmethod
+    def take(self, start: int, stop: int) -> Array:
+        """Read rows like `read`; raise any of `HDF5_ERRORS`."""
+
+    def read(self, start: int, stop: int) -> Array:
+        try:
+            return self.take(start, stop)
+        except HDF5_ERRORS as error:
+            raise DecodeError(self.problem, file=self.path, field=self.name, row=start, found=error) from error
+
+
 @declared
 @dataclass(frozen=True, eq=False)
-class Hdf5Rows(LibraryRows):
+class Hdf5Rows(DatasetRows):
     """Rows of a dataset that h5py reads and converts.
 
     Parameters
     ----------
-    path, name : of the file, and of the dataset in it.
-    rows : number of rows.
-    block_rows : rows of a chunk, or of about 256 KiB.
     dtype : of the field; if ``ragged``, of one element of a sample.
     ragged : each element is an array of its own length.
     axis : sample axis of the dataset.
@@ -48,10 +84,6 @@ class Hdf5Rows(LibraryRows):
     mislabelled : lists in an element that come in the other byte order, whatever h5py says.
     """
 
-    path: str
-    name: str
-    rows: int
-    block_rows: int
     dtype: np.dtype[Any]
     ragged: bool = False
     axis: int = 0
@@ -62,23 +94,15 @@ class Hdf5Rows(LibraryRows):
     inner: int = 0
     mislabelled: tuple[MemberPath, ...] = ()
 
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
     def inner_bytes(self) -> int:
         return self.inner
 
-    def read(self, start: int, stop: int) -> Array:
+    def take(self, start: int, stop: int) -> Array:
         missing = None if self.source_files is None else self._missing_source(self.source_files, start, stop)
         if missing is not None:
             problem, found = "a source of the virtual dataset is missing", f"no file {missing!r}"
             raise DecodeError(problem, file=self.path, field=self.name, row=start, found=found)
-        try:
-            rows = self._read(opened_dataset(self, self.path, self.name), start, stop)
-        except HDF5_ERRORS as error:
-            raise DecodeError(
-                "HDF5 cannot read the rows", file=self.path, field=self.name, row=start, found=error
-            ) from error
+        rows = self._read(self.opened(self.name), start, stop)
         for path in self.mislabelled:
             lists = member(rows, path)
             for at in np.ndindex(lists.shape):
@@ -141,3 +165,73 @@ def missing_filters(dataset: h5py.Dataset) -> list[tuple[int, str]]:
         for number, _, _, name in steps
         if not h5py.h5z.filter_avail(number)
     ]
+
+
+@dataclass(frozen=True, eq=False)
+class ItemRows(DatasetRows):
+    """Samples of which each is a dataset that h5py reads: a compressed array, or texts.
+
+    Parameters
+    ----------
+    dtype : of the field.
+    ragged : the arrays differ in shape.
+    nbytes : size of all of them in memory.
+    """
+
+    dtype: np.dtype[Any]
+    ragged: bool
+    nbytes: int
+    problem = "HDF5 cannot read the arrays"
+
+    def inner_bytes(self) -> int:
+        return self.nbytes
+
+    @abstractmethod
+    def items(self, start: int, stop: int) -> list[Array]:
+        """Return the arrays of samples."""
+
+    def take(self, start: int, stop: int) -> Array:
+        arrays = self.items(start, stop)
+        return cell_rows(arrays, [array.shape for array in arrays], self.dtype, not self.ragged)
+
+
+def along(layout: Layout, axis: int, dataset: h5py.Dataset) -> Layout:
+    """Return the layout of the rows of a dataset along an axis, given that of its rows along the first one.
+
+    The other axes of a row keep their order.
+    """
+    if axis == 0:
+        return layout
+    shape = dataset.shape
+    if isinstance(layout, MemoryRows):
+        return MemoryRows(np.ascontiguousarray(np.moveaxis(layout.values, axis, 0)))
+    if isinstance(layout, Strided):
+        inner = layout.shape[len(shape) - 1 :]
+        before, after = shape[:axis], (*shape[axis + 1 :], *inner)
+        order = tuple(range(len(before) + len(after)))
+        return Transposed(shape[axis], layout.offset, before, after, layout.stride, layout.dtype, order)
+    if isinstance(layout, Hdf5Rows):
+        return replace(layout, rows=shape[axis], block_rows=(dataset.chunks or shape)[axis], axis=axis)
+    return _chunks_along(layout, axis) if isinstance(layout, Chunked) else layout
+
+
+def _chunks_along(layout: Chunked, axis: int) -> Chunked:
+    """Return the layout with the chunks renumbered so that ``axis`` comes first."""
+    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+    order = (axis, *(a for a in range(len(grid)) if a != axis))
+    count = len(layout.number)
+    coordinates = np.unravel_index(layout.number, grid) if count else tuple(layout.number for _ in grid)
+    number: Integers = np.zeros(count, np.int64)
+    for a in order:
+        number = number * grid[a] + coordinates[a]
+    ascending = np.argsort(number, kind="stable")
+    return replace(
+        layout,
+        shape=tuple(layout.shape[a] for a in order),
+        chunk_shape=tuple(layout.chunk_shape[a] for a in order),
+        number=number[ascending],
+        offset=layout.offset[ascending],
+        nbytes=layout.nbytes[ascending],
+        mask=layout.mask[ascending],
+        axis=axis,
+    )

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from io import FileIO
 from pathlib import Path
 
 import h5py
 import numpy as np
 
-from matex_data._types import Array, Bytes, Integers
+from matex_data._types import Array, Bytes
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
-from matex_data.index.combined import Concatenated
+from matex_data.index.combined import Concatenated, Converted
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.subset import subset_rows
 from matex_data.readers.hdf5.files import open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.virtual import Segment, segments_of
@@ -24,42 +23,24 @@ from matex_data.readers.hdf5.virtual import Segment, segments_of
 
 @declared
 @dataclass(frozen=True, eq=False)
-class SourceRows(Layout):
+class SourceRows(Converted):
     """Rows of a dataset of another file, which is open while they are read.
 
     Parameters
     ----------
+    layout : of rows of the dataset.
     path : of the file.
-    layout : of the dataset.
-    first, rows : range of its rows.
     """
 
     path: str
-    layout: Layout
-    first: int
-    rows: int
 
     def sources(self) -> Sequence[str]:
         return (self.path,)
 
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.layout.block_rows
-
-    def borders(self) -> Integers | None:
-        borders = self.layout.borders()
-        if borders is None and self.layout.block_rows > 1 and self.first:
-            borders = np.arange(0, self.layout.rows, self.layout.block_rows)
-        if borders is None:
-            return None
-        within = borders[(borders > self.first) & (borders < self.first + self.rows)]
-        return np.concatenate([[0], within - self.first])
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes() * self.rows // max(1, self.layout.rows)
+    def end(self) -> int:
+        return 0  # of the file that names the other one
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        rows = RowSelection(rows.start + self.first, rows.stop + self.first, rows.destination)
         for request in self.layout.requests(rows, out, cache):
             if request.total:
                 read = _Read(self.path, request)
@@ -88,27 +69,20 @@ class _Read:
         memory = (self._scratch if request.target is None else request.target).data
         begins = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
         try:
-            with Path(self._path).open("rb", buffering=0) as file:
+            with Path(self._path).open("rb") as file:
                 for offset, nbytes, begin in zip(request.offset, request.nbytes, begins, strict=True):
-                    self._read(file, int(offset), memory[begin : begin + nbytes])
+                    file.seek(offset)
+                    if (count := file.readinto(memory[begin : begin + nbytes])) < nbytes:
+                        raise DecodeError(
+                            "a source of the virtual dataset has become shorter",
+                            expected=f"{offset + nbytes} bytes",
+                            found=f"{offset + count} bytes in {self._path!r}",
+                        )
         except FileNotFoundError as error:
             found = f"no file {self._path!r}"
             raise DecodeError("a source of the virtual dataset is missing", found=found) from error
         except OSError as error:
             raise DecodeError("a source of the virtual dataset cannot be read", found=error) from error
-
-    def _read(self, file: FileIO, offset: int, memory: memoryview) -> None:
-        """Read bytes of the open source, in as many calls as necessary."""
-        done = 0
-        while done < len(memory):
-            count = os.preadv(file.fileno(), [memory[done:]], offset + done)
-            if not count:
-                raise DecodeError(
-                    "a source of the virtual dataset has become shorter",
-                    expected=f"{offset + len(memory)} bytes",
-                    found=f"{offset + done} bytes in {self._path!r}",
-                )
-            done += count
 
     def complete(self, nothing: Bytes) -> None:
         """Decode what was read."""
@@ -146,4 +120,5 @@ def _source_rows(
         if source.dtype.newbyteorder("=") != dataset.dtype.newbyteorder("="):
             return None
         layout = byte_ranges(source, segment.path)
-    return None if layout is None else SourceRows(segment.path, layout, segment.first, segment.rows)
+    rows = range(segment.first, segment.first + segment.rows)
+    return None if layout is None else SourceRows(subset_rows(layout, rows), segment.path)

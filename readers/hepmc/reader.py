@@ -23,8 +23,17 @@ from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.formats import no_text
 from matex_data.readers.hepmc.lines import check_lines
-from matex_data.readers.text.event_rows import Columns, EventParser, split_rows
-from matex_data.readers.text.events import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
+from matex_data.readers.text.events import (
+    HEADER_BYTES,
+    READ_BYTES,
+    Columns,
+    EventFormat,
+    EventParser,
+    damaged_event,
+    header_error,
+    index_files,
+    split_rows,
+)
 from matex_data.readers.text.scan import Events, EventSyntax, event_starts
 
 INTEGER, SHORT, REAL = np.dtype(np.int64), np.dtype(np.int32), np.dtype(np.float64)
@@ -143,11 +152,7 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
     try:
         (first,) = run.events(bytes(data[starts[0] : starts[1] if len(starts) > 1 else len(data)]))
     except DecodeError as error:
-        byte = starts[0] + (error.byte or 0)
-        problem = f"{error.problem} in event 1"
-        facts: dict[str, Any] = {"expected": error.expected, "found": error.found}
-        remedy = "the file is damaged: restore it from its source, or leave it out"
-        raise DecodeError(problem, file=path, row=0, byte=byte, remedy=remedy, **facts) from error
+        raise damaged_event(error.at_row(0), path, 0, starts[0]) from error
     try:
         names = _weight_names(first)
     except UnicodeDecodeError as error:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -16,15 +16,14 @@ from matex_data.index.united import concatenate
 from matex_data.index.whole import FILE, files_as_samples
 from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, SingleRank, on_root
-from matex_data.readers.images.decoding import MAX_PIXELS, ImageOptions
-from matex_data.readers.images.folders.files import FileValues, ImageFiles, Pages
+from matex_data.readers.images.decoding import ImageOptions
+from matex_data.readers.images.folders.files import FileValues, ImageFiles, InstanceMasks, Pages
 from matex_data.readers.images.folders.headers import ImageFacts, read_facts
-from matex_data.readers.images.folders.instances import InstanceMasks
 from matex_data.readers.images.folders.listing import Classes, Listing, list_images
 from matex_data.readers.images.stacks.hyperstacks import Hyperstack
 from matex_data.readers.images.stacks.index import index_stacks
 from matex_data.readers.images.texts import Texts
-from matex_data.readers.options import check_options
+from matex_data.readers.options import check_options, takes
 from matex_data.storage.trust import NONE, Trust
 
 IMAGE, MASK, PATH = "image", "mask", "path"
@@ -39,6 +38,7 @@ def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> I
     return index_collectively([path], names, SingleRank(), trust=trust, **options)
 
 
+@takes(ImageOptions)
 def index_collectively(
     paths: Sequence[str],
     names: Sequence[str] | None,
@@ -47,23 +47,14 @@ def index_collectively(
     *,
     layout: str | None = None,
     pairs: tuple[str, str] | None = None,
-    mode: str = "native",
-    size: tuple[int, int] | None = None,
-    resample: str = "bilinear",
-    dtype: Any = None,
     ragged: bool = False,
     pages: str = "all",
     root: str | None = None,
-    max_pixels: int = MAX_PIXELS,
-    crop_to_aspect_ratio: bool = False,
-    pad_to_aspect_ratio: bool = False,
-    random_resized_crop: Any = False,
-    random_flip: str | None = None,
-    augment_seed: int = 0,
     axes: Any = None,
     samples: str | None = None,
     sample: str | None = None,
     trust: Trust | None = None,
+    **of_images: Any,
 ) -> Index:
     """Index image files. *Collective*.
 
@@ -78,10 +69,8 @@ def index_collectively(
         masks with the same stems, or these two in a folder for each image. "manifest": a table of image files. None:
         found from the folders.
     pairs : names of the folder of images and of the folder of masks, for names that are not known.
-    mode, size, resample, dtype, max_pixels : of the images, see ``ImageOptions``. Masks are delivered in mode "native"
-        and their own dtype, and resized by "nearest".
-    crop_to_aspect_ratio, pad_to_aspect_ratio, random_resized_crop, random_flip, augment_seed : sections and mirrored
-        images, see ``ImageOptions``. An image and its mask, of one size, get the same.
+    of_images : those of ``ImageOptions``. Masks are delivered in mode "native" and their own dtype, and resized by
+        "nearest"; an image and its mask, of one size, get the same section.
     ragged : images keep their own sizes. A batch is an object array, in TensorFlow a RaggedTensor.
     pages : "all": the pages of TIFF, GIF and WebP files are samples. "first": only the first one.
     axes : of TIFF files with several axes of planes: their names in the order of the file, "TZCYX", or the sizes of
@@ -100,18 +89,7 @@ def index_collectively(
     """
     if pages not in PAGES:
         raise FormatError("there is no such choice of pages", expected=f"one of {PAGES}", found=repr(pages))
-    options = ImageOptions(
-        mode,
-        size,
-        resample,
-        dtype,
-        max_pixels,
-        crop_to_aspect_ratio,
-        pad_to_aspect_ratio,
-        random_resized_crop,
-        random_flip,
-        augment_seed,
-    )
+    options = ImageOptions(**of_images)
     if ragged and options.size is not None:
         raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
     listings = on_root(ranks, lambda: list_images(paths, layout, root, pairs, trust or NONE))
@@ -122,45 +100,35 @@ def index_collectively(
             expected="axes= and samples= with mode=, size= and dtype= alone",
             found="one of ragged=, pages=, or a section of an image",
         )
-    reading = _Reading(ranks, options, ragged, pages, hyperstack, sample == FILE)
+    of_masks = replace(options, mode="native", resample="nearest", dtype=None)
+    reading = _Reading(ranks, {IMAGE: options, MASK: of_masks}, ragged, pages, hyperstack, sample == FILE)
     return concatenate([reading.index(listing, names) for listing in listings], ranks.rank == 0)
 
 
+@dataclass(frozen=True)
 class _Reading:
-    """Options by which listings become indexes."""
+    """Options by which listings become indexes, those of images and of masks by the name of their field."""
 
-    def __init__(
-        self,
-        ranks: IndexingRanks,
-        options: ImageOptions,
-        ragged: bool,
-        pages: str,
-        hyperstack: Hyperstack | None,
-        whole: bool,
-    ) -> None:
-        self._ranks = ranks
-        self._options = {
-            IMAGE: options,
-            MASK: replace(options, mode="native", resample="nearest", dtype=None),
-        }
-        self._ragged = ragged
-        self._pages = pages
-        self._hyperstack = hyperstack
-        self._whole = whole
+    ranks: IndexingRanks
+    options: Mapping[str, ImageOptions]
+    ragged: bool
+    pages: str
+    hyperstack: Hyperstack | None
+    whole: bool
 
     def index(self, listing: Listing, names: Sequence[str] | None) -> Index:
         """Return the index of a listing. *Collective*."""
-        if self._pages == "all" and not self._ragged and not self._options[IMAGE].takes_section:
-            stacks = index_stacks(listing, names, self._options[IMAGE], self._ranks, self._hyperstack)
+        if self.pages == "all" and not self.ragged and not self.options[IMAGE].takes_section:
+            stacks = index_stacks(listing, names, self.options[IMAGE], self.ranks, self.hyperstack)
             if stacks is not None:
-                return files_as_samples(stacks) if self._whole else stacks
+                return files_as_samples(stacks) if self.whole else stacks
         files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})
         available = [*files, *listing.columns, PATH]
         selected = available if names is None else list(names)
         check_known(listing.path, selected, available, remedies=REMEDIES)
         facts = {name: self._facts(listing, name, texts, name in selected) for name, texts in files.items()}
         pages = self._common_pages(listing, facts)
-        if self._whole and pages.rows != len(listing.images):
+        if self.whole and pages.rows != len(listing.images):
             raise FormatError(
                 "files with several pages are no samples",
                 file=listing.path,
@@ -186,21 +154,21 @@ class _Reading:
         """Return the layout of a field of images."""
         counts = listing.mask_counts if name == MASK else None
         pages = pages if counts is None else Pages.of(len(files), None)
-        field = facts.field(name, self._ragged)
-        if self._options[name].is_random:
+        field = facts.field(name, self.ragged)
+        if self.options[name].is_random:
             field = replace(field, attributes={**field.attributes, RANDOM: True})
-        images = ImageFiles(listing.root, files, pages, field, self._options[name], facts.mean_bytes)
+        images = ImageFiles(listing.root, files, pages, field, self.options[name], facts.mean_bytes)
         return images if counts is None else InstanceMasks.of(images, counts)
 
     def _facts(self, listing: Listing, name: str, names: Texts, selected: bool) -> ImageFacts | None:
-        options = self._options[name]
+        options = self.options[name]
         return read_facts(
             listing.root,
             names,
             options,
-            self._ranks,
-            ragged=self._ragged,
-            pages=self._pages,
+            self.ranks,
+            ragged=self.ragged,
+            pages=self.pages,
             only_pages=not selected,
         )
 

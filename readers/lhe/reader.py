@@ -25,10 +25,18 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
-from matex_data.readers.text.event_rows import Columns, EventParser, split_rows
-from matex_data.readers.text.events import HEADER_BYTES, READ_BYTES, EventFormat, header_error, index_files
-from matex_data.readers.text.lines import REAL as REAL_FORM
-from matex_data.readers.text.lines import SHOWN_BYTES
+from matex_data.readers.text.events import (
+    HEADER_BYTES,
+    READ_BYTES,
+    SHOWN_BYTES,
+    Columns,
+    EventFormat,
+    EventParser,
+    header_error,
+    index_files,
+    split_rows,
+)
+from matex_data.readers.text.events import REAL as REAL_FORM
 from matex_data.readers.text.scan import Events, EventSyntax, event_starts
 
 INTEGER, REAL = np.dtype(np.int64), np.dtype(np.float64)

@@ -1,31 +1,96 @@
 """Index of MATLAB files of the versions 4 to 7, which SciPy decodes as a whole; version 7.3 is HDF5.
 
+A variable is a data element: its type and its length in bytes, four each, and as many bytes. A compressed element holds
+another one, and is inflated to the size that it declares.
 Format: MAT-file level 4 and 5, https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import io
+import struct
+import zlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 import scipy.io
 import scipy.sparse
 
 from matex_data._types import Array
+from matex_data.codecs.bounded import decompress
 from matex_data.declared import declared
-from matex_data.errors import DataError, FormatError
-from matex_data.fields import Schema, is_pattern
+from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.fields import Field, Schema, is_pattern
+from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index, Layout
 from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, whole_file
-from matex_data.readers.catalogue import Catalogue
-from matex_data.readers.decoded_files import DecodedFile, DecodedFileRows, rows_of
+from matex_data.machine import check_fits
+from matex_data.readers.catalogue import Catalogue, Unreadable
+from matex_data.readers.kept import BLOCK_BYTES, kept
 from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
-from matex_data.readers.matlab.elements import inflated
 from matex_data.storage.files import is_of_system, open_whole, reading
+
+HEADER = 128  # bytes of a file in front of its elements
+TAG = 8  # bytes
+ORDERS = {b"IM": "<", b"MI": ">"}  # what stands at the end of the header
+MATRIX, COMPRESSED = 14, 15
+FLAGS = 16  # bytes of the element with the flags, the first one of a variable
+HEAD = 4096  # bytes of a variable that have its name
+REMEDY = "name the variables that you need with inputs= and targets=, or save the file as version 7.3"
+
+
+def inflated(stored: IO[bytes], names: Collection[str]) -> IO[bytes]:
+    """Return a file with some of the variables of another one, none of them compressed; version 4 as it is.
+
+    Parameters
+    ----------
+    stored : the file.
+    names : of the variables; empty: all.
+
+    Raises
+    ------
+    PartitionError : the variables do not fit into memory.
+    ValueError, struct.error, zlib.error : the file is damaged.
+    """
+    header = stored.read(HEADER)
+    order = ORDERS.get(header[-2:], "")
+    if len(header) < HEADER or not order:
+        stored.seek(0)
+        return stored
+    content = io.BytesIO()
+    content.write(header)
+    while tag := stored.read(TAG):
+        kind, nbytes = struct.unpack(f"{order}II", tag)
+        data = np.frombuffer(stored.read(nbytes), np.uint8)
+        if len(data) < nbytes:
+            raise ValueError(f"an element of {nbytes} bytes, of which the file has {len(data)}")
+        is_compressed = kind == COMPRESSED
+        if is_compressed:
+            head = zlib.decompressobj().decompress(data.data, HEAD)
+            kind, nbytes = struct.unpack(f"{order}II", head[:TAG])
+        else:
+            head = tag + data[:HEAD].tobytes()
+        if kind == MATRIX and names and _name(head, order) not in names:
+            continue
+        check_fits(content.tell() + nbytes, "the variables of the file", remedy=REMEDY)
+        content.write(decompress("zlib", data, TAG + nbytes).data if is_compressed else tag + data.tobytes())
+    content.seek(0)
+    return content
+
+
+def _name(head: bytes, order: str) -> str:
+    """Return the name of a variable, of which the flags and the lengths of the axes stand in front."""
+    at = TAG + FLAGS
+    (axes,) = struct.unpack_from(f"{order}I", head, at + 4)
+    at += TAG + axes + -axes % TAG
+    kind, nbytes = struct.unpack_from(f"{order}II", head, at)
+    small = kind >> 16  # up to four bytes stand in the tag
+    return head[at + 4 : at + 4 + small].decode() if small else head[at + TAG : at + TAG + nbytes].decode()
+
 
 RESTORE = "the file is damaged: restore it from its source"
 
@@ -66,29 +131,37 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     return Catalogue.of(path, {**entries, **unread}, "variable", listed, finish).index(names)
 
 
-def _layout(file: MatlabFile, name: str, array: Array) -> DecodedFileRows:
+def _layout(file: MatlabFile, name: str, array: Array) -> MatlabArray:
     if not array.dtype.hasobject or not isinstance(array[0], np.ndarray):
-        return rows_of(file, name, array)
+        return MatlabArray(file, Field(name, array.shape[1:], array.dtype), len(array))
     field = cell_field(name, [cell.shape for cell in array], array[0].dtype)
-    return DecodedFileRows(file, field, len(array), sum(cell.nbytes for cell in array))
+    return MatlabArray(file, field, len(array), sum(cell.nbytes for cell in array))
 
 
 @declared
 @dataclass(frozen=True)
-class MatlabFile(DecodedFile):
-    """MATLAB file.
+class MatlabFile:
+    """MATLAB file, which SciPy decodes as a whole.
 
     Parameters
     ----------
+    path : of the file.
+    stamp : of the file when it was indexed.
     sample_axis : of its arrays.
     variables : that are decoded; (): all.
     """
 
+    path: str
+    stamp: Stamp
     sample_axis: int
     variables: tuple[str, ...] = ()
 
-    def decode(self) -> dict[str, Array]:
-        return self.contents()[0]
+    def sources(self) -> Sequence[str]:
+        return (self.path,)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the arrays by name, which are decoded unless they are kept."""
+        return kept.get(self, lambda: self.contents()[0])
 
     def contents(self) -> tuple[dict[str, Array], dict[str, str]]:
         """Return the arrays with their sample axis first, and the reason for each variable that has none.
@@ -119,32 +192,66 @@ class MatlabFile(DecodedFile):
                 try:
                     array = self._rows(found)
                     arrays[inner] = array.astype(bool) if inner in logical else array
-                except _NoRowsError as reason:
+                except Unreadable as reason:
                     unread[inner] = str(reason)
         return arrays, unread
 
     def _rows(self, value: Any) -> Array:
         if scipy.sparse.issparse(value):
-            raise _NoRowsError("a sparse matrix: save full(x)")
+            raise Unreadable("a sparse matrix: save full(x)")
         if not isinstance(value, np.ndarray) or not value.size or not value.ndim:
-            raise _NoRowsError("an empty array")
+            raise Unreadable("an empty array")
         if value.dtype.names is not None:
-            raise _NoRowsError("an array of structures")
+            raise Unreadable("an array of structures")
         if value.dtype.kind == "O" and _holds_arrays(value):
             return _cells(value)
         if value.dtype.kind in "OU":
             value = _texts(value)
         elif value.dtype.kind not in "biufc":
-            raise _NoRowsError(f"values of the type {value.dtype}")
+            raise Unreadable(f"values of the type {value.dtype}")
         if value.ndim == 2 and 1 in value.shape:
             return _native(value.reshape(-1))
         if not -value.ndim <= self.sample_axis < value.ndim:
-            raise _NoRowsError(f"an array of {value.ndim} axes")
+            raise Unreadable(f"an array of {value.ndim} axes")
         return _native(np.ascontiguousarray(np.moveaxis(value, self.sample_axis, 0)))
 
 
-class _NoRowsError(Exception):
-    """Value that has no rows; the message says what it is."""
+@declared
+@dataclass(frozen=True, eq=False)
+class MatlabArray(LibraryRows):
+    """Rows of an array of a file.
+
+    Parameters
+    ----------
+    file : the file.
+    field : name, shape and dtype.
+    rows : number of rows.
+    nbytes : size of the elements of all ragged samples.
+    """
+
+    file: MatlabFile
+    field: Field
+    rows: int
+    nbytes: int = 0
+
+    @property
+    def block_rows(self) -> int:  # type: ignore[override]
+        row_bytes = self.nbytes // max(1, self.rows) or self.field.row_bytes
+        return max(1, min(self.rows, BLOCK_BYTES // max(1, row_bytes)))
+
+    def inner_bytes(self) -> int:
+        return self.nbytes
+
+    def stored_bytes(self) -> int:
+        return self.rows * self.field.row_bytes
+
+    def read(self, start: int, stop: int) -> Array:
+        array = self.file.arrays().get(self.field.name)
+        expected = self.rows, *self.field.shape
+        if array is None or (array.shape, array.dtype) != (expected, self.field.array_dtype):
+            remedy = "open the data set again"
+            raise DecodeError("the file has changed", file=self.file.path, field=self.field.name, remedy=remedy)
+        return array[start:stop]
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -168,7 +275,7 @@ def _cells(value: Array) -> Array:
     try:
         shapes = cell_shapes([cell.shape for cell in cells])
     except ValueError as error:
-        raise _NoRowsError(str(error)) from error
+        raise Unreadable(str(error)) from error
     dtype = np.result_type(*[cell.dtype.newbyteorder("=") for cell in cells])
     return cell_rows(cells, shapes, dtype, len(set(shapes)) == 1)
 
@@ -180,7 +287,7 @@ def _texts(value: Array) -> Array:
         if isinstance(cell, np.ndarray) and cell.dtype.kind == "U" and cell.size <= 1:
             cell = str(cell.reshape(-1)[0]) if cell.size else ""
         if not isinstance(cell, str):
-            raise _NoRowsError("cells of other values than texts")
+            raise Unreadable("cells of other values than texts")
         found[i] = cell.encode()
     return found.reshape(value.shape)
 

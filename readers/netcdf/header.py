@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any, BinaryIO
+from typing import IO, Any
 
 import numpy as np
 
@@ -69,7 +69,7 @@ class CdfHeader:
     record_bytes: int
 
 
-def read_header(file: BinaryIO, path: str, size: int) -> CdfHeader:
+def read_header(file: IO[bytes], path: str, size: int) -> CdfHeader:
     """Read the header of a file of ``size`` bytes.
 
     Raises
@@ -82,7 +82,7 @@ def read_header(file: BinaryIO, path: str, size: int) -> CdfHeader:
 class _HeaderParser:
     """Recursive descent parser, which reads as much of the file as the header takes."""
 
-    def __init__(self, file: BinaryIO, path: str, size: int) -> None:
+    def __init__(self, file: IO[bytes], path: str, size: int) -> None:
         self._file = file
         self._path = path
         self._size = size

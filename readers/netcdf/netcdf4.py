@@ -23,9 +23,9 @@ from matex_data.index.strided import Strided
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
-from matex_data.readers.hdf5.axes import along
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
+from matex_data.readers.hdf5.rows import along
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 NO_COORDINATE = "_nc4_non_coord_"  # prefix of a variable with the name of a dimension that is not its own

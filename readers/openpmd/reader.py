@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import h5py
@@ -35,20 +35,6 @@ ALIASES = {
 }
 """Names of openPMD-beamphysics for components of particles; other components are called ``"record/component"``."""
 OFFSET = "Offset"
-
-
-@dataclass(frozen=True)
-class Options:
-    """Options of the reader, checked.
-
-    Parameters
-    ----------
-    species : names; none: all.
-    units : one of ``UNITS``.
-    """
-
-    species: tuple[str, ...]
-    units: str
 
 
 def index(
@@ -82,15 +68,16 @@ def index(
     FormatError : the file is no openPMD series or damaged, it lacks a species or an iteration, or iterations differ
         in their records.
     """
-    _check("units", units, UNITS)
-    options = Options((species,) if isinstance(species, str) else tuple(species or ()), units)
+    if units not in UNITS:
+        raise FormatError("the option units= has no such value", expected=f"one of {UNITS}", found=repr(units))
+    asked = (species,) if isinstance(species, str) else tuple(species or ())
     numbers = None if iterations is None else [int(n) for n in np.ravel(np.asarray(iterations, np.int64))]
     try:
         with open_file(path, trust) as file:
             found = read_iterations(file, path)
             chosen = select(file, path, found, numbers)
             build = _particles if sample == "particle" else _iterations
-            fields, layouts = build(path, found, chosen, options, names)
+            fields, layouts = build(path, found, chosen, asked, units, names)
     except DataError:
         raise
     except HDF5_ERRORS as error:
@@ -102,16 +89,16 @@ def index(
     return Index(fields, [FileIndex(path, rows, layouts)], facts=facts)
 
 
-def _check(option: str, value: str, known: Sequence[str]) -> None:
-    if value not in known:
-        raise FormatError(f"the option {option}= has no such value", expected=f"one of {known}", found=repr(value))
-
-
 def _particles(
-    path: str, found: Sequence[Iteration], chosen: Sequence[Iteration], options: Options, names: Sequence[str] | None
+    path: str,
+    found: Sequence[Iteration],
+    chosen: Sequence[Iteration],
+    asked: Sequence[str],
+    units: str,
+    names: Sequence[str] | None,
 ) -> tuple[dict[str, Field], dict[str, Layout]]:
     """Return fields and layouts of the particles of one species, of all chosen iterations."""
-    known = _species(path, found, options)
+    known = _species(path, found, asked)
     if not known:
         raise FormatError(
             "the file has no particles",
@@ -130,7 +117,7 @@ def _particles(
         )
     having = [one for one in found if known[0] in one.species]
     used = [one for one in chosen if known[0] in one.species]
-    read = [_read_particles(path, one.species[known[0]], options.units, names) for one in used or having[:1]]
+    read = [_read_particles(path, one.species[known[0]], units, names) for one in used or having[:1]]
     counts = [_count(path, one, one.species[known[0]], parts) for one, parts in zip(used, read, strict=False)]
     fields, layouts = dict[str, Field](), dict[str, Layout]()
     for name in _selected(path, read, names):
@@ -144,14 +131,19 @@ def _particles(
 
 
 def _iterations(
-    path: str, found: Sequence[Iteration], chosen: Sequence[Iteration], options: Options, names: Sequence[str] | None
+    path: str,
+    found: Sequence[Iteration],
+    chosen: Sequence[Iteration],
+    asked: Sequence[str],
+    units: str,
+    names: Sequence[str] | None,
 ) -> tuple[dict[str, Field], dict[str, Layout]]:
     """Return fields and layouts of whole iterations: the particles of all species, meshes, number and time."""
-    known = _species(path, found, options)
+    known = _species(path, found, asked)
     used = chosen or found[:1]
     prefixes = {name: f"{name}/" if len(known) > 1 else "" for name in known}
     fields, layouts = dict[str, Field](), dict[str, Layout]()
-    particles = [_all_particles(path, one, prefixes, options.units, names) for one in used]
+    particles = [_all_particles(path, one, prefixes, units, names) for one in used]
     for name in _selected(path, particles, None):
         present = [parts[name][0] if name in parts else None for parts in particles]
         if any(present):
@@ -161,7 +153,7 @@ def _iterations(
                 for part, parts in zip(present, particles, strict=True)
             ]
             layouts[name] = _wholes(rows[: len(chosen)], fields[name].dtype)
-    for name, (field, layout) in _meshes(path, used, len(chosen), options.units, names, set(fields)).items():
+    for name, (field, layout) in _meshes(path, used, len(chosen), units, names, set(fields)).items():
         fields[name], layouts[name] = field, layout
     times = np.array([one.time for one in chosen])
     for name, values in (("iteration", np.array([one.number for one in chosen], np.int64)), ("time", times)):
@@ -233,12 +225,12 @@ def _check_shapes(path: str, name: str, used: Sequence[Iteration], parts: Sequen
             )
 
 
-def _species(path: str, found: Sequence[Iteration], options: Options) -> list[str]:
+def _species(path: str, found: Sequence[Iteration], asked: Sequence[str]) -> list[str]:
     known = list(dict.fromkeys(name for iteration in found for name in iteration.species))
-    for name in options.species:
+    for name in asked:
         if name not in known:
             raise FormatError(f"the file has no species {name!r}", file=path, expected=f"one of {known}")
-    return [name for name in known if not options.species or name in options.species]
+    return [name for name in known if not asked or name in asked]
 
 
 def _read_particles(

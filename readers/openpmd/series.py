@@ -14,6 +14,7 @@ import h5py
 import numpy as np
 
 from matex_data.errors import FormatError
+from matex_data.readers.hdf5.names import text_of
 
 MARK = "openPMD"
 NUMBER = "%T"
@@ -45,12 +46,6 @@ def is_openpmd(file: h5py.File) -> bool:
     return bool(h5py.h5a.exists(file.id, MARK.encode()))
 
 
-def text(value: Any) -> str:
-    """Return a text attribute."""
-    value = value.reshape(-1)[0] if isinstance(value, np.ndarray) and value.size == 1 else value
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
-
-
 def read_iterations(file: h5py.File, path: str) -> list[Iteration]:
     """Return the iterations of a file, by number.
 
@@ -74,7 +69,7 @@ def read_iterations(file: h5py.File, path: str) -> list[Iteration]:
             "the series has no iterations",
             file=path,
             expected="groups below the path that the attribute 'basePath' or 'externalFieldPath' names",
-            found=text(file.attrs.get("basePath", "no such attribute")),
+            found=text_of(file.attrs.get("basePath", "no such attribute")),
             remedy="open it with format='hdf5'",
         )
     return sorted(found, key=lambda iteration: iteration.number)
@@ -89,7 +84,7 @@ def select(file: h5py.File, path: str, found: Sequence[Iteration], numbers: Sequ
     """
     selected = [iteration for iteration in found if numbers is None or iteration.number in numbers]
     missing = sorted(set(numbers or ()) - {iteration.number for iteration in selected})
-    if missing and text(file.attrs.get("iterationEncoding", "groupBased")) != "fileBased":
+    if missing and text_of(file.attrs.get("iterationEncoding", "groupBased")) != "fileBased":
         raise FormatError(
             f"the file has no iteration {missing[0]}",
             file=path,
@@ -103,7 +98,7 @@ def _groups(file: h5py.File, attribute: str) -> Iterator[tuple[int, h5py.Group]]
     """Yield number and group of each iteration below a path that an attribute of the file names."""
     if attribute not in file.attrs:
         return
-    before, mark, after = text(file.attrs[attribute]).partition(NUMBER)
+    before, mark, after = text_of(file.attrs[attribute]).partition(NUMBER)
     if not mark:
         yield 0, file[before or "/"]
         return
@@ -128,7 +123,7 @@ def _iteration(file: h5py.File, number: int, group: h5py.Group) -> Iteration:
 
 
 def _inner(path: Any) -> str:
-    return text(path).strip("/") or "."
+    return text_of(path).strip("/") or "."
 
 
 def _members(group: h5py.Group, path: Any) -> dict[str, h5py.Group | h5py.Dataset]:

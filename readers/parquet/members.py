@@ -7,17 +7,20 @@ name, lists the shape. Specification: https://arrow.apache.org/docs/format/Colum
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from matex_data.declared import declared
-from matex_data.errors import FormatError
+from matex_data.errors import DataError, FormatError
 from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field
+from matex_data.index.model import Index
 from matex_data.readers.arrow.times import EPOCH
+from matex_data.readers.catalogue import Catalogue, Unreadable
 
 SECONDS = "seconds"
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
@@ -58,10 +61,6 @@ class Member:
         return replace(self, field=replace(self.field, dtype=np.dtype(np.float64)))
 
 
-class UnreadableType(Exception):
-    """Type without an equivalent as NumPy arrays; the message says why."""
-
-
 def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -> Iterator[Member]:
     """Yield the fields of a column: the column itself, or ``<column>.<member>`` for each member of a structure.
 
@@ -73,7 +72,7 @@ def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -
 
     Raises
     ------
-    UnreadableType : the type has no equivalent as NumPy arrays.
+    Unreadable : the type has no equivalent as NumPy arrays.
     """
     shape = _declared_shape(column)
     for name, steps, value in _leaves(column.name, (), column.type):
@@ -98,7 +97,7 @@ def _field(name: str, steps: tuple[Step, ...], dtype: np.dtype[Any], attributes:
     if lengths[0] is None and None not in lengths[1:] and not dtype.hasobject:
         return Field(name, (), dtype, True, attributes, tuple(lengths))
     if any(length is not None for length in lengths):
-        raise UnreadableType("lists of different lengths within lists of one length, or the reverse")
+        raise Unreadable("lists of different lengths within lists of one length, or the reverse")
     deep = {"nested": True} if len(lengths) > 1 else {}
     return Field(name, (), dtype, True, {**attributes, **deep})
 
@@ -112,13 +111,13 @@ def _leaves(name: str, steps: tuple[Step, ...], kind: pa.DataType) -> Iterator[t
     elif pa.types.is_fixed_size_list(kind):
         yield from _leaves(name, (*steps, kind.list_size), kind.value_type)
     elif pa.types.is_map(kind):
-        raise UnreadableType("a map has no fields of its own")
+        raise Unreadable("a map has no fields of its own")
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
         yield from _leaves(name, (*steps, None), kind.value_type)
     elif isinstance(kind, pa.FixedShapeTensorType):
         permutation = kind.permutation or list(range(len(kind.shape)))
         if permutation != sorted(permutation):
-            raise UnreadableType(f"a tensor stored in the order {permutation} of its axes")
+            raise Unreadable(f"a tensor stored in the order {permutation} of its axes")
         yield name, (*steps, *kind.shape), kind.value_type
     else:
         yield name, steps, kind
@@ -146,7 +145,7 @@ def _value_type(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
         return "decimal", np.dtype(np.float64)
     if pa.types.is_null(kind):
         return "null", np.dtype(np.float64)
-    raise UnreadableType(f"{kind} has no equivalent as NumPy arrays")
+    raise Unreadable(f"{kind} has no equivalent as NumPy arrays")
 
 
 def _is_text(kind: pa.DataType) -> bool:
@@ -179,7 +178,7 @@ def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
     try:
         shape, _ = json.loads(metadata[b"ARROW:extension:metadata"])
     except (KeyError, ValueError) as error:
-        raise UnreadableType(f"the shape of its arrays cannot be read: {error}") from error
+        raise Unreadable(f"the shape of its arrays cannot be read: {error}") from error
     if not all(isinstance(length, int) for length in shape):
         return None
     return tuple(shape)
@@ -206,3 +205,58 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
         return {name: [str(label) for label in kind["names"]] for name, kind in labels.items()}
     except (KeyError, ValueError, TypeError, AttributeError):
         return {}
+
+
+Chosen = dict[str, tuple[Member, int]]
+"""By name of the field: its member, and the number of the leaf of the schema that holds it."""
+
+
+def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Callable[[Chosen], Index]) -> Catalogue:
+    """Return the catalogue of the columns of a schema; ``make`` returns the index of chosen ones."""
+    known, unread = _fields(path, schema, dtype)
+    return Catalogue(path, known, lambda names: make({name: known[name] for name in names}), unread, "column")
+
+
+def fields_of(members: Mapping[str, Member]) -> dict[str, Field]:
+    """Return the fields of members, by name."""
+    return {name: member.field for name, member in members.items()}
+
+
+def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Chosen, dict[str, str]]:
+    """Return all fields, and the reason for each column that cannot be read."""
+    known: Chosen = {}
+    unread: dict[str, str] = {}
+    labels = class_names(schema.metadata)
+    first = 0
+    for column in schema:
+        leaves = range(first, first := first + _count_leaves(column.type))
+        requested = next((kind for pattern, kind in dtype.items() if fnmatchcase(column.name, pattern)), None)
+        try:
+            of_column = list(members(column, labels.get(column.name), requested))
+        except Unreadable as reason:
+            unread[column.name] = str(reason)
+            continue
+        except DataError as error:
+            error.at(path, column.name)
+            raise
+        known.update({m.field.name: (m, leaf) for m, leaf in zip(of_column, leaves, strict=True)})
+    return known, unread
+
+
+def leaf_numbers(schema: pa.Schema) -> list[tuple[int, int]]:
+    """Return for each leaf of a schema the number of its column, and its own number in this column."""
+    return [(i, leaf) for i, column in enumerate(schema) for leaf in range(_count_leaves(column.type))]
+
+
+def _count_leaves(kind: pa.DataType) -> int:
+    """Return the number of leaves of a type in the schema of Parquet."""
+    kind = storage(kind)
+    if isinstance(kind, pa.FixedShapeTensorType):
+        return 1
+    if pa.types.is_map(kind):
+        return _count_leaves(kind.key_type) + _count_leaves(kind.item_type)
+    if pa.types.is_struct(kind):
+        return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields))
+    if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
+        return _count_leaves(kind.value_type)
+    return 1

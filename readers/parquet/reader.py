@@ -17,9 +17,8 @@ from matex_data.errors import FormatError
 from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
 from matex_data.readers.catalogue import Catalogue, file_of_rows
-from matex_data.readers.parquet.chunks import column_chunks
-from matex_data.readers.parquet.columns import Chosen, columns_of, fields_of
-from matex_data.readers.parquet.footer import Footer, read_footer
+from matex_data.readers.parquet.footer import Footer, column_chunks, read_footer
+from matex_data.readers.parquet.members import Chosen, columns_of, fields_of
 from matex_data.readers.parquet.row_groups import RowGroups
 
 TABLE_BYTES = 4 << 20  # stored bytes of the columns of a row group that one thread decodes, about

@@ -19,10 +19,10 @@ from uproot.interpretation.strings import AsStrings
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.locks import cached_property
+from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.root.baskets import Baskets, Encoding
-from matex_data.readers.root.clusters import Clusters
-from matex_data.readers.root.entries import BranchBlocks
-from matex_data.readers.root.members import Member, UnreadableType
+from matex_data.readers.root.entries import BranchBlocks, Clusters
+from matex_data.readers.root.members import Member
 from matex_data.readers.root.probe import first_line, unreadable
 
 OFFSETS_LEFT_OUT = 1  # bit of TTree's fIOFeatures: baskets without byte offsets where a branch of counts has them
@@ -58,11 +58,11 @@ class Branches(ABC):
 
     @abstractmethod
     def form(self, name: str) -> ak.forms.Form:
-        """Return the awkward form of an entry. Raise `UnreadableType` if uproot cannot interpret it."""
+        """Return the awkward form of an entry. Raise `Unreadable` if uproot cannot interpret it."""
 
     @abstractmethod
     def probe(self, name: str) -> None:
-        """Read one entry if only that shows whether uproot can. Raise `UnreadableType` if it cannot."""
+        """Read one entry if only that shows whether uproot can. Raise `Unreadable` if it cannot."""
 
     @abstractmethod
     def edges(self, name: str) -> Integers:
@@ -167,23 +167,23 @@ class TreeBranches(Branches):
         interpretation = self._interpretation(name)
         if not isinstance(interpretation, Interpretation):
             reason = getattr(interpretation, "reason", None) or first_line(interpretation)
-            raise UnreadableType(f"uproot has no interpretation of it: {reason}")
+            raise Unreadable(f"uproot has no interpretation of it: {reason}")
         try:
             return interpretation.awkward_form(self._branches[name].file)
         except Exception as error:  # of many kinds, and some are raised for any unusual type
             reason = getattr(error, "because", None) or first_line(error)
-            raise UnreadableType(f"uproot cannot read it as arrays: {reason}") from error
+            raise Unreadable(f"uproot cannot read it as arrays: {reason}") from error
 
     def probe(self, name: str) -> None:
         if self._has_class(name):
             reason = self._unreadable.get(name)
             if reason is not None:
-                raise UnreadableType(f"uproot cannot read its objects: {reason}")
+                raise Unreadable(f"uproot cannot read its objects: {reason}")
         elif self._has_structure(name) and name not in self._probed:
             try:
                 self._branches[name].array(entry_start=0, entry_stop=1, library="ak")
             except Exception as error:  # of many kinds
-                raise UnreadableType(f"uproot cannot read its objects: {first_line(error)}") from error
+                raise Unreadable(f"uproot cannot read its objects: {first_line(error)}") from error
             self._probed.add(name)
 
     def expect(self, names: Sequence[str]) -> None:
@@ -291,7 +291,7 @@ class TupleFields(Branches):
             for key in path:
                 form = form.content(key)
         except Exception as error:  # of many kinds
-            raise UnreadableType(f"uproot cannot read it as arrays: {first_line(error)}") from error
+            raise Unreadable(f"uproot cannot read it as arrays: {first_line(error)}") from error
         return form
 
     def probe(self, name: str) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 
 from matex_data.declared import declared
 from matex_data.fields import Field
+from matex_data.readers.catalogue import Unreadable
 
 VARIABLE = -1  # as a dimension: lists of any length
 Dimensions = tuple[int, ...]
@@ -39,23 +40,19 @@ class Member:
     kind: Kind
 
 
-class UnreadableType(Exception):
-    """C++ type without an equivalent as NumPy arrays; the message says why."""
-
-
 def members(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> dict[str, Member]:
     """Return the fields of a branch, by name: the branch itself, or ``<name>.<member>`` for each member of a record.
 
     Raises
     ------
-    UnreadableType : the type has no equivalent as NumPy arrays.
+    Unreadable : the type has no equivalent as NumPy arrays.
     """
     found = {}
     for path, dimensions, dtype in _leaves(form, (), ()):
         full = ".".join((name, *path))
         found[full] = _member(full, path, dimensions, dtype, attributes)
     if not found:
-        raise UnreadableType("there is no number or string in it")
+        raise Unreadable("there is no number or string in it")
     return found
 
 
@@ -101,7 +98,7 @@ def _leaves(
         for field, content in zip(form.fields, form.contents, strict=True):
             yield from _leaves(content, (*path, field), dimensions)
     else:
-        raise UnreadableType(_reason(form))
+        raise Unreadable(_reason(form))
 
 
 def _is_text(form: ak.forms.Form) -> bool:

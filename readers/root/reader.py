@@ -18,10 +18,10 @@ from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.fields import is_pattern
 from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
-from matex_data.readers.catalogue import Catalogue, file_of_rows
+from matex_data.readers.catalogue import Catalogue, Unreadable, file_of_rows
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
-from matex_data.readers.root.members import Member, UnreadableType, members, whole_record
+from matex_data.readers.root.members import Member, members, whole_record
 from matex_data.readers.root.probe import first_line
 from matex_data.storage.files import size_of
 
@@ -111,20 +111,20 @@ def _readable(branches: Branches) -> tuple[dict[str, tuple[str, Member]], dict[s
     for branch in branches.names:
         try:
             known.update({name: (branch, member) for name, member in _members(branches, branch).items()})
-        except UnreadableType as reason:
+        except Unreadable as reason:
             unread[branch] = f"{branches.typename(branch)}: {reason}"
     return known, unread
 
 
 def _members(branches: Branches, branch: str) -> dict[str, Member]:
-    """Return the members of a branch by name. Raise `UnreadableType` if it cannot be read."""
+    """Return the members of a branch by name. Raise `Unreadable` if it cannot be read."""
     found = members(branches.form(branch), branch, branches.attributes(branch))
     try:
         entries = int(branches.edges(branch)[-1])
     except Exception as error:  # uproot raises errors of many kinds for baskets that do not add up
-        raise UnreadableType(f"uproot finds no entries: {first_line(error)}") from error
+        raise Unreadable(f"uproot finds no entries: {first_line(error)}") from error
     if entries != branches.rows:
-        raise UnreadableType(f"it has {entries} entries, and the tree {branches.rows}")
+        raise Unreadable(f"it has {entries} entries, and the tree {branches.rows}")
     branches.probe(branch)
     return found
 
@@ -165,7 +165,7 @@ def _member(branches: Branches, branch: str, full: str, requested: str) -> Membe
         if full in found:
             return found[full]
         whole = whole_record(branches.form(branch), branch, branches.attributes(branch)) if full == branch else None
-    except UnreadableType as reason:
+    except Unreadable as reason:
         raise FormatError(
             "the branch cannot be read",
             file=branches.path,

@@ -15,7 +15,7 @@ from matex_data.index.cache import Chunk, ChunkCache
 from matex_data.index.model import EMPTY, ReadRequest, RowSelection
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
-from matex_data.readers.tar.archive import CONTENT, REMEDY
+from matex_data.readers.tar.headers import CONTENT, REMEDY
 from matex_data.readers.tar.rows import Members, TarRows
 from matex_data.readers.text.compression import unpack
 

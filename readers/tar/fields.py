@@ -136,54 +136,31 @@ class ImageMember(MemberDecoder):
     Parameters
     ----------
     options : of the decoding.
-    info : of every image, as it is delivered.
+    info : of the first image, as it is delivered: of all, unless each has a height and width of its own.
+    nbytes : size of all images of their own sizes in memory; None: all have one size.
     """
 
     options: ImageOptions
     info: ImageInfo
+    nbytes: int | None = None
 
     def field(self, name: str) -> Field:
-        return Field(name, self.info.shape, self.info.dtype, attributes=self.info.attributes)
+        return self.info.field(name, self.nbytes is not None)
 
     def decode(self, data: Bytes, out: Array) -> Any:
-        _check_single(data)
-        image = decode_image(data, self.options, out=out)
-        if (image.shape, image.dtype) != (self.info.shape, self.info.dtype):
+        if image_kind(data[:HEAD_BYTES].tobytes()) == "tiff":
+            _check_single(data)
+        ragged = self.nbytes is not None
+        image = decode_image(data, self.options, out=None if ragged else out)
+        same = image.shape[2:] == self.info.shape[2:] if ragged else image.shape == self.info.shape
+        if not same or image.dtype != self.info.dtype:
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
-        return image
-
-
-@declared
-@dataclass(frozen=True)
-class RaggedImageMember(MemberDecoder):
-    """Image of its own height and width.
-
-    Parameters
-    ----------
-    options : of the decoding.
-    info : of the first image, as it is delivered; the others have the same channels and dtype.
-    nbytes : size of all images in memory.
-    """
-
-    options: ImageOptions
-    info: ImageInfo
-    nbytes: int
-
-    def field(self, name: str) -> Field:
-        inner = (None, None, *self.info.shape[2:])
-        return Field(name, (), self.info.dtype, ragged=True, attributes=self.info.attributes, inner=inner)
-
-    def decode(self, data: Bytes, out: Array) -> Any:
-        _check_single(data)
-        image = decode_image(data, self.options)
-        if (image.shape[2:], image.dtype) != (self.info.shape[2:], self.info.dtype):
-            raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
-        return image if image.flags.writeable else image.copy()  # a batch holds the images themselves
+        return image.copy() if ragged and not image.flags.writeable else image  # a batch holds ragged images themselves
 
 
 def _check_single(data: Bytes) -> None:
-    """Raise if a member is a stack: a sample has one image, and the other pages would be lost."""
-    if image_kind(data[:HEAD_BYTES].tobytes()) == "tiff" and (pages := count_pages(data.data)) > 1:
+    """Raise if a TIFF member is a stack: a sample has one image, and the other pages would be lost."""
+    if (pages := count_pages(data.data)) > 1:
         raise FormatError(
             "the TIFF member has several pages",
             expected="one image",
@@ -198,24 +175,4 @@ def _differs(shape: tuple[int, ...], dtype: np.dtype[Any], other: tuple[int, ...
         expected=f"{dtype} of shape {shape}",
         found=f"{found} of shape {other}",
         remedy='give size=(height, width), mode="rgb" or "gray", and dtype= for images of different kinds',
-    )
-
-
-def size_error(path: str, row: int, infos: tuple[ImageInfo, ImageInfo], names: tuple[str, str]) -> FormatError:
-    """Return the error for two images of one field that differ in shape or dtype.
-
-    Parameters
-    ----------
-    row : of the second one.
-    infos : of both images.
-    names : of their members.
-    """
-    first, other = (f"{info.dtype} of shape {info.shape}" for info in infos)
-    return FormatError(
-        "the images differ in size or kind",
-        file=path,
-        row=row,
-        expected=f"{first}, as {names[0]!r}",
-        found=f"{other} in {names[1]!r}",
-        remedy='give size=(height, width), and mode="rgb" or "gray"; or ragged=True',
     )

@@ -12,13 +12,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.decoding import narrow
+from matex_data.readers.formats import located
 from matex_data.readers.images.decoding import MAX_PIXELS, ImageInfo, ImageOptions, image_info
-from matex_data.readers.tar.archive import Archive, open_archive
+from matex_data.readers.images.folders.headers import Headers, differ
 from matex_data.readers.tar.compressed import CompressedTarRows
 from matex_data.readers.tar.fields import (
     ARRAYS,
@@ -29,11 +30,9 @@ from matex_data.readers.tar.fields import (
     ImageMember,
     IntegerMember,
     MemberDecoder,
-    RaggedImageMember,
     kind_of,
-    size_error,
 )
-from matex_data.readers.tar.headers import ByteRange, Shard, read_shard
+from matex_data.readers.tar.headers import Archive, ByteRange, Shard, open_archive, read_shard
 from matex_data.readers.tar.rows import TarRows
 from matex_data.storage.files import size_of_open
 
@@ -130,8 +129,8 @@ def _index(
     path: str, archive: Archive, decoders: dict[str, MemberDecoder], columns: dict[str, list[ByteRange]]
 ) -> Index:
     ranges = np.array(list(columns.values()), np.int64).reshape(len(columns), -1, 2)
-    offset, nbytes = (_compact(ranges[:, :, i].T) for i in range(2))
-    inner = {name: decoder.nbytes for name, decoder in decoders.items() if isinstance(decoder, RaggedImageMember)}
+    offset, nbytes = (narrow(ranges[:, :, i].T) for i in range(2))
+    inner = {name: decoder.nbytes or 0 for name, decoder in decoders.items() if isinstance(decoder, ImageMember)}
     fields = {name: decoder.field(name) for name, decoder in decoders.items()}
     if not archive.packing:
         rows = TarRows(path, decoders, offset, nbytes, inner)
@@ -148,11 +147,6 @@ def _with_archive(field: Field, nbytes: int) -> Field:
     A window has a limit on its bytes, so that no more shards than that are in memory for its samples.
     """
     return replace(field, scratch_bytes=max(0, nbytes - field.row_bytes))
-
-
-def _compact(numbers: Array) -> Array:
-    """Return the numbers in the smallest unsigned integer type that holds them, since each rank keeps all of them."""
-    return np.ascontiguousarray(numbers, np.min_scalar_type(int(numbers.max(initial=0))))
 
 
 @dataclass(frozen=True)
@@ -184,26 +178,27 @@ class _Source:
         FormatError : images differ in size or kind.
         DataError : no image can be read.
         """
-        first: tuple[int, ImageInfo] | None = None
-        first_error: DataError | None = None
-        nbytes = 0
+        known = Headers()
         for row, where in enumerate(ranges):
             try:
                 info = self.info(where, options)
             except DataError as error:
-                first_error = first_error or self._located(error, name, row, where)
+                at: dict[str, Any] = {"file": self.path, "field": name, "row": row, "byte": where.offset}
+                problem = f"{error.problem}, in the member '{self.keys[row]}.{name}'"
+                remedy = f"deliver the field as bytes: raw=[{name!r}]"
+                known.error = known.error or located(error, FormatError, remedy, problem, **at)
                 continue
-            first = first or (row, info)
+            known.add(row, info, info.shape[2:] if ragged else info.shape)
+            if len(known.kinds) > 1:
+                (first, one), (_, other) = known.kinds.values()
+                names = f"{self.keys[first]}.{name}", f"{self.keys[row]}.{name}"
+                raise differ(self.path, names, one, other, ragged).at_row(row)
             if options.size is not None and options.mode != "native" and not ragged:
                 break
-            nbytes += int(np.prod(info.shape)) * info.dtype.itemsize
-            kind, other = ((i.shape[2:] if ragged else i.shape, i.dtype) for i in (first[1], info))
-            if kind != other:
-                names = f"{self.keys[first[0]]}.{name}", f"{self.keys[row]}.{name}"
-                raise size_error(self.path, row, (first[1], info), names)
-        if first is None:
-            raise first_error or FormatError("the shard has no images", file=self.path, field=name)
-        return RaggedImageMember(options, first[1], nbytes) if ragged else ImageMember(options, first[1])
+        if not known.kinds:
+            raise known.error or FormatError("the shard has no images", file=self.path, field=name)
+        ((_, info),) = known.kinds.values()
+        return ImageMember(options, info, known.nbytes if ragged else None)
 
     def info(self, where: ByteRange, options: ImageOptions) -> ImageInfo:
         """Return what the header of an image says; the whole image is read where its first bytes do not suffice."""
@@ -214,15 +209,3 @@ class _Source:
             except DataError:
                 pass
         return image_info(self.read(where), options, count_pages=False)
-
-    def _located(self, error: DataError, name: str, row: int, where: ByteRange) -> FormatError:
-        return FormatError(
-            f"{error.problem}, in the member '{self.keys[row]}.{name}'",
-            file=self.path,
-            field=name,
-            row=row,
-            byte=where.offset,
-            expected=error.expected,
-            found=error.found,
-            remedy=error.remedy or f"deliver the field as bytes: raw=[{name!r}]",
-        )

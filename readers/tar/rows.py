@@ -15,9 +15,11 @@ from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import ReadRequest, RowSelection
 from matex_data.index.table import Outputs, Table
+from matex_data.readers.formats import located
 from matex_data.readers.tar.fields import MemberDecoder
 
 REQUEST_BYTES = 256 << 10  # of the members that one thread decodes in one go, about
+REMEDY = "the member is damaged: write the shard again without it"
 GAP_BYTES = 4096  # largest gap to read between members of neighbouring samples: headers, padding, small members
 
 
@@ -115,23 +117,10 @@ class TarRows(Table):
                     if sample is not element:
                         out[destination] = sample
                 except DataError as error:
-                    first_error = first_error or self._located(error, name, row, int(self.offset[row, column]))
+                    where = {"file": self.path, "field": name, "row": row, "byte": int(self.offset[row, column])}
+                    first_error = first_error or located(error, DecodeError, REMEDY, **where)
         if first_error is not None:
             raise first_error
-
-    def _located(self, error: DataError, name: str, row: int, byte: int) -> DecodeError:
-        located = DecodeError(
-            error.problem,
-            file=self.path,
-            field=name,
-            row=row,
-            byte=byte,
-            expected=error.expected,
-            found=error.found,
-            remedy=error.remedy or "the member is damaged: write the shard again without it",
-        )
-        located.__cause__ = error
-        return located
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Index of event texts: each small or compressed file by one rank, a large one by all ranks."""
+"""Events of text files: each small or compressed file indexed by one rank, a large one by all ranks.
+
+They are read by blocks of whole events, which are parsed once for all fields of a window.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +11,98 @@ from dataclasses import dataclass
 from typing import IO, Any, Protocol
 
 import numpy as np
+from numpy.typing import NDArray
 
-from matex_data._types import Bytes
-from matex_data.errors import DataError, FormatError
+from matex_data._types import Array, Bytes
+from matex_data.declared import declared
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
+from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import Index
+from matex_data.index.scatter import RowIndices, scatter
+from matex_data.index.table import Outputs
 from matex_data.index.united import adapted, counted, unite
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.collective import IndexingRanks, agreed
-from matex_data.readers.text.event_rows import EventBlocks, EventParser
+from matex_data.readers.formats import located
 from matex_data.readers.text.scan import Events, EventSyntax, scan_file, scan_text
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, reading, size_of_open
+
+Columns = Mapping[str, Array]
+REAL = rb"[-+]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?|nan|inf)"
+RESTORE = "the file is damaged: restore it from its source, or leave it out"
+SHOWN_BYTES = 160  # of a line in a message
+
+
+class EventParser(Protocol):
+    """Parser of the text of neighbouring events, by the library of their format."""
+
+    def parse(self, text: bytes, names: Sequence[str]) -> Columns:
+        """Return the fields of all events of a text.
+
+        Raises
+        ------
+        DecodeError : an event is damaged; ``row`` and ``byte`` are counted from the begin of ``text``.
+        """
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class EventBlocks(ByteRangeBlocks):
+    """Events of a text; a block is a range of whole events.
+
+    Parameters
+    ----------
+    parser : of the events.
+    """
+
+    parser: EventParser
+
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return int(self.nbytes[block])
+
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        scatter(out, destination, block[name][rows])
+
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Columns:
+        """Parse the events of a block.
+
+        Raises
+        ------
+        DecodeError : an event is damaged; the error names the event and its byte in the file.
+        """
+        begin, count = int(self.edges[block]), int(self.edges[block + 1] - self.edges[block])
+        try:
+            columns = self.parser.parse(stored.tobytes(), names)
+        except DataError as error:
+            raise damaged_event(error, self.path, begin, int(self.offset[block])) from error
+        for name, column in columns.items():
+            if len(column) != count:
+                raise DecodeError(
+                    "the file changes while it is read", file=self.path, field=name, expected=count, found=len(column)
+                )
+        return columns
+
+
+def damaged_event(error: DataError, path: str, row: int, byte: int) -> DecodeError:
+    """Return the error of a parser, which counts from event ``row`` and from ``byte`` of the text, for the file."""
+    row = row + (error.row or 0)
+    problem = error.problem if error.row is None else f"{error.problem} in event {row + 1}"
+    where = {"file": path, "field": error.field, "row": None if error.row is None else row}
+    return located(error, DecodeError, RESTORE, problem, byte=byte + (error.byte or 0), **where)
+
+
+def split_rows(values: Array, counts: Sequence[int]) -> NDArray[Any]:
+    """Return an object array whose element i has the next ``counts[i]`` values, as an array of its own memory."""
+    rows = np.empty(len(counts), object)
+    begin = 0
+    for i, count in enumerate(counts):
+        rows[i] = values[begin : begin + count].copy()  # a view would keep the values of all events alive
+        begin += count
+    return rows
+
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEADER_BYTES = 64 << 20  # largest header

@@ -1,4 +1,4 @@
-"""Positions of the events in a text, found by one rank, or by all ranks of which each scans a segment.
+"""Blocks of whole records of a text, and positions of events, found by one rank or by all, each in a segment.
 
 Unlike the lines of a CSV file, an event begins with bytes that occur nowhere else but in comments. So a rank scans its
 segment as if no comment were open where it begins; where one was, it scans the segment again.
@@ -7,14 +7,63 @@ segment as if no comment were open where it begins; where one was, it scans the 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from functools import partial
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.collective import IndexingRanks, read_each
+
+
+class Borders:
+    """Blocks of whole records, as a format finds these one after the other.
+
+    Parameters
+    ----------
+    least : bytes of a block, or more; the last one may have fewer.
+
+    Attributes
+    ----------
+    rows : number of records so far.
+
+    Examples
+    --------
+    >>> borders = Borders(10)
+    >>> for end in (6, 12, 18, 24, 30):
+    ...     borders.add(end)
+    >>> borders.close(31)
+    >>> [column.tolist() for column in borders.blocks()]
+    [[0, 12, 24], [12, 12, 7], [0, 2, 4, 5]]
+    """
+
+    def __init__(self, least: int) -> None:
+        self.rows = 0
+        self._least = least
+        self._begin = 0
+        self._ranges: list[tuple[int, int]] = []
+        self._edges = [0]
+
+    def add(self, end: int, rows: int = 1) -> None:
+        """Add records, of which the last one ends at a byte, where a block ends if it is long enough."""
+        self.rows += rows
+        if end - self._begin >= self._least:
+            self.close(end)
+
+    def close(self, end: int) -> None:
+        """End the block at a byte; without records there is none."""
+        if self.rows > self._edges[-1]:
+            self._ranges.append((self._begin, end - self._begin))
+            self._edges.append(self.rows)
+        self._begin = end
+
+    def blocks(self) -> tuple[Integers, Integers, Integers]:
+        """Return offset and length in bytes of each block, int64[blocks], and the first row of each, and the rows."""
+        offset, nbytes = np.array(self._ranges, np.int64).reshape(-1, 2).T.copy()
+        return offset, nbytes, np.array(self._edges, np.int64)
+
 
 READ_BYTES = 4 << 20  # read and scanned by one call
 MARK_BYTES = 64  # longest mark
@@ -63,7 +112,7 @@ class Events:
         return int(self.first[-1])
 
 
-class Scanner:
+class EventScanner:
     """Scanner of consecutive bytes of a text.
 
     Parameters
@@ -74,13 +123,14 @@ class Scanner:
 
     Attributes
     ----------
+    began, state : ``comment``, and the one that is open behind the last bytes.
     starts : bytes where events begin, by call.
     end : byte of the first mark of the end; -1 if there is none.
     extra : positions of the ``extra`` marks.
     """
 
     def __init__(self, syntax: EventSyntax, offset: int, stop: int, comment: bytes = b"") -> None:
-        self.comment = comment
+        self.began = self.state = comment
         self.end = -1
         self.starts: list[int] = []
         self.extra: list[int] = []
@@ -90,18 +140,18 @@ class Scanner:
         self._stop = stop
         self._kept = b""
 
-    def feed(self, data: bytes, last: bool) -> None:
+    def feed(self, data: bytes | Bytes, last: bool) -> None:
         """Scan the next bytes; ``last``: no further bytes follow."""
-        text = self._kept + data
+        text = self._kept + bytes(data)
         limit = len(text) if last else max(0, len(text) - MARK_BYTES)
         limit = min(limit, self._stop - self._offset)
         done = 0
         while done < limit:
-            if self.comment:
-                at = text.find(self.comment, done, limit + len(self.comment) - 1)
+            if self.state:
+                at = text.find(self.state, done, limit + len(self.state) - 1)
                 if at < 0:
                     break
-                done, self.comment = at + len(self.comment), b""
+                done, self.state = at + len(self.state), b""
                 continue
             match = self._pattern.search(text, done)
             if match is None or match.start() >= limit:
@@ -114,7 +164,7 @@ class Scanner:
 
     def _take(self, mark: bytes, kind: str | None, at: int) -> None:
         if kind == "begin":
-            self.comment = _COMMENTS[mark]
+            self.state = _COMMENTS[mark]
         elif kind == "event":
             self.starts.append(at + self._syntax.lead)
         elif kind == "extra":
@@ -125,7 +175,7 @@ class Scanner:
 
 def event_starts(syntax: EventSyntax, text: bytes) -> list[int]:
     """Return the bytes where the events of a whole text begin."""
-    scanner = Scanner(syntax, 0, len(text))
+    scanner = EventScanner(syntax, 0, len(text))
     scanner.feed(text, last=True)
     return scanner.starts
 
@@ -138,9 +188,9 @@ def block_bytes(size: int) -> int:
 
 def scan_text(text: Bytes, offset: int, syntax: EventSyntax) -> Events:
     """Find the events of a text in memory from byte ``offset`` on."""
-    scanner = Scanner(syntax, offset, len(text))
+    scanner = EventScanner(syntax, offset, len(text))
     for begin in range(offset, len(text), READ_BYTES):
-        scanner.feed(text[begin : begin + READ_BYTES].tobytes(), last=begin + READ_BYTES >= len(text))
+        scanner.feed(text[begin : begin + READ_BYTES], last=begin + READ_BYTES >= len(text))
     return _join([_Segment.of(scanner, scanner.end, block_bytes(len(text)))], scanner.end, offset, len(text))
 
 
@@ -153,34 +203,57 @@ def scan_file(path: str, offset: int, size: int, syntax: EventSyntax, ranks: Ind
     size : of the file, in bytes.
     """
     borders = [offset + (size - offset) * rank // ranks.size for rank in range(ranks.size + 1)]
-    comments = [b""] * ranks.size
+    begin, end = borders[ranks.rank : ranks.rank + 2]
+    behind = min(end + MARK_BYTES, size)  # where the last mark may end
+    scanner = scan_segment(path, begin, behind, lambda comment: EventScanner(syntax, begin, end, comment or b""), ranks)
+    last = min((end for end in ranks.allgather(scanner.end) if end >= 0), default=-1)
+    return _join(ranks.allgather(_Segment.of(scanner, last, block_bytes(size))), last, offset, size)
+
+
+class Scanner(Protocol):
+    """Scanner of consecutive bytes of a text: its state where they begin, and behind the last ones."""
+
+    began: Any
+    state: Any
+
+    def feed(self, data: Bytes, last: bool) -> None:
+        """Scan the next bytes; ``last``: no further bytes follow."""
+
+
+Scanning = TypeVar("Scanning", bound=Scanner)
+
+
+def scan_segment(path: str, begin: int, end: int, scanner: Callable[[Any], Scanning], ranks: IndexingRanks) -> Scanning:
+    """Return the scanner of this rank's segment of a file, whose state follows from all segments before. *Collective*.
+
+    A rank scans its segment again if it began with another state than that in which the one before ended: one rank more
+    is right each time.
+
+    Parameters
+    ----------
+    begin, end : byte range of the segment.
+    scanner : returns a scanner that begins with a state; None: with the probable one.
+    """
+    ranges = parts_of(begin, end, READ_BYTES)
+    found, to_read = scanner(None), ranges
     while True:
-        scanner = Scanner(syntax, borders[ranks.rank], borders[ranks.rank + 1], comments[ranks.rank])
-        _scan_segment(scanner, path, borders, size, ranks)
-        found = [b"", *ranks.allgather(scanner.comment)[:-1]]
-        if found == comments:
-            break
-        comments = found
-    end = min((end for end in ranks.allgather(scanner.end) if end >= 0), default=-1)
-    return _join(ranks.allgather(_Segment.of(scanner, end, block_bytes(size))), end, offset, size)
+        read_each(ranks, path, to_read, partial(_feed, found, len(ranges)))
+        began, ended = zip(*ranks.allgather((found.began, found.state)), strict=True)
+        actual = (began[0], *ended[:-1])
+        if actual == began:
+            return found
+        is_other = actual[ranks.rank] != began[ranks.rank]
+        found, to_read = (scanner(actual[ranks.rank]), ranges) if is_other else (found, [])
 
 
-def _scan_segment(scanner: Scanner, path: str, borders: Sequence[int], size: int, ranks: IndexingRanks) -> None:
-    """Scan this rank's segment, and the bytes behind it that its last mark may have. *Collective*."""
-    begin, end = borders[ranks.rank], min(borders[ranks.rank + 1] + MARK_BYTES, size)
-    longest = max(b - a for a, b in pairwise(borders)) + MARK_BYTES
-    memory = np.empty(READ_BYTES, np.uint8)
-    error: Exception | None = None
-    for _ in range(-(-longest // READ_BYTES)):
-        data = memory[: min(READ_BYTES, end - begin)]
-        try:
-            ranks.read(path, begin, data)
-            begin += len(data)
-            if len(data) and error is None:
-                scanner.feed(data.tobytes(), last=begin == end)
-        except Exception as raised:  # the other ranks need this one for the rest of the reads
-            error = error or raised
-    ranks.agree(error)
+def _feed(scanner: Scanner, count: int, i: int, data: Bytes) -> None:
+    """Scan the part ``i`` of ``count`` of a segment."""
+    scanner.feed(data, last=i + 1 == count)
+
+
+def parts_of(begin: int, end: int, most: int) -> list[tuple[int, int]]:
+    """Return offset and length of consecutive parts of a byte range, each of ``most`` bytes but for the last one."""
+    return [(offset, min(most, end - offset)) for offset in range(begin, end, most)]
 
 
 @dataclass(frozen=True)
@@ -195,12 +268,12 @@ class _Segment:
     behind: int
 
     @classmethod
-    def of(cls, scanner: Scanner, end: int, step: int) -> _Segment:
+    def of(cls, scanner: EventScanner, end: int, step: int) -> _Segment:
         """Return the events before byte ``end`` in blocks of ``step`` bytes; -1: all events."""
         starts = np.array(scanner.starts, np.int64)
         extra = len(scanner.extra)
         counted = starts[starts < end] if end >= 0 else starts
-        block = _first_of_each(counted // step)
+        block = first_of_each(counted // step)
         return cls(counted[block], block, len(counted), extra, step, len(starts) - len(counted))
 
 
@@ -212,7 +285,7 @@ def _join(segments: Sequence[_Segment], end: int, begin: int, size: int) -> Even
     before = np.cumsum([0, *(segment.count for segment in segments)])
     offset = np.concatenate([segment.offset for segment in segments])
     first = np.concatenate([segment.first + before[i] for i, segment in enumerate(segments)])
-    block = _first_of_each(offset // segments[0].step)
+    block = first_of_each(offset // segments[0].step)
     offset[:1] = begin
     return Events(
         np.append(offset[block], end if end >= 0 else size).astype(np.int64),
@@ -223,6 +296,6 @@ def _join(segments: Sequence[_Segment], end: int, begin: int, size: int) -> Even
     )
 
 
-def _first_of_each(values: Integers) -> Integers:
+def first_of_each(values: Integers) -> Integers:
     """Return the positions where ascending values begin to repeat, int64[n]."""
     return np.flatnonzero(np.diff(values, prepend=-1))

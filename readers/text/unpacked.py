@@ -13,6 +13,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
+from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.readers.kept import kept
@@ -128,35 +129,27 @@ def _taken(content: Bytes, offset: Integers, nbytes: Integers) -> Bytes:
 
 @declared
 @dataclass(frozen=True, eq=False)
-class UnpackedRows(Layout):
+class UnpackedRows(Converted):
     """Rows of which the byte ranges are those of the content of a compressed file.
 
     Parameters
     ----------
-    file : the file.
     layout : of the rows in its content.
+    file : the file.
     """
 
     file: UnpackedFile
-    layout: Layout
 
     @property
     def notice(self) -> str:  # type: ignore[override]
         return notice_of(self.file.path, self.file.stored)
 
     @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.layout.rows
-
-    @property
     def block_rows(self) -> int:  # type: ignore[override]
         return _block_rows(self.layout)
 
-    def borders(self) -> Integers | None:
-        return self.layout.borders()
-
-    def stored_bytes(self) -> int:
-        return self.layout.stored_bytes()
+    def end(self) -> int:
+        return 0  # of the compressed file, which is read as a whole
 
     def inner_bytes(self) -> int:
         return self.layout.inner_bytes()
@@ -244,6 +237,6 @@ def unpacked_index(index: Index, stored: str) -> Index:
                 table = tables.setdefault(layout.table, UnpackedTable(file, layout.table))
                 layouts[name] = Column(table, layout.name)
             else:
-                layouts[name] = UnpackedRows(file, layout)
+                layouts[name] = UnpackedRows(layout, file)
         files.append(replace(entry, layouts=layouts))
     return Index(index.fields, files, index.static, index.facts)

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.declared import declared
+from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.dimensions.cf import NAT
 from matex_data.readers.zarr.codecs import problem
 
@@ -36,10 +37,6 @@ _TIMES = {"numpy.datetime64": "M", "numpy.timedelta64": "m"}
 _UNITS = {"W": "weeks", "D": "days", "h": "hours", "m": "minutes", "s": "seconds"}
 _UNITS |= {"ms": "milliseconds", "us": "microseconds", "μs": "microseconds", "ns": "nanoseconds"}
 DIMENSIONS = "_ARRAY_DIMENSIONS"  # attribute of version 2, by which xarray names the axes
-
-
-class UnreadableArray(Exception):
-    """Array that cannot be read; the message says why."""
 
 
 @declared
@@ -98,7 +95,7 @@ def parse(document: Mapping[str, Any]) -> ArrayMetadata:
 
     Raises
     ------
-    UnreadableArray : it has a type, a codec or a grid that is not read.
+    Unreadable : it has a type, a codec or a grid that is not read.
     KeyError, TypeError, ValueError, AttributeError, OverflowError, struct.error : the document is damaged.
     """
     found = _version_3(document) if document.get("zarr_format") == 3 else _version_2(document)
@@ -112,10 +109,10 @@ def parse(document: Mapping[str, Any]) -> ArrayMetadata:
         raise ValueError(f"the separator {found.separator!r}")
     texts = [json.loads(codec)["id"] in _TEXT_CODECS for codec in found.codecs]
     if any(texts[1:]) or (found.dtype == TEXT) != (texts[:1] == [True]):
-        raise UnreadableArray("objects of another kind than texts")
+        raise Unreadable("objects of another kind than texts")
     for codec in found.codecs:
         if (reason := problem(codec)) is not None:
-            raise UnreadableArray(reason)
+            raise Unreadable(reason)
     return found
 
 
@@ -150,7 +147,7 @@ def _version_3(document: Mapping[str, Any]) -> ArrayMetadata:
     shape = _lengths(document["shape"])
     grid, keys = document["chunk_grid"], _named(document["chunk_key_encoding"])
     if grid["name"] != "regular" or keys["name"] not in ("default", "v2"):
-        raise UnreadableArray(f"chunks in a grid {grid['name']!r} under keys {keys['name']!r}")
+        raise Unreadable(f"chunks in a grid {grid['name']!r} under keys {keys['name']!r}")
     chunk_shape, shards = _lengths(grid["configuration"]["chunk_shape"]), None
     codecs = [_named(codec) for codec in document["codecs"]]
     if any(codec["name"] == "sharding_indexed" for codec in codecs):
@@ -183,12 +180,12 @@ def _sharding(
     https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
     """
     if len(codecs) > 1:
-        raise UnreadableArray("shards that are encoded as a whole")
+        raise Unreadable("shards that are encoded as a whole")
     sharding = codecs[0]["configuration"]
     chunk_shape = _lengths(sharding["chunk_shape"])
     index = [_named(codec)["name"] for codec in sharding["index_codecs"]]
     if index not in (["bytes"], ["bytes", "crc32c"]):
-        raise UnreadableArray(f"shards with an index by {index}")
+        raise Unreadable(f"shards with an index by {index}")
     if 0 in chunk_shape or any(whole % part for whole, part in zip(shard_shape, chunk_shape, strict=True)):
         raise ValueError(f"chunks of shape {chunk_shape} in shards of shape {shard_shape}")
     counts = tuple(whole // part for whole, part in zip(shard_shape, chunk_shape, strict=True))
@@ -223,7 +220,7 @@ def _numcodec(name: str, options: Mapping[str, Any]) -> dict[str, Any]:
         return {"id": name}
     if name.startswith("numcodecs."):
         return {**options, "id": name.removeprefix("numcodecs.")}
-    raise UnreadableArray(f"the codec {name!r}")
+    raise Unreadable(f"the codec {name!r}")
 
 
 def _named(value: Any) -> Mapping[str, Any]:
@@ -265,13 +262,13 @@ def _counted(kind: Any) -> tuple[Any, dict[str, Any]]:
 def _dtype(code: Any, name: Any) -> np.dtype[Any]:
     reason = f"the type {name!r}, which has no equivalent among numbers and texts"
     if not isinstance(code, str):
-        raise UnreadableArray(reason)
+        raise Unreadable(reason)
     try:
         dtype = np.dtype(code)
     except TypeError as error:
-        raise UnreadableArray(reason) from error
+        raise Unreadable(reason) from error
     if dtype.kind not in "biufcSU" or not dtype.itemsize:
-        raise UnreadableArray(reason)
+        raise Unreadable(reason)
     return dtype
 
 

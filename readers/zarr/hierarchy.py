@@ -1,17 +1,100 @@
-"""Arrays of a store, by the metadata of its groups or by consolidated metadata."""
+"""Arrays of a store: their metadata, one by one or consolidated, pyramids of images, and names of axes.
+
+Pyramids of OME-Zarr, https://ngff.openmicroscopy.org/0.4/ and /0.5/: the attribute ``multiscales`` of a group, from 0.5
+on within ``ome``. Their axes have names, and one of their levels is read.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_data.errors import FormatError
-from matex_data.readers.zarr.arrays import ArrayMetadata, UnreadableArray, parse
-from matex_data.readers.zarr.multiscales import Pyramid, pyramids
+from matex_data.readers.catalogue import Unreadable
+from matex_data.readers.zarr.arrays import ArrayMetadata, parse
 from matex_data.readers.zarr.stores import MARKS, Store
 from matex_data.storage.trust import Trust, joined
+
+
+@dataclass(frozen=True)
+class Pyramid:
+    """Image at levels of resolution.
+
+    Parameters
+    ----------
+    levels : names of the arrays in the store, the full resolution first.
+    axes : their names.
+    """
+
+    levels: tuple[str, ...]
+    axes: tuple[str, ...]
+
+
+def pyramids(group: str, attributes: Mapping[str, Any]) -> list[Pyramid]:
+    """Return the pyramids of a group; none if its metadata are none of OME-Zarr.
+
+    >>> datasets = {"axes": [{"name": "y"}, {"name": "x"}], "datasets": [{"path": "0"}, {"path": "1"}]}
+    >>> pyramids("labels/cells", {"multiscales": [datasets]})[0].levels
+    ('labels/cells/0', 'labels/cells/1')
+    """
+    ome = attributes.get("ome")
+    listed = (ome if isinstance(ome, Mapping) else attributes).get("multiscales")
+    found = []
+    for one in listed if isinstance(listed, list) else []:
+        try:
+            axes = [axis if isinstance(axis, str) else axis["name"] for axis in one.get("axes") or ()]
+            levels = [f"{group}/{dataset['path'].strip('/')}".lstrip("/") for dataset in one["datasets"]]
+        except (KeyError, TypeError, AttributeError):
+            continue  # arrays as those of any store
+        if all(isinstance(axis, str) and axis for axis in axes) and len(set(axes)) == len(axes):
+            found.append(Pyramid(tuple(levels), tuple(axes)))
+    return found
+
+
+def of_level(
+    path: str,
+    arrays: Mapping[str, ArrayMetadata],
+    known: Sequence[Pyramid],
+    level: int | None,
+    names: Sequence[str] | None,
+) -> dict[str, ArrayMetadata]:
+    """Return the arrays with the names of their axes, and of each pyramid one level alone.
+
+    Parameters
+    ----------
+    path : of the store.
+    arrays : by name.
+    known : the pyramids of the store.
+    level : number of a level; None: 0, the full resolution.
+    names : arrays that the user names, which are kept at whatever level.
+
+    Raises
+    ------
+    FormatError : there is no such level, or no pyramid.
+    """
+    kept, wanted = dict(arrays), {name.strip("/") for name in names or ()}
+    if level is not None and not any(0 <= level < len(pyramid.levels) for pyramid in known):
+        raise FormatError(
+            "the store has no such level",
+            file=path,
+            expected=f"0 to {max(len(pyramid.levels) for pyramid in known) - 1}" if known else "a pyramid of OME-Zarr",
+            found=f"level={level}",
+        )
+    for pyramid in known:
+        chosen = pyramid.levels[min(level or 0, len(pyramid.levels) - 1)]
+        for name in pyramid.levels:
+            array = kept.get(name)
+            if array is None:
+                continue
+            if len(pyramid.axes) == len(array.shape) and not any(array.dimensions):
+                kept[name] = replace(array, dimensions=pyramid.axes)
+            if name != chosen and name not in wanted:
+                del kept[name]
+    return kept
+
 
 RESTORE = "the store is damaged: restore it from its source"
 MAX_DEPTH = 32  # of groups within groups
@@ -42,7 +125,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
                 arrays[name] = _checked(parse(document), store)
             else:
                 known += pyramids(name, document.get("attributes") or {})
-        except UnreadableArray as reason:
+        except Unreadable as reason:
             unread[name] = str(reason)
         except _DAMAGED as error:
             problem = "the metadata of an array are damaged"
@@ -57,7 +140,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
 def _checked(array: ArrayMetadata, store: Store) -> ArrayMetadata:
     """Return the metadata of an array that the store has a way to read."""
     if array.shards is not None and store.by_key:
-        raise UnreadableArray("shards in a store that reads by key alone, such as an Icechunk repository")
+        raise Unreadable("shards in a store that reads by key alone, such as an Icechunk repository")
     return array
 
 
@@ -115,3 +198,57 @@ def _mapping(value: Any) -> Document:
     if not isinstance(value, dict):
         raise FormatError("the metadata are damaged", expected="a JSON object", found=repr(value)[:80], remedy=RESTORE)
     return value
+
+
+Axes = tuple[tuple[int, ...], tuple[str, ...]]
+"""Shape of an array, and the names of its axes; "": an axis has none."""
+
+
+def named_dimensions(arrays: Mapping[str, Axes]) -> dict[str, tuple[str, ...]]:
+    """Return the dimensions of each array.
+
+    A dimension of a group is that of the outermost group around it that has one of its name and its length. Arrays of a
+    group may give one name to axes that differ in length, such as the levels of a pyramid: the length then becomes a
+    part of the name. Axes without names are equal if their lengths are equal.
+
+    Parameters
+    ----------
+    arrays : by name, with its groups.
+
+    Examples
+    --------
+    >>> arrays = {"t": ((4,), ("time",)), "a/t": ((4, 9), ("time", "x")), "a/u": ((5,), ("time",)), "b": ((9,), ("",))}
+    >>> named_dimensions(arrays)
+    {'t': ('time',), 'a/t': ('time', 'a/x'), 'a/u': ('a/time_5',), 'b': ('dim_0',)}
+    """
+    lengths: dict[tuple[str, str], int] = {}
+    for array, (shape, names) in arrays.items():
+        for name, length in zip(names, shape, strict=True):
+            lengths.setdefault((_group(array), name), length)
+    unnamed: dict[tuple[int, int], str] = {}
+    found = {}
+    for array, (shape, names) in arrays.items():
+        dimensions: list[str] = []
+        for axis, (name, length) in enumerate(zip(names, shape, strict=True)):
+            if name:
+                dimensions.append(_outermost(_group(array), name, length, lengths))
+            else:
+                alike = [
+                    n for n, earlier in zip(names[:axis], shape[:axis], strict=True) if not n and earlier == length
+                ]
+                dimensions.append(unnamed.setdefault((length, len(alike)), f"dim_{len(unnamed)}"))
+        found[array] = tuple(dimensions)
+    return found
+
+
+def _group(array: str) -> str:
+    return array.rpartition("/")[0]
+
+
+def _outermost(group: str, name: str, length: int, lengths: Mapping[tuple[str, str], int]) -> str:
+    steps = group.split("/") if group else []
+    for depth in range(len(steps) + 1):
+        outer = "/".join(steps[:depth])
+        if lengths.get((outer, name)) == length:
+            return f"{outer}/{name}".lstrip("/")
+    return f"{group}/{name}_{length}".lstrip("/")

@@ -25,10 +25,8 @@ from matex_data.readers.options import takes
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs
-from matex_data.readers.zarr.dimensions import named_dimensions
-from matex_data.readers.zarr.hierarchy import ROOT_NAME, read_arrays
+from matex_data.readers.zarr.hierarchy import ROOT_NAME, named_dimensions, of_level, read_arrays
 from matex_data.readers.zarr.layouts import StoredArray, rows_of
-from matex_data.readers.zarr.multiscales import of_level
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
@@ -20,8 +21,8 @@ import pyarrow.parquet as pq
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.locks import cached_property
-from matex_data.readers.zarr.stores import Extent, Keys, Store, size_of, value_of
-from matex_data.storage.files import names_in, read_bytes
+from matex_data.readers.zarr.stores import Extent, Keys, ListedStore, Store, size_of
+from matex_data.storage.files import names_in, read_bytes, reading
 from matex_data.storage.objects import check_url, is_url
 from matex_data.storage.trust import NONE, Trust, folder_of, joined
 
@@ -32,7 +33,7 @@ _RECORDS = re.compile(r"refs\.(0|[1-9][0-9]{0,17})\.parq$")
 
 @declared
 @dataclass(frozen=True)
-class JsonReferences(Store):
+class JsonReferences(ListedStore):
     """References in a JSON file, of the version 0 or 1.
 
     Parameters
@@ -43,17 +44,7 @@ class JsonReferences(Store):
     path: str
     trust: Trust = NONE
 
-    def get(self, key: str) -> bytes | None:
-        return value_of(self._entries.get(key))
-
-    def folders(self, folder: str) -> list[str]:
-        return self._entries.folders(folder)
-
-    def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
-        return self._entries.within(folder)
-
-    @cached_property
-    def _entries(self) -> Keys:
+    def read_keys(self) -> Keys:
         try:
             document = json.loads(read_bytes(self.path))
             refs = document.get("refs", document) if isinstance(document, dict) else None
@@ -65,8 +56,6 @@ class JsonReferences(Store):
             templates = {key: str(value) for key, value in (document.get("templates") or {}).items()}
             targets = _Targets(self.path, self.trust)
             return Keys({key: self._entry(value, templates, targets) for key, value in refs.items()})
-        except OSError as error:
-            raise DataError("the file cannot be read", file=self.path, found=error) from error
         except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
             raise FormatError("the references are damaged", file=self.path, found=error, remedy=RESTORE) from error
 
@@ -123,7 +112,7 @@ class ParquetReferences(Store):
     ) -> Iterator[tuple[str, Extent | bytes]]:
         last = min(first + self._metadata["record_size"], prod(counts))
         try:
-            with pq.ParquetFile(pa.BufferReader(read_bytes(path))) as file:
+            with reading(path), pq.ParquetFile(pa.BufferReader(read_bytes(path))) as file:
                 if file.metadata.num_rows > MOST_RECORDS:
                     raise ValueError(f"{file.metadata.num_rows} references in one file")
                 for batch in file.iter_batches(columns=["path", "offset", "size", "raw"]):
@@ -133,10 +122,9 @@ class ParquetReferences(Store):
                     )
                     for row in written.to_pylist():
                         if row["number"] < last:
-                            yield ".".join(map(str, _position(row["number"], counts))) or "0", targets.entry(row)
+                            position = np.unravel_index(row["number"], counts) if counts else ()
+                            yield ".".join(map(str, position)) or "0", targets.entry(row)
                     first += len(batch)
-        except OSError as error:
-            raise DataError("the file cannot be read", file=path, found=error) from error
         except (ValueError, TypeError, KeyError) as error:
             raise FormatError("the references are damaged", file=path, found=error, remedy=RESTORE) from error
 
@@ -207,11 +195,3 @@ class _Targets:
             check_url(path)
         self._paths[url] = path
         return path
-
-
-def _position(number: int, counts: Sequence[int]) -> list[int]:
-    position: list[int] = []
-    for count in reversed(counts):
-        number, at = divmod(number, count)
-        position.insert(0, at)
-    return position

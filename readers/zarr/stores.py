@@ -11,6 +11,7 @@ import zlib
 from abc import ABC, abstractmethod
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
@@ -20,11 +21,11 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.codecs.scratch import Memory, new_memory
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
 from matex_data.storage import objects
-from matex_data.storage.files import is_folder, open_binary, open_zip
+from matex_data.storage.files import is_folder, open_binary, open_zip, reading
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NONE, Trust
 
@@ -109,14 +110,10 @@ class Directory(Store):
         return self.path
 
     def get(self, key: str) -> bytes | None:
-        try:
-            if is_url(self.path):
-                return objects.read(f"{self.path}/{key}")
-            return Path(self.path, key).read_bytes()
-        except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            return None
-        except OSError as error:
-            raise DataError("the file cannot be read", file=f"{self.path}/{key}", found=error) from error
+        path = f"{self.path}/{key}"
+        with reading(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+            return storage.read_bytes(path)
+        return None
 
     def folders(self, folder: str) -> list[str]:
         if is_url(self.path):
@@ -128,31 +125,45 @@ class Directory(Store):
         return None
 
 
+class ListedStore(Store):
+    """Store of which one file lists all keys."""
+
+    @abstractmethod
+    def read_keys(self) -> Keys:
+        """Read the list."""
+
+    @cached_property
+    def _keys(self) -> Keys:
+        with reading(self.path):
+            return self.read_keys()
+
+    def get(self, key: str) -> bytes | None:
+        entry = self._keys.get(key)
+        if entry is None or isinstance(entry, bytes):
+            return entry
+        data = read(entry)
+        return None if data is None else data.tobytes()
+
+    def folders(self, folder: str) -> list[str]:
+        return self._keys.folders(folder)
+
+    def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
+        return self._keys.within(folder)
+
+
 @declared
 @dataclass(frozen=True)
-class ZipFile(Store):
+class ZipFile(ListedStore):
     """Zip file, in which each key is a member."""
 
     path: str
 
-    def get(self, key: str) -> bytes | None:
-        return value_of(self._members.get(key))
-
-    def folders(self, folder: str) -> list[str]:
-        return self._members.folders(folder)
-
-    def extents(self, folder: str) -> Iterator[tuple[str, Extent | bytes]]:
-        return self._members.within(folder)
-
-    @cached_property
-    def _members(self) -> Keys:
+    def read_keys(self) -> Keys:
         try:
             with open_binary(self.path) as raw, open_zip(raw) as file:
                 return Keys(_within_folder(dict(self._extents(file, raw))))
         except (zipfile.BadZipFile, ValueError, EOFError, NotImplementedError) as error:
             raise FormatError("the zip file is damaged", file=self.path, found=error) from error
-        except OSError as error:
-            raise DataError("the file cannot be read", file=self.path, found=error) from error
 
     def _extents(self, file: zipfile.ZipFile, raw: BinaryIO) -> Iterator[tuple[str, Extent | bytes]]:
         members = file.infolist()
@@ -259,14 +270,6 @@ def _within_folder(members: dict[str, Extent | bytes]) -> dict[str, Extent | byt
     return {name.removeprefix(prefix): extent for name, extent in members.items() if name.startswith(prefix)}
 
 
-def value_of(entry: Extent | bytes | None) -> bytes | None:
-    """Return the bytes of a key; None if there are none."""
-    if entry is None or isinstance(entry, bytes):
-        return entry
-    data = read(entry)
-    return None if data is None else data.tobytes()
-
-
 def is_store(path: str) -> bool:
     """Return whether a directory is a store, a group or an array of one, or an Icechunk repository.
 
@@ -321,18 +324,13 @@ def _inflate(data: Bytes, extent: Extent) -> Bytes:
 def _read(extent: Extent, memory: Memory) -> Bytes | None:
     if is_url(extent.path):
         return _read_object(extent)
-    try:
+    with reading(extent.path), suppress(FileNotFoundError):
         descriptor = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError("the file cannot be read", file=extent.path, found=error) from error
-    try:
-        return _read_all(descriptor, extent, memory)
-    except OSError as error:
-        raise DataError("the file cannot be read", file=extent.path, found=error) from error
-    finally:
-        os.close(descriptor)
+        try:
+            return _read_all(descriptor, extent, memory)
+        finally:
+            os.close(descriptor)
+    return None
 
 
 def read_file(path: str, memory: Memory = new_memory) -> Bytes | None:
@@ -349,26 +347,20 @@ def size_of(path: str) -> int:
     ------
     DataError : the system does not tell.
     """
-    try:
+    with reading(path), suppress(FileNotFoundError):
         return storage.size_of(path)
-    except FileNotFoundError:
-        return 0
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+    return 0
 
 
 def _read_object(extent: Extent) -> Bytes | None:
     """Read a byte range of an object, the whole of it if that has -1 bytes; see `read`."""
     path, offset, nbytes, *_ = extent
-    try:
+    with reading(path), suppress(FileNotFoundError):
         data = objects.read(path) if nbytes < 0 else objects.read_ranges(path, [offset], [nbytes])[0]
-    except FileNotFoundError:
-        return None
-    except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
-    if len(data) < nbytes:
-        raise DecodeError("the file is truncated", file=path, byte=offset + len(data), expected=f"{nbytes} bytes")
-    return np.frombuffer(data, np.uint8)
+        if len(data) < nbytes:
+            raise DecodeError("the file is truncated", file=path, byte=offset + len(data), expected=f"{nbytes} bytes")
+        return np.frombuffer(data, np.uint8)
+    return None
 
 
 def _read_all(descriptor: int, extent: Extent, memory: Memory) -> Bytes:

@@ -1,11 +1,12 @@
-"""References to the chunks of netCDF and HDF5 files, which xarray and kerchunk open as one Zarr store.
+"""References to the chunks of netCDF and HDF5 files, and to the tiles and strips of TIFF files, as one Zarr store.
 
-https://fsspec.github.io/kerchunk/spec.html
+xarray and kerchunk open it: https://fsspec.github.io/kerchunk/spec.html
 """
 
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -25,11 +26,13 @@ from matex_data.codecs.pipeline import BLOSC, DEFLATE, FLETCHER32, SHUFFLE, ZSTD
 from matex_data.errors import DataError, FormatError
 from matex_data.index.chunked import Chunked
 from matex_data.index.strided import Strided
+from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.reader import open_content
 from matex_data.readers.zarr.arrays import DIMENSIONS
 from matex_data.readers.zarr.chunks import Grid
+from matex_data.storage.files import reading
 from matex_data.storage.trust import trees_of
 
 INLINE_BYTES = 1 << 14  # of all values of a variable: smaller ones stand in the references themselves
@@ -38,10 +41,6 @@ _CODECS = {DEFLATE: "zlib", FLETCHER32: "fletcher32", ZSTD: "zstd", BLOSC: "blos
 
 Entry = str | list[Any]
 """Value of a key: its content, or path, offset and length in bytes."""
-
-
-class UnreferredVariable(Exception):
-    """Variable whose chunks have no references; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +130,7 @@ def references(paths: Sequence[str], sample_dim: str | None = None) -> Reference
             try:
                 alike = _alike(variable, first, others, dimension)
                 entries.update(_of_variable(alike, [c.path for c in contents[: len(alike)]]))
-            except UnreferredVariable as reason:
+            except Unreadable as reason:
                 left_out[variable.name] = str(reason)
     for key in [key for key in entries if key.endswith(".zarray")]:
         folders = key.split("/")[:-2]
@@ -178,7 +177,7 @@ def _of_variable(variables: Sequence[Variable], paths: Sequence[str]) -> Iterato
     """Yield the entries of a variable of consecutive files."""
     first = variables[0]
     if first.dtype.kind not in "biufcS" or not first.dtype.itemsize:
-        raise UnreferredVariable(f"values of the type {first.dtype}")
+        raise Unreadable(f"values of the type {first.dtype}")
     shape = (sum(v.shape[0] for v in variables), *first.shape[1:]) if first.shape else ()
     if prod(shape) * first.dtype.itemsize <= INLINE_BYTES:
         values = np.concatenate([v.values() for v in variables]) if shape else first.values()
@@ -188,10 +187,10 @@ def _of_variable(variables: Sequence[Variable], paths: Sequence[str]) -> Iterato
         parts = [_chunks(v, str(Path(path).absolute()), rows) for v, path in zip(variables, paths, strict=True)]
     depth, begin = (parts[0].chunk_shape or (1,))[0], 0
     if len({(part.chunk_shape, part.codecs) for part in parts}) > 1:
-        raise UnreferredVariable("its chunks differ between the files")
+        raise Unreadable("its chunks differ between the files")
     for number, part in enumerate(parts):
         if begin % depth:
-            raise UnreferredVariable(f"chunks of {depth} samples, of which a file has no whole number")
+            raise Unreadable(f"chunks of {depth} samples, of which a file has no whole number")
         for position, entry in part.entries.items():
             moved = (position[0] + begin // depth, *position[1:]) if position else ()
             yield _key(first.name, moved), entry
@@ -234,9 +233,9 @@ def _chunks(variable: Variable, path: str, rows: int) -> _Chunks:
         }
         return _Chunks((depth, *variable.shape[1:]), (), None, entries)
     if not isinstance(layout, Chunked) or layout.axis or layout.shape != variable.shape:
-        raise UnreferredVariable("its rows are no byte ranges of the file")
+        raise Unreadable("its rows are no byte ranges of the file")
     if layout.mask.any():
-        raise UnreferredVariable("chunks to which not all filters were applied")
+        raise Unreadable("chunks to which not all filters were applied")
     codecs = tuple(_codec(step, layout.pipeline.itemsize) for step in layout.pipeline.filters)
     grid = Grid.of(layout.shape, layout.chunk_shape, 0)
     columns = (layout.number.tolist(), layout.offset.tolist(), layout.nbytes.tolist())
@@ -249,7 +248,7 @@ def _codec(step: Filter, itemsize: int) -> str:
     if step.number == SHUFFLE:
         return json.dumps({"id": "shuffle", "elementsize": (step.options or (itemsize,))[0]})
     if step.number not in _CODECS:
-        raise UnreferredVariable(f"the filter {step.number} of HDF5, which numcodecs has not")
+        raise Unreadable(f"the filter {step.number} of HDF5, which numcodecs has not")
     return json.dumps({"id": _CODECS[step.number]})
 
 
@@ -278,3 +277,52 @@ def _fill(value: Any, dtype: np.dtype[Any]) -> Any:
     if isinstance(number, float) and not math.isfinite(number):
         return "NaN" if math.isnan(number) else "Infinity" if number > 0 else "-Infinity"
     return number
+
+
+IMAGE = "image"
+"""Name of the array: that of the field of the reader of images."""
+
+
+def tiff_references(path: str) -> References:
+    """Return references to the first series of images in a TIFF file, at full resolution.
+
+    Parameters
+    ----------
+    path : of the file.
+
+    Raises
+    ------
+    DataError : the file cannot be read, or zarr is not installed.
+    FormatError : it is damaged, or its strips are no chunks of equal shape.
+    """
+    try:
+        import tifffile
+
+        with reading(path), tifffile.TiffFile(path, _multifile=False) as file:
+            left_out = {f"series {n}: {s.name}": "another series" for n, s in enumerate(file.series) if n}
+            found = _of_series(file.series[0], str(Path(path).absolute()))
+    except ImportError as error:
+        remedy = "python -m pip install tifffile zarr"
+        raise DataError(
+            "references to TIFF files need tifffile and zarr", file=path, found=error, remedy=remedy
+        ) from error
+    except (ValueError, IndexError, NotImplementedError, tifffile.TiffFileError) as error:
+        remedy = "open the file itself: its images are read in parallel, too"
+        raise FormatError(
+            "the images have no references", file=path, expected="chunks of equal shape", found=error, remedy=remedy
+        ) from error
+    return References(found, left_out)
+
+
+def _of_series(series: Any, path: str) -> dict[str, Entry]:
+    text = io.StringIO()
+    with series.aszarr(level=0) as store:
+        store.write_fsspec(text, url="", groupname=IMAGE)
+    entries: dict[str, Entry] = {}
+    for key, entry in json.loads(text.getvalue()).items():
+        entries[key] = [path, *entry[1:]] if isinstance(entry, list) else entry
+    array = json.loads(str(entries[f"{IMAGE}/.zarray"]))
+    entries[f"{IMAGE}/.zarray"] = json.dumps(
+        {**array, "fill_value": None}
+    )  # xarray takes a fill value for a missing one
+    return entries

@@ -1,4 +1,4 @@
-"""Bytes that are read once while a file is indexed."""
+"""Bytes that all ranks read while a file is indexed."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from matex_data import DataError
 from matex_data.readers import collective
-from matex_data.readers.collective import KeepingRanks, SingleRank
+from matex_data.readers.collective import KeepingRanks, SingleRank, read_each
 from matex_data.readers.csv import reader as csv_reader
 
 
@@ -21,6 +22,25 @@ class _Counting(SingleRank):
         super().read(path, offset, memory)
         self.bytes += len(memory)
         self.calls += 1
+
+
+def test_reads_are_entered_whatever_fails(tmp_path: Path) -> None:
+    """After an error a rank enters the reads that are left, without bytes, so that no other rank waits for it."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(bytes(range(200)))
+    inner, taken = _Counting(), list[int]()
+
+    def take(i: int, data: Any) -> None:
+        taken.append(i)
+        if i == 1:
+            raise ValueError(f"{len(data)} bytes")
+
+    with pytest.raises(ValueError, match="20 bytes"):
+        read_each(inner, str(path), [(0, 30), (50, 20), (80, 60), (150, 10)], take)
+    assert (taken, inner.calls, inner.bytes) == ([0, 1], 4, 50)
+    with pytest.raises(DataError, match="shorter"):
+        read_each(inner, str(path), [(190, 30), (0, 5)], take)
+    assert (taken, inner.calls) == ([0, 1], 5)  # the one that failed is not counted
 
 
 def _read(ranks: KeepingRanks, path: Path, offset: int, count: int) -> bytes:

@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
 from matex_data.readers import HEAD_BYTES, detect, known_formats
+from matex_data.readers.detection import unsupported_formats
 from matex_data.readers.formats import FORMATS
-from matex_data.readers.unsupported import unsupported_formats
 from tests.cli.test_commands import CALL
 from tests.support.launch import run_script
 from tests.support.ranks import Pools

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 
@@ -18,7 +20,7 @@ from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
 from matex_data.readers.images.decoding.pillow import Frames, decode_by_pillow, image_header, no_image, too_large
-from matex_data.readers.images.decoding.resize import resize_array, resize_image
+from matex_data.readers.images.decoding.resample import resize_array, resize_image
 from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
 
@@ -39,18 +41,9 @@ def image_info(
     FormatError : it is no image, or cannot be read.
     DecodeError : the image is larger than ``options.max_pixels``, or its data leave the file.
     """
-    kind = "other"
-    try:
-        buffer = as_buffer(data)
-        kind = image_kind(bytes(buffer[:HEAD_BYTES]))
+    with _errors(data, path, no_image) as (buffer, kind):
         info = delivered_info(_header(buffer, kind, options, page, count_pages), options)
         return info if count_pages or info.pages == 1 else replace(info, pages=1)
-    except MemoryError:
-        raise
-    except DataError as error:
-        raise _at(error, path) from error.__cause__
-    except Exception as error:
-        raise _at(no_image(kind, error), path) from error
 
 
 def decode_image(
@@ -80,17 +73,31 @@ def decode_image(
     ------
     DataError : the image is damaged, cut off, larger than ``options.max_pixels``, or no image.
     """
+    with _errors(data, path, _damaged) as (buffer, kind):
+        return deliver(_decode(buffer, kind, options, page, out, frames or Frames()), options, out, seed)
+
+
+@contextmanager
+def _errors(
+    data: Data, path: str | None, refused: Callable[[str, Exception], DataError]
+) -> Iterator[tuple[bytes | memoryview, str]]:
+    """Context manager: yield the bytes of an image and their kind; name the file in errors of their decoding.
+
+    Parameters
+    ----------
+    refused : returns the error for what a library raises.
+    """
     kind = "other"
     try:
         buffer = as_buffer(data)
         kind = image_kind(bytes(buffer[:HEAD_BYTES]))
-        return deliver(_decode(buffer, kind, options, page, out, frames or Frames()), options, out, seed)
+        yield buffer, kind
     except MemoryError:
         raise
     except DataError as error:
         raise _at(error, path) from error.__cause__
     except Exception as error:
-        raise _damaged(kind, error, path) from error
+        raise _at(refused(kind, error), path) from error
 
 
 def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, count_pages: bool) -> Header:
@@ -189,16 +196,14 @@ def _at(error: DataError, path: str | None) -> DataError:
     return error if path is None else error.at(path, None)
 
 
-def _damaged(kind: str, error: Exception, path: str | None) -> DataError:
+def _damaged(kind: str, error: Exception) -> DataError:
     if kind == "other":
-        refused: DataError = no_image(kind, error)
-    elif isinstance(error, Image.DecompressionBombError):
-        refused = too_large(error)
-    else:
-        refused = DecodeError(
-            "the image does not decode",
-            expected=f"a whole, undamaged {kind.upper()} image",
-            found=repr(error),
-            remedy="write the file again, or leave it out (on_error='skip' passes over damaged samples)",
-        )
-    return _at(refused, path)
+        return no_image(kind, error)
+    if isinstance(error, Image.DecompressionBombError):
+        return too_large(error)
+    return DecodeError(
+        "the image does not decode",
+        expected=f"a whole, undamaged {kind.upper()} image",
+        found=repr(error),
+        remedy="write the file again, or leave it out (on_error='skip' passes over damaged samples)",
+    )

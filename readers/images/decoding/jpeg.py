@@ -15,8 +15,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.codecs.scratch import thread_scratch
 from matex_data.readers.images.decoding.options import ImageOptions
-from matex_data.readers.images.decoding.orientation import TURNED, segment_orientation, turn
-from matex_data.readers.images.decoding.picture import Pixels, check_pixels
+from matex_data.readers.images.decoding.picture import TURNED, Pixels, check_pixels, segment_orientation, turn
 
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2
 FRAMES = (BASELINE, EXTENDED, PROGRESSIVE)

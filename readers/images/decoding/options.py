@@ -10,6 +10,7 @@ import numpy as np
 
 from matex_data.declared import declared
 from matex_data.errors import FormatError, near_matches
+from matex_data.fields import Field
 from matex_data.sampling.permutation import check_seed
 
 MODES = ("native", "rgb", "gray")
@@ -195,3 +196,9 @@ class ImageInfo:
     dtype: np.dtype[Any]
     pages: int = 1
     attributes: Mapping[str, Any] = field(default_factory=dict)
+
+    def field(self, name: str, ragged: bool) -> Field:
+        """Return the field of such images; ``ragged``: each has a height and width of its own."""
+        if ragged:
+            return Field(name, (), self.dtype, True, dict(self.attributes), (None, None, *self.shape[2:]))
+        return Field(name, self.shape, self.dtype, attributes=dict(self.attributes))

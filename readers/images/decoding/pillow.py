@@ -1,4 +1,7 @@
-"""Images decoded by Pillow, which is the reference for all others."""
+"""Images decoded by Pillow, which is the reference for all others; PNG with 16 bits per channel by libpng.
+
+Pillow cuts colours of 16 bits per channel to 8. Source: the PNG specification, third edition, sections 5 and 11.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import re
 import warnings
 from typing import NamedTuple
 
+import imagecodecs
 import numpy as np
 from PIL import Image, ImageFile, ImageOps
 from PIL.BmpImagePlugin import BmpImageFile
@@ -17,9 +21,35 @@ from PIL.WebPImagePlugin import WebPImageFile
 
 from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.images.decoding.options import GAP, ImageOptions
-from matex_data.readers.images.decoding.orientation import TURNED, image_orientation, turn
-from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
-from matex_data.readers.images.decoding.png import MAY_TURN, decode_deep, deep_mode
+from matex_data.readers.images.decoding.picture import (
+    TURNED,
+    Header,
+    Pixels,
+    check_pixels,
+    header_of_mode,
+    image_orientation,
+    turn,
+)
+
+COLOURS = {2: "RGB", 4: "LA", 6: "RGBA"}
+"""Modes of the colour types with several channels."""
+MAY_TURN = re.compile(rb"eXIf|Raw profile type exif|tiff:Orientation")
+"""Marks of a file that may have an orientation."""
+
+
+def deep_mode(data: bytes | memoryview) -> str | None:
+    """Return the mode of a file of one frame with several channels of 16 bits; None for all others."""
+    head = bytes(data[12:26])
+    if len(head) < 14 or head[:4] != b"IHDR" or head[12] != 16 or head[13] not in COLOURS:
+        return None
+    return COLOURS[head[13]]
+
+
+def decode_deep(data: bytes | memoryview, mode: str) -> Pixels:
+    """Return the pixels as uint16. A transparent colour (tRNS) is left out, as Pillow does."""
+    decoded = imagecodecs.png_decode(data)
+    return Pixels(np.ascontiguousarray(decoded[..., : len(mode)]), mode)
+
 
 PLUGINS: dict[str, type[ImageFile.ImageFile]] = {
     "bmp": BmpImageFile,

@@ -17,8 +17,7 @@ from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data.errors import DecodeError, FormatError
-from matex_data.readers.images.decoding.orientation import TURNED, turn
-from matex_data.readers.images.decoding.picture import MODES, Header, Pixels, check_pixels, header_of_mode
+from matex_data.readers.images.decoding.picture import MODES, TURNED, Header, Pixels, check_pixels, header_of_mode, turn
 from matex_data.storage.objects import Slices
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 339

@@ -116,10 +116,7 @@ class ImageFacts:
 
     def field(self, name: str, ragged: bool) -> Field:
         """Return the field of these images."""
-        if ragged:
-            inner = (None, None, *self.info.shape[2:])
-            return Field(name, (), self.info.dtype, True, dict(self.info.attributes), inner)
-        return Field(name, self.info.shape, self.info.dtype, attributes=dict(self.info.attributes))
+        return self.info.field(name, ragged)
 
 
 def read_facts(
@@ -158,7 +155,9 @@ def read_facts(
         merged = _first_readable(root, names, options, ragged, ranks, merged)
     kinds = list(merged.kinds.values())
     if len(kinds) > 1 and not only_pages:
-        raise _differ(root, names, kinds, ragged)
+        (first, one), (second, other) = kinds
+        both = names.text(first), names.text(second)
+        raise differ(f"{root}/{both[1]}", both, one, other, ragged)
     return ImageFacts(kinds[0][1], _page_counts(len(names), merged), merged.nbytes // merged.count)
 
 
@@ -242,9 +241,14 @@ def _page_counts(files: int, headers: Headers) -> Integers | None:
     return counts
 
 
-def _differ(root: str, names: Texts, kinds: Sequence[tuple[int, ImageInfo]], ragged: bool) -> FormatError:
-    """Return the error for images that cannot be stacked, with two of them."""
-    (first, one), (second, other) = kinds
+def differ(file: str, names: tuple[str, str], one: ImageInfo, other: ImageInfo, ragged: bool) -> DataError:
+    """Return the error for images that cannot be stacked, with two of them.
+
+    Parameters
+    ----------
+    file : of the other one, or with both.
+    names : of the images.
+    """
     of_one_kind = one.shape[2:] == other.shape[2:] and one.dtype == other.dtype and len(one.shape) == len(other.shape)
     convert = "open them with mode='rgb' or mode='gray', and with dtype= if they differ in that"
     if one.shape[:2] != other.shape[:2] and not ragged:
@@ -253,13 +257,8 @@ def _differ(root: str, names: Texts, kinds: Sequence[tuple[int, ImageInfo]], rag
         remedy += "" if of_one_kind else f"; {convert}"
     else:
         problem, remedy = "the images differ in their channels or dtype", convert
-    return FormatError(
-        problem,
-        file=f"{root}/{names.text(second)}",
-        expected=f"{_describe(one)}, as in {names.text(first)!r}",
-        found=_describe(other),
-        remedy=remedy,
-    )
+    expected, found = f"{_describe(one)}, as in {names[0]!r}", f"{_describe(other)} in {names[1]!r}"
+    return FormatError(problem, file=file, expected=expected, found=found, remedy=remedy)
 
 
 def _describe(info: ImageInfo) -> str:

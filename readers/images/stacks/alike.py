@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import tifffile
 
-from matex_data._types import Array, Integers
+from matex_data._types import Integers
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
-from matex_data.readers.decoding import Decoding
+from matex_data.readers.decoding import Decoding, narrow
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
@@ -61,8 +61,8 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     except DecodeError as error:
         raise error.at(path, None) from None
     info = page.info(options)
-    field = Field("image", info.shape, info.dtype, attributes={**info.attributes})
-    layout = _layout(StackPages(page, _compact(offset), _compact(nbytes), options), info.dtype)
+    field = info.field("image", False)
+    layout = _layout(StackPages(page, narrow(offset), narrow(nbytes), options), info.dtype)
     if layout.end() > size:
         raise _truncated(path, byte=size, expected=f"{layout.end()} bytes", found=f"{size} bytes")
     return field, layout
@@ -142,8 +142,3 @@ def _layout(pages: StackPages, dtype: np.dtype[Any]) -> Layout:
         return pages
     convert = None if page.dtype == dtype else Decoding(dtype)
     return Strided(len(first), int(first[0]), stride, page.dtype, page.shape, convert=convert)
-
-
-def _compact(numbers: Integers) -> Array:
-    """Return the numbers in the smallest unsigned integer type that holds them, since each rank keeps all of them."""
-    return np.ascontiguousarray(numbers, np.min_scalar_type(int(numbers.max(initial=0))))

@@ -11,7 +11,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.stamps import Stamp
-from matex_data.readers.collective import IndexingRanks
+from matex_data.readers.collective import IndexingRanks, agreed
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.folders.files import FileValues, Pages
 from matex_data.readers.images.folders.listing import Listing
@@ -89,14 +89,8 @@ def _of_ranks(
     hyperstack: Hyperstack | None,
 ) -> dict[int, _Stack | None]:
     """Return fields and layouts by the number of the file; rank ``number % size`` looks at each. *Collective*."""
-    own: dict[int, _Stack | None] = {}
-    error: Exception | None = None
-    try:
-        mine = [number for number in numbers if number % ranks.size == ranks.rank]
-        own = {number: _stack(listing, number, options, hyperstack) for number in mine}
-    except Exception as raised:  # every rank has to raise it
-        error = raised
-    ranks.agree(error)
+    mine = [number for number in numbers if number % ranks.size == ranks.rank]
+    own = agreed(ranks, lambda: {number: _stack(listing, number, options, hyperstack) for number in mine})
     return {number: stack for stacks in ranks.allgather(own) for number, stack in stacks.items()}
 
 

@@ -17,6 +17,7 @@ from matex_data import DataError, open_dataset
 from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
+from matex_data.readers.text import scan as text_scan
 from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.ranks import Pools
 
@@ -83,7 +84,7 @@ def _all_large(small: bool) -> Iterator[None]:
         if small:
             patch.setattr(csv_reader, "SMALL_BYTES", 1)
             patch.setattr(csv_reader, "HEAD_BYTES", 1 << 16)
-            patch.setattr(records, "READ_BYTES", 20_000)
+            patch.setattr(text_scan, "READ_BYTES", 20_000)
             patch.setattr(records, "PROBE_BYTES", 300)
         yield
 

@@ -24,6 +24,7 @@ from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
 from matex_data.readers.csv.options import MISSING
 from matex_data.readers.csv.reader import index, index_collectively
+from matex_data.readers.text import scan as text_scan
 from tests.support.format_suite import Case, FormatSuite
 from tests.support.ranks import Pools
 from tests.support.serial import every_row, random_rows
@@ -272,7 +273,7 @@ def tiny() -> Iterator[None]:
     """Make every file large, with many blocks."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_reader, "SMALL_BYTES", 1)
-        patch.setattr(records, "READ_BYTES", 50)
+        patch.setattr(text_scan, "READ_BYTES", 50)
         patch.setattr(records, "block_bytes", lambda size: 64)
         yield
 

@@ -17,7 +17,8 @@ from matex_data.errors import DataError
 from matex_data.readers.collective import SingleRank
 from matex_data.readers.csv import records
 from matex_data.readers.csv.dialect import SPACES, Dialect
-from matex_data.readers.csv.records import Records, Scanner, join, line_ends, record_starts, scan_file
+from matex_data.readers.csv.records import Records, RecordScanner, join, line_ends, record_starts, scan_file
+from matex_data.readers.text import scan as text_scan
 from tests.support.simulated import on_ranks
 
 TOKENS = ["a", "bc", ",", ",", '"', '"', '""', "\n", "\r\n", "\r", "é", '"\n', ',"', '",', '"\r\n"']
@@ -71,10 +72,10 @@ def test_a_text_split_behind_any_line(text: str) -> None:
 @given(TEXTS, st.integers(1, 12), st.integers(1, 16))
 def test_a_text_scanned_in_reads_of_any_size(text: str, size: int, step: int) -> None:
     data = as_bytes(text)
-    scanner = Scanner(0, step, COMMA)
+    scanner = RecordScanner(0, step, COMMA)
     for at in range(0, len(data), size):
         scanner.feed(data[at : at + size], last=at + size >= len(data))
-    _check(text, join([scanner], scanner.cases, 0), step)
+    _check(text, join([scanner], 0), step)
     assert scanner.lines == len(line_ends(data))
 
 
@@ -99,7 +100,7 @@ def test_a_text_scanned_by_ranks(tmp_path: Path, text: str, size: int, read: int
     path.write_bytes(text.encode())
     total, step = len(text.encode()), 8
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "READ_BYTES", read)
+        patch.setattr(text_scan, "READ_BYTES", read)
         patch.setattr(records, "PROBE_BYTES", probe)
         patch.setattr(records, "block_bytes", lambda size: step)
         by_rank = on_ranks(size, lambda ranks: scan_file(str(path), 0, 0, total, COMMA, ranks))
@@ -129,7 +130,7 @@ def test_a_read_that_fails_on_one_rank(tmp_path: Path, size: int, failing: int) 
         return str(raised.value)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(records, "READ_BYTES", 10)
+        patch.setattr(text_scan, "READ_BYTES", 10)
         assert set(on_ranks(size, scanned)) == {"the disk is broken"}
     assert len(set(reads)) == 1
 

@@ -17,6 +17,7 @@ from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.reader import index_collectively
+from matex_data.readers.text import scan as text_scan
 from tests.support.ranks import Pools
 from tests.support.serial import every_row
 from tests.support.simulated import on_ranks
@@ -37,7 +38,7 @@ def test_generated_fields_are_read_back(tmp_path: Path, rows: list[list[str]], e
     options = {"header": None, "sep": ",", "dtype": "str", "keep_default_na": False, "decimal": "."}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(csv_reader, "SMALL_BYTES", 0)
-        patch.setattr(records, "READ_BYTES", 7)
+        patch.setattr(text_scan, "READ_BYTES", 7)
         patch.setattr(records, "PROBE_BYTES", 9)
         patch.setattr(records, "block_bytes", lambda size: step)
         patch.setattr(csv_reader, "detect", lambda text, given, fixed: given)

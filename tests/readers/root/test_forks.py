@@ -12,7 +12,7 @@ import numpy as np
 import uproot
 
 from matex_data.errors import DataError
-from matex_data.readers.root.clusters import Clusters
+from matex_data.readers.root.entries import Clusters
 from matex_data.readers.root.reader import index
 from tests.support.serial import every_row
 

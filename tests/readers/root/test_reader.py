@@ -20,7 +20,7 @@ from matex_data.index.model import RowSelection
 from matex_data.readers import detect
 from matex_data.readers.root import branches
 from matex_data.readers.root.baskets import Baskets, unpack
-from matex_data.readers.root.clusters import Clusters
+from matex_data.readers.root.entries import Clusters
 from matex_data.readers.root.reader import index
 from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite

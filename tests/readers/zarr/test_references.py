@@ -18,8 +18,8 @@ from mpi4py import MPI
 
 from matex_data import DataError, FormatError, open_dataset
 from matex_data.readers.zarr import writing
-from matex_data.readers.zarr.tiff_references import references as tiff_references
 from matex_data.readers.zarr.writing import references as references_to
+from matex_data.readers.zarr.writing import tiff_references
 from tests.cli.test_commands import CALL
 from tests.support.format_suite import same
 from tests.support.launch import run_script
