@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -28,6 +29,7 @@ from matex_data.training.exact.step import predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.partition.deferred import initialize_absent
 from matex_data.training.partition.parts import broadcast_in
+from matex_data.training.prediction_file import write_predictions
 from matex_data.training.reduction.gathering import gathered
 from matex_data.training.replacements import Replacements
 from matex_data.training.trainer import BATCH, evaluation_data, sharded, without_keras_warnings
@@ -130,6 +132,8 @@ def predict(
     *,
     batch_size: int | None = None,
     gather: bool = False,
+    to: str | os.PathLike[str] | None = None,
+    fields: Sequence[str] = (),
     comm: MPI.Intracomm | None = None,
     verify: Mode = "proven",
     **keras_predict_options: Any,
@@ -144,6 +148,12 @@ def predict(
     batch_size : samples that all ranks together predict at once, of a ``matex_data.Dataset``; results do not depend on
         it. None: 32, or one for each rank.
     gather : return the rows of all ranks on every rank. Otherwise each rank has its own in memory, and no other.
+    to : path of a file for the predictions of all samples of a ``matex_data.Dataset``, in the order of the files.
+        ``.parquet`` and ``.csv`` get a column ``prediction``, or ``prediction_0``, ``prediction_1``, ... for many
+        numbers a sample; ``.h5`` gets an array ``prediction`` of any shape. Outputs that are a dict have its names.
+        Each rank writes what it predicts to a part beside the file, which rank 0 joins: no rank has more than a window
+        of outputs in memory, and another file of that name is replaced once the new one is complete.
+    fields : fields to write beside the predictions, also of the files, such as the ids of the samples.
     comm : communicator; None: all ranks of the job.
     verify : which models are checked, the rows of a first batch against fewer of them, as by ``fit``.
     keras_predict_options : other options of ``keras.Model.predict``.
@@ -153,15 +163,16 @@ def predict(
     outputs : ndarray of shape (samples, ...), or nested ones, as of ``keras.Model.predict``. Of a
         ``matex_data.Dataset``: in the order of the files, for the samples that ``load`` returns on this rank, which may
         be none; with ``gather`` for all samples. Of a ``tf.data.Dataset``: in the order of its rows; with ``gather``
-        batch by batch, and within a batch by rank.
+        batch by batch, and within a batch by rank. With ``to``: None.
 
     Raises
     ------
-    TypeError : ``dataset`` is neither of these; with ``gather``, an output is sparse or ragged.
+    TypeError : ``dataset`` is neither of these; with ``gather``, an output is sparse or ragged; ``to`` with ``gather``
+        or without a ``matex_data.Dataset``; ``fields`` without ``to`` or with ``on_error="skip"``.
     PartitionError : on all ranks, in a callback that runs on one rank alone; outputs do not have one row per sample;
         batches are padded; a check finds that a row's outputs depend on other rows, so that they are not those of one
-        process.
-    DataError : on all ranks, if samples cannot be read.
+        process; outputs do not fit the file.
+    DataError : on all ranks, if samples cannot be read, or the file cannot be written.
 
     Examples
     --------
@@ -170,7 +181,15 @@ def predict(
     >>> model = keras.Sequential([keras.Input((1,)), keras.layers.Rescaling(2)])
     >>> md.training.predict(model, md.training.shard(data), gather=True, verbose=0)[:, 0].tolist()
     [0.0, 2.0, 4.0, 6.0, 8.0]
+
+    >>> import pandas, pathlib, tempfile
+    >>> data = md.open_dataset({"x": np.ones((3, 1), "f4"), "event": np.arange(3)}, inputs="x")
+    >>> path = pathlib.Path(tempfile.mkdtemp()) / "scores.csv"
+    >>> md.training.predict(model, data, to=path, fields=["event"])
+    >>> pandas.read_csv(path).to_dict("list")
+    {'event': [0, 1, 2], 'prediction': [2, 2, 2]}
     """
+    _check_target(dataset, gather, to, fields)
     channel = _begin("predict()", dataset, comm)
     options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
     if channel.rank > 0:
@@ -186,8 +205,11 @@ def predict(
         run = _Prediction(model, channel, options, known)
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size
-            outputs = run.of_windows(dataset._matex_input_batches(max(1, -(-size // channel.size))))
-            sizes = None
+            windows = run.of_windows(dataset._matex_input_batches(max(1, -(-size // channel.size))))
+            if to is not None:
+                ids = dataset.load(fields=fields) if fields else {}
+                return write_predictions(channel.communicator, to, ids, windows, run.check_rows)
+            outputs, sizes = keras.tree.map_structure(_joined, *windows), None
         else:
             outputs, sizes = run.of_batches(dataset)
         run.check_rows()
@@ -209,10 +231,9 @@ class _Prediction:
         self._model, self._channel, self._options = model, channel, options
         self._check = RowCheck(channel, model, known)
 
-    def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Any:
-        """Return the outputs for windows of samples; the first has one to discard if this rank has none."""
-        outputs = [self._rows(batches, samples) for batches, samples in windows]
-        return outputs[0] if len(outputs) == 1 else keras.tree.map_structure(_joined, *outputs)
+    def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Iterator[Any]:
+        """Yield the outputs for windows of samples; the first has one to discard if this rank has none."""
+        return (self._rows(batches, samples) for batches, samples in windows)
 
     def of_batches(self, dataset: tf.data.Dataset) -> tuple[Any, list[int]]:
         """Return the outputs for batches, and the rows of each batch."""
@@ -320,6 +341,8 @@ def _leaves(outputs: Any) -> list[Any]:
 
 
 def _joined(*outputs: Any) -> Any:
+    if len(outputs) == 1:
+        return outputs[0]
     return np.concatenate(outputs) if isinstance(outputs[0], np.ndarray) else tf.concat(outputs, 0)
 
 
@@ -330,6 +353,22 @@ def _stand_ins(model: Any) -> Replacements:
         replacements.set(model, name, getattr(model, name))
     predict_stand_ins(model)
     return replacements
+
+
+def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) -> None:
+    """Raise ``TypeError`` if arguments of ``predict`` do not go with each other."""
+    if to is None and fields:
+        raise TypeError("predict(fields=) writes fields beside predictions\n  remedy: give to=, or data.load(fields=)")
+    if to is not None and (gather or not hasattr(dataset, "tf_dataset")):
+        raise TypeError(
+            "predict(to=) writes all samples of a matex_data.Dataset, and returns nothing\n"
+            "  remedy: give the Dataset in place of its tf_dataset(...), without gather=True"
+        )
+    if fields and dataset._source.skipped is not None:
+        raise TypeError(
+            'predict(fields=) reads fields apart from the inputs, and on_error="skip" may leave out other samples\n'
+            "  remedy: open the files without on_error"
+        )
 
 
 def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
