@@ -78,12 +78,13 @@ def join_lists(samples: Any, field: Field) -> RaggedArray:
 
     Parameters
     ----------
-    samples : object[samples], 1-D arrays; or a `RaggedOutput`.
+    samples : object[samples], arrays of the elements, which may have axes of fixed size; or a `RaggedOutput`.
     """
     if isinstance(samples, RaggedOutput):
         return samples.joined()
     lengths = np.fromiter(map(len, samples), np.int64, len(samples))
-    values = np.concatenate([np.empty(0, field.dtype), *samples], dtype=field.dtype, casting="unsafe")
+    none = np.empty((0, *field.inner[1:]), field.dtype)
+    values = np.concatenate([none, *samples], dtype=field.dtype, casting="unsafe")
     return RaggedArray(values, np.concatenate([[0], np.cumsum(lengths)]))
 
 

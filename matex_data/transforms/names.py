@@ -60,7 +60,7 @@ def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: st
     return [name for name in names if not is_mask(name)]
 
 
-def ragged_fields(fields: Schema, patterns: Iterable[str], option: str) -> dict[str, str]:
+def ragged_fields(fields: Schema, patterns: Iterable[str], option: str, of_arrays: bool = False) -> dict[str, str]:
     """Return the fields of lists that fit the patterns, each with the pattern; an exact name comes before a pattern.
 
     Parameters
@@ -68,13 +68,19 @@ def ragged_fields(fields: Schema, patterns: Iterable[str], option: str) -> dict[
     fields : of the data set.
     patterns : names and patterns; a pattern leaves out fields that are not ragged, or have several axes that vary.
     option : name of the option, for the error.
+    of_arrays : fields of lists of arrays of one shape count, too, such as the positions of atoms.
 
     Raises
     ------
     FieldNotFound : a name is no ragged field that is read, or a pattern fits none.
     FormatError : the samples of a named field are no lists, but have several axes.
     """
-    ragged = [name for name, field in fields.items() if field.ragged and field.inner == (None,)]
+    axes = {name: field.inner for name, field in fields.items() if field.ragged}
+    ragged = [
+        name
+        for name, inner in axes.items()
+        if inner == (None,) or (of_arrays and inner.count(None) == 1 == inner.index(None) + 1)
+    ]
     found: dict[str, str] = {}
     for pattern in sorted(patterns, key=lambda name: name not in ragged):
         fitting = matching(pattern, ragged)

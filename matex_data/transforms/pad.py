@@ -56,7 +56,7 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
     FormatError : the elements are not of fixed size; a field to sort by has no numbers; the data already have a field
         with the name of a mask.
     """
-    patterns = ragged_fields(index.fields, pad, "pad")
+    patterns = ragged_fields(index.fields, pad, "pad", of_arrays=True)
     lengths = {name: int(pad[pattern]) for name, pattern in patterns.items()}
     sort_by = _sort_by(index.fields, list(lengths), keep)
     masked = [name for name in lengths if names is None or MASK.format(name) in names]
@@ -110,7 +110,7 @@ def _padded(field: Field, length: int) -> Field:
         raise FormatError(
             "the field cannot be padded", field=field.name, expected="elements of fixed size", found=str(field.dtype)
         )
-    return replace(field, shape=(length,), ragged=False)
+    return replace(field, shape=(length, *field.inner[1:]), ragged=False, inner=(None,))
 
 
 def _sort_by(fields: Schema, padded: Sequence[str], keep: Keep) -> dict[str, str]:
@@ -155,6 +155,6 @@ def _dense(content: Array, counts: Integers, kept: Integers, filled: Array) -> A
     """Return an array of the shape of ``filled`` with the first ``kept`` elements of each sample, and zeros behind."""
     if kept.sum() < len(content):
         content = content[ranges(np.cumsum(counts) - counts, kept)]
-    dense = np.zeros(filled.shape, content.dtype)
+    dense = np.zeros((*filled.shape, *content.shape[1:]), content.dtype)
     dense[filled] = content
     return dense

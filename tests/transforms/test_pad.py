@@ -57,6 +57,27 @@ def test_samples_and_masks(folder: Path, events: ak.Array, pool: Pool, length: i
         np.testing.assert_array_equal(found["Jet_pt"], _padded(events["Jet_pt"], 2)[0][found["number"]])
 
 
+def _positions(comm: MPI.Intracomm, path: str) -> list[Any]:
+    data = open_dataset(path, inputs=["positions", "positions_mask"], pad={"positions": 4}, comm=comm)
+    assert data.schema["positions"].shape == (4, 3) and not data.schema["positions"].ragged
+    return list(data.batches(3, remainder="keep"))
+
+
+def test_lists_of_arrays_such_as_positions_of_atoms(tmp_path: Path, pool: Pool) -> None:
+    ase, write = pytest.importorskip("ase"), pytest.importorskip("ase.io").write
+    rng = np.random.default_rng(3)
+    frames = [ase.Atoms("H" * count, rng.normal(size=(count, 3))) for count in (2, 4, 1, 6, 3, 2)]
+    write(tmp_path / "frames.extxyz", frames)
+    for batches in zip(*pool.run(_positions, str(tmp_path / "frames.extxyz")), strict=True):
+        found = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
+        for own, mask, atoms in zip(found["positions"], found["positions_mask"], frames, strict=False):
+            kept = min(4, len(atoms))
+            np.testing.assert_allclose(own[:kept], atoms.positions[:4], atol=1e-7)
+            assert mask.sum() == kept and not own[kept:].any()
+        frames = frames[len(found["positions"]) :]
+    assert not frames
+
+
 def test_batches_do_not_depend_on_the_ranks_and_resume(folder: Path, events: ak.Array, ranks: Any) -> None:
     options = {"pad": {"Muon_*": 3}, "inputs": ["number", "Muon_pt"]}
     alone = global_batches(ranks(1).run(read, folder, **options))
