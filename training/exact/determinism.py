@@ -1,14 +1,8 @@
-"""Equal random numbers on all ranks, and a check that all ranks see the same batches."""
+"""A check that all ranks see the same batches."""
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import logging
-import random
-import secrets
-import sys
-from importlib.machinery import ModuleSpec
 from typing import Any
 
 import keras
@@ -20,56 +14,6 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import REMEDY, LeafDigest, compared, leaf_digests
 
 log = logging.getLogger("matex_data.training")
-
-
-def seed_all_ranks(channel: Channel, number: int | None = None) -> None:
-    """Seed the random generators of all ranks with one number, also for scripts that set no seed. *Collective*.
-
-    Parameters
-    ----------
-    number : the number, below 2**128 and equal on all ranks; None: draw it.
-
-    Notes
-    -----
-    ``np.random.default_rng()`` then splits data in the same way on all ranks. PyTorch is seeded, too, if the script
-    imports it. Python's ``secrets``, ``uuid`` and ``tempfile`` still give different results.
-    """
-    entropy = channel.host.allgather_object(secrets.randbits(128))[0] if number is None else number
-    keras.utils.set_random_seed(entropy % 2**32)
-    generators: Any = np.random.bit_generator
-    if hasattr(generators, "randbits"):  # NumPy's source of entropy, an undocumented name
-        generators.randbits = random.Random(entropy).getrandbits
-    _seed_torch(entropy % 2**63)
-
-
-def _seed_torch(seed: int) -> None:
-    """Seed PyTorch, now or when it is imported: it draws a seed of its own in each process."""
-    if "torch" in sys.modules:
-        sys.modules["torch"].manual_seed(seed)
-    else:
-        sys.meta_path.insert(0, _TorchFinder(seed))
-
-
-class _TorchFinder(importlib.abc.MetaPathFinder):
-    """Finder that seeds PyTorch when its first import has ended."""
-
-    def __init__(self, seed: int) -> None:
-        self._seed = seed
-
-    def find_spec(self, name: str, path: Any, target: Any = None) -> ModuleSpec | None:
-        if name != "torch":
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.util.find_spec(name)
-        if spec is not None and spec.loader is not None:
-            execute = spec.loader.exec_module
-
-            def execute_and_seed(module: Any) -> None:
-                execute(module)
-                module.manual_seed(self._seed)
-
-            spec.loader.exec_module = execute_and_seed  # type: ignore[method-assign]
-        return spec
 
 
 class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

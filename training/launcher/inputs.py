@@ -10,6 +10,7 @@ import contextlib
 import datetime
 import fcntl
 import functools
+import importlib
 import logging
 import os
 import socket
@@ -58,6 +59,8 @@ def _patch_clocks(root: Root) -> None:
     def now(frame: Any) -> float:
         return float(root.value("datetime", stamp)) if _is_script(frame) else stamp()
 
+    with contextlib.suppress(ImportError):
+        importlib.import_module("pandas")  # its types in C derive from the original classes; from others, they crash
     datetime.datetime = _dated(datetime.datetime, now)  # type: ignore[misc]
     datetime.date = _dated(datetime.date, now)  # type: ignore[misc]
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import bz2
 import contextlib
 import functools
-import glob
 import inspect
 import io
+import logging
 import os
 import shutil
 import tarfile
@@ -21,28 +20,52 @@ from typing import Any
 import h5py
 import netCDF4
 import numpy as np
-import tensorflow as tf
 
-from matex_data.training.exact.rows import is_sharded
+from matex_data.training.comm.channel import Channel
+from matex_data.training.launcher.inputs import patch_inputs
 from matex_data.training.launcher.overlay import Overlay, is_regular, is_unpatched, unpatched
-from matex_data.training.launcher.root import is_called_by_package, is_called_by_script
+from matex_data.training.launcher.root import Root, is_called_by_package, is_called_by_script
 from matex_data.training.replacements import patch
+
+log = logging.getLogger("matex_data.training")
+
+
+def shared_files(channel: Channel) -> tuple[Root, Overlay | None]:
+    """Share files, clock and input of the script. *Collective*.
+
+    Returns
+    -------
+    root : what the ranks ask of rank 0; it knows whether the script has asked for its rank.
+    files : None: each rank has its own.
+    """
+    root = Root(channel)
+    if root.available:
+        files = Overlay(root)
+        patch_openers(files)
+        patch_inputs(root, files)
+        return root, files
+    if channel.rank == 0:
+        log.warning(
+            "all ranks write the files of the script, since this MPI allows no thread that answers other ranks\n"
+            "  remedy: use an MPI library with MPI_THREAD_MULTIPLE, or write files on rank 0 alone: "
+            "if matex_data.training.world().rank == 0"
+        )
+    return root, None
 
 
 def patch_openers(files: Overlay) -> None:
-    """Patch functions of Python, h5py, netCDF4, SQLite and TensorFlow that open, rename or remove files."""
+    """Patch functions of Python, h5py, netCDF4 and SQLite that open, rename or remove files."""
     _patch_open(files)
     _patch_removal(files)
     _patch_h5py(files)
     _patch_netcdf(files)
     _patch_sqlite(files)
-    _patch_tensorflow(files)
     _patch_lists(files)
     if files.rank > 0:
         _patch_looks(files)
 
 
-def _path(files: Overlay, path: Any) -> str:
+def path_of_script(files: Overlay, path: Any) -> str:
     """Return the absolute path of a file of the script; empty if the call concerns this rank alone."""
     if not isinstance(path, str | bytes | os.PathLike) or is_unpatched() or not files.root.is_shared():
         return ""
@@ -56,7 +79,7 @@ def _absolute(path: Any) -> str:
     return os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
 
 
-def _kind(mode: str) -> str:
+def kind_of(mode: str) -> str:
     """Return how a file of this mode is opened; empty to read it."""
     if "w" in mode or "x" in mode:
         return "replace"
@@ -80,7 +103,7 @@ def _patch_open(files: Overlay) -> None:
 
     @functools.wraps(original)
     def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        path = "" if (len(args) > 5 or kwargs.get("opener")) else _path(files, file)
+        path = "" if (len(args) > 5 or kwargs.get("opener")) else path_of_script(files, file)
         if not path or not isinstance(mode, str) or is_called_by_package() or not is_regular(path):
             return original(file, mode, *args, **kwargs)
         if "x" in mode and files.exists(path):
@@ -92,14 +115,14 @@ def _patch_open(files: Overlay) -> None:
                 getattr(getattr(stream, "buffer", stream), "raw", getattr(stream, "buffer", stream)).name = file
             return stream
 
-        return opened(files, path, _kind(mode), open_at)
+        return opened(files, path, kind_of(mode), open_at)
 
     for module in (builtins, io, tarfile, bz2):
         for name in [name for name, value in vars(module).items() if value is original]:
             setattr(module, name, open_file)
 
     def savetxt(save_text: Any, fname: Any, *args: Any, **kwargs: Any) -> Any:
-        if not _path(files, fname) or Path(os.fsdecode(fname)).suffix in (".gz", ".bz2", ".xz", ".lzma"):
+        if not path_of_script(files, fname) or Path(os.fsdecode(fname)).suffix in (".gz", ".bz2", ".xz", ".lzma"):
             return save_text(fname, *args, **kwargs)
         encoding = inspect.signature(save_text).bind(fname, *args, **kwargs).arguments.get("encoding")
         with open_file(fname, "w", encoding=encoding or "latin1") as file:
@@ -114,10 +137,8 @@ def _patch_removal(files: Overlay) -> None:
         (os, ("remove", "unlink", "rmdir", "mkdir"), 0),
         (os, ("rename", "replace"), 1),
         (shutil, ("rmtree",), 0),
-        (tf.io.gfile, ("remove", "rmtree"), 0),
-        (tf.io.gfile, ("rename", "copy"), 1),
     ):
-        patch(owner, functools.partial(_change, files, destination), *names)
+        patch(owner, functools.partial(change_file, files, destination), *names)
 
     def mkdtemp(original: Any, *args: Any, **kwargs: Any) -> Any:
         with unpatched():
@@ -129,14 +150,14 @@ def _patch_removal(files: Overlay) -> None:
     patch(tempfile, mkdtemp, "mkdtemp")
 
 
-def _change(files: Overlay, destination: int, original: Any, *args: Any, **kwargs: Any) -> Any:
+def change_file(files: Overlay, destination: int, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that removes or renames a file.
 
     Parameters
     ----------
     destination : position of the argument with the file; behind the source if it is not 0.
     """
-    path = _path(files, args[destination]) if len(args) > destination else ""
+    path = path_of_script(files, args[destination]) if len(args) > destination else ""
     if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
         return original(*args, **kwargs)
     source = _absolute(args[0]) if destination and original.__name__ != "copy" else ""
@@ -148,7 +169,7 @@ def _patch_lists(files: Overlay) -> None:
 
     def seen(path: Any) -> str:
         given = path if isinstance(path, str | os.PathLike) else "." if path is None else 0
-        absolute = _path(files, given)
+        absolute = path_of_script(files, given)
         return absolute if absolute and is_called_by_script() else ""
 
     def listdir(list_names: Any, path: Any = None) -> Any:
@@ -215,31 +236,22 @@ def _patch_looks(files: Overlay) -> None:
     """Patch functions that look at files, or pass their names on, on ranks other than 0."""
 
     def look(where: Callable[[str], str], original: Any, *args: Any, **kwargs: Any) -> Any:
-        path = _path(files, args[0]) if args and not kwargs.get("dir_fd") else ""
+        path = path_of_script(files, args[0]) if args and not kwargs.get("dir_fd") else ""
         if path and (files.is_private(path) or is_called_by_script()):
             found = where(path)
             args = args if found == path else (found, *args[1:])
         return original(*args, **kwargs)
 
-    def settling(original: Any, *args: Any, **kwargs: Any) -> Any:
-        if files.any_private and not is_unpatched() and files.root.is_shared():
-            files.settle()
-        return original(*args, **kwargs)
-
     seen = functools.partial(look, lambda path: files.look(path).path)
     patch(os, seen, "stat", "lstat", "access", "link", "symlink")
     patch(os, functools.partial(look, files.to_change), "chmod", "chown", "utime", "truncate")
-    for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
-        patch(kind, settling, "__init__")
-    patch(tf.io.gfile, settling, "exists", "stat", "glob", "listdir", "isdir")
-    patch(tf.io, settling, "read_file")
 
 
 def _patch_h5py(files: Overlay) -> None:
     def initialize(
         begin: Any, self: Any, name: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any
     ) -> None:
-        path = "" if driver is not None else _path(files, name)
+        path = "" if driver is not None else path_of_script(files, name)
 
         def open_at(target: str) -> None:
             begin(self, name if target == path else target, mode, driver, *args, **kwargs)
@@ -259,7 +271,7 @@ def _patch_netcdf(files: Overlay) -> None:
         """Dataset of netCDF4 that rank 0 alone writes."""
 
         def __init__(self, filename: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-            path = "" if kwargs.get("memory") is not None or kwargs.get("diskless") else _path(files, filename)
+            path = "" if kwargs.get("memory") is not None or kwargs.get("diskless") else path_of_script(files, filename)
 
             def open_at(target: Any) -> None:
                 original.__init__(self, target, mode, *args, **kwargs)
@@ -282,80 +294,10 @@ def _patch_sqlite(files: Overlay) -> None:
 
     def connect(original: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
         named = database not in ("", ":memory:", b":memory:") and not kwargs.get("uri")
-        path = _path(files, database) if named else ""
+        path = path_of_script(files, database) if named else ""
         if not path:
             return original(database, *args, **kwargs)
         return files.write(path, "change", lambda target: original(target, *args, **kwargs))
 
     for module in (sqlite3, sqlite3.dbapi2):
         patch(module, connect, "connect")
-
-
-def _patch_tensorflow(files: Overlay) -> None:
-    class TFRecordWriter(tf.io.TFRecordWriter):  # type: ignore[misc]
-        """Writer of records that rank 0 alone writes."""
-
-        def __init__(self, path: Any, options: Any = None) -> None:
-            _open(path, "w", lambda target: super(TFRecordWriter, self).__init__(target, options))
-
-    class GFile(tf.io.gfile.GFile):  # type: ignore[misc]
-        """File of TensorFlow that rank 0 alone writes."""
-
-        def __init__(self, name: Any, mode: str = "r") -> None:
-            self._matex_held: Any = None
-
-            def open_at(target: Any) -> None:
-                super(GFile, self).__init__(target, mode)
-                if _kind(mode) and b"://" not in os.fsencode(target):
-                    with unpatched(), contextlib.suppress(OSError):
-                        self._matex_held = io.FileIO(target, "r+" if "r" in mode else "a")  # GFile opens it later
-
-            _open(name, mode, open_at)
-
-        def close(self) -> None:
-            super().close()
-            if self._matex_held is not None:
-                self._matex_held.close()
-
-    def _open(name: Any, mode: str, open_at: Callable[[Any], None]) -> None:
-        path = _path(files, name)
-        if not path or is_called_by_package():
-            open_at(name)
-        else:
-            opened(files, path, _kind(mode), open_at)
-
-    tf.io.TFRecordWriter, tf.io.gfile.GFile = TFRecordWriter, GFile
-
-    def write(write_file: Any, filename: Any, contents: Any, name: Any = None) -> Any:
-        path = _path(files, filename) if tf.executing_eagerly() else ""
-        if not path:
-            return write_file(filename, contents, name)
-        return files.write(path, "replace", lambda target: write_file(target, contents, name))
-
-    def cached(cache: Any, dataset: Any, filename: Any = "", name: Any = None) -> Any:
-        if isinstance(filename, str | os.PathLike) and os.fspath(filename):
-            filename = _cache_file(files, dataset, os.fspath(filename))
-        return cache(dataset, filename, name)
-
-    patch(tf.io, write, "write_file")
-    patch(tf.data.Dataset, cached, "cache")
-
-
-def _cache_file(files: Overlay, dataset: Any, filename: str) -> str:
-    """Return the cache file of this rank.
-
-    Rank 0 writes the file of the script, which all ranks read once it is complete, also in later jobs. Until then the
-    other ranks write files that are removed at the end of the job. Of a sharded dataset each rank keeps a file.
-    """
-    if is_sharded(dataset):
-        return f"{filename}.rank{files.rank}of{files.root.size}"
-    if files.rank == 0 or Path(f"{filename}.index").exists():
-        return filename
-    own = Path(f"{filename}.{files.root.job}-rank{files.rank}")
-
-    def remove() -> None:
-        for path in own.parent.glob(f"{glob.escape(own.name)}*"):
-            path.unlink(missing_ok=True)
-
-    atexit.register(remove)
-    return str(own)

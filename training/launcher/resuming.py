@@ -10,57 +10,18 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
-import os
-import secrets
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from matex_data.errors import FormatError, PartitionError
+from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
-from matex_data.training.restart.preemption import REQUESTS
 from matex_data.training.restart.resume import TrainingRun, sources
 
 log = logging.getLogger("matex_data.training")
-
-SEED_FILE = "seed.json"
-
-
-def script_seed(folder: Path, channel: Channel) -> int:
-    """Return the number that seeds all random generators of the script, drawn at its first start. *Collective*.
-
-    Parameters
-    ----------
-    folder : of the checkpoints; rank 0 creates it.
-
-    Raises
-    ------
-    FormatError : on all ranks, if the file of the number cannot be read or written.
-    """
-    path = folder / SEED_FILE
-
-    def stored() -> int:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            if not path.exists():
-                draft = path.with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps({"seed": secrets.randbits(128)}))
-                draft.replace(path)
-            return int(json.loads(path.read_text())["seed"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise FormatError(
-                "the checkpoints of this script cannot be used",
-                file=str(path),
-                expected="a folder that rank 0 can write to, and in it a number that an earlier start has drawn",
-                found=f"{type(error).__name__}: {error}",
-                remedy="give another folder to --checkpoint",
-            ) from error
-
-    return channel.communicator.on_root(stored)
 
 
 class ScriptCheckpoints:
@@ -75,7 +36,6 @@ class ScriptCheckpoints:
     def __init__(self, folder: Path, save_every: int | None = None) -> None:
         self._folder, self.save_every = folder, save_every
         self._calls = 0
-        REQUESTS.install()  # what comes before the first step is remembered
 
     def next_run(self, world: Channel, replicas: Channel, options: dict[str, Any]) -> ScriptRun:
         """Return the run of the next call of ``fit``. *Collective*.

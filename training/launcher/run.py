@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import functools
+import importlib
 import importlib.util
 import logging
 import os
@@ -11,17 +12,20 @@ import runpy
 import sys
 import threading
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from matex_data.io.sessions import prepare_process, read_sessions
+from matex_data.launching.start import gpus
 from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
+from matex_data.mpi.communicator import Equal
 from matex_data.training.comm.world import comm_or_world
 from matex_data.training.launcher.arguments import parse
-from matex_data.training.restart.preemption import Preempted
+from matex_data.training.launcher.imports import after_import
+from matex_data.training.restart.preemption import REQUESTS, Preempted
 
 log = logging.getLogger("matex_data.training")
 
@@ -79,21 +83,38 @@ def run(
         replace_exit()
         if comm.rank > 0 and not all_output:
             _mute_output()
+    patches: list[Callable[[], None]] = [_add_matex_data_set]
     if comm.size > 1 or checkpoint is not None:
         staged = {"stages": stages, "micro_batches": micro_batches} if stages != 1 else {}
         checkpoints = None if checkpoint is None else (checkpoint.absolute(), save_every)
-        _patch(strategy, wire_dtype, collectives, sync_batch_norm, verify, model, shard_optimizer, staged, checkpoints)
+        patch = _prepared(
+            strategy, wire_dtype, collectives, sync_batch_norm, verify, model, shard_optimizer, staged, checkpoints
+        )
+        patches.insert(0, patch)
     if comm.size > 1:
         _warn_of_hashes(comm)
+        importlib.import_module("matex_data.epochs.prefetcher")  # whose handler waits for the other ranks
         run_exit_handlers_first()
-    _add_matex_data_set()
     sys.argv = [str(script), *arguments]
-    try:
+    for patch in patches:
+        after_import(("keras", "tensorflow"), functools.partial(_ending_the_job, patch))
+    if model > 1 or stages != 1:
+        importlib.import_module("keras")  # all ranks make the mesh at once
+
+    def execute() -> None:
         if as_module:
             _run_module(str(script))
         else:
             sys.path.insert(0, str(Path(script).resolve().parent))
             runpy.run_path(str(script), run_name="__main__")
+
+    _ending_the_job(execute)
+
+
+def _ending_the_job(call: Callable[[], None]) -> None:
+    """Call a function; an error of it ends the job, also where the script would handle it."""
+    try:
+        call()
     except Preempted:
         raise  # an ordinary end: of one by os._exit, MPICH's launcher may report another exit code
     except SystemExit as end:
@@ -144,7 +165,7 @@ def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, i
     return min(one[0], other[0]), min(one[1], other[1])
 
 
-def _patch(
+def _prepared(
     strategy: Any,
     wire_dtype: Any,
     collectives: Any,
@@ -154,55 +175,74 @@ def _patch(
     shard_optimizer: bool,
     staged: dict[str, Any],
     saved: tuple[Path, int | None] | None,
-) -> None:
-    """Choose a GPU, seed all ranks equally, and patch Keras and TensorFlow. *Collective*."""
-    from matex_data.training import keras_api
-    from matex_data.training.comm.channel import open_channel
-    from matex_data.training.comm.runtime import start
-    from matex_data.training.compat import SessionPatches
-    from matex_data.training.exact.determinism import seed_all_ranks
-    from matex_data.training.launcher.inputs import patch_ports
-    from matex_data.training.launcher.keras_patches import KerasPatches
-    from matex_data.training.launcher.loops import LoopPatches, patch_functions
-    from matex_data.training.launcher.meshes import patch_distributions, patch_strategies
-    from matex_data.training.launcher.resuming import ScriptCheckpoints, script_seed
-    from matex_data.training.launcher.saving import patch_saving
-    from matex_data.training.launcher.staged import StagePatches
-    from matex_data.training.mesh import Mesh
-    from matex_data.training.reduction.ops import Reducer, broadcast_from_root
+) -> Callable[[], None]:
+    """Seed all ranks equally, share files, and return what patches Keras and TensorFlow later. *Collective*.
 
-    _check_backend()
+    What is returned is not collective where no rank has a GPU: ranks may import TensorFlow at different lines.
+    """
+    from matex_data.mpi.node import local_rank
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.launcher.inputs import patch_ports
+    from matex_data.training.launcher.openers import shared_files
+    from matex_data.training.launcher.seeding import script_seed, seed_all_ranks
+
     channel = open_channel(None)
     if collectives == "auto" and (strategy != "chained" or model > 1 or staged):
         collectives = "mpi"
-    start(collectives)
-    parts = (keras_api.PARTS,) if model > 1 or staged else ()
-    keras_api.check(channel.rank, channel.size, keras_api.TRAINING, keras_api.RUN, *parts)
+    equal = Equal({"collectives": collectives}, "the ranks choose different collectives", "give the same to all ranks")
+    (most,) = channel.communicator.agree(equal=equal, numbers=[gpus()])
+    local = local_rank(channel.user)
     seed_all_ranks(channel, None if saved is None else script_seed(saved[0], channel))
-    checkpoints = None if saved is None else ScriptCheckpoints(*saved)
-    if channel.size == 1:
-        verify = "never"  # nothing is shared out
-    patches: KerasPatches | None = None
-    if staged:
-        options = {"sync_batch_norm": sync_batch_norm, "wire_dtype": wire_dtype, "shard_optimizer": shard_optimizer}
-        stage_patches = StagePatches(**staged, model=model, **options, checkpoints=checkpoints)
-        patch_distributions(channel, stage_patches.use_mesh)
-    else:
-        reducer = Reducer(channel, strategy, wire_dtype=wire_dtype, collectives=collectives)
-        patches = KerasPatches(channel, reducer, sync_batch_norm, verify, shard_optimizer, checkpoints)
-        if model > 1:
-            patches.use_mesh(Mesh(model=model))
-        patch_distributions(channel, patches.use_mesh)
-        loops = LoopPatches(channel, reducer, patches.check_loop)
-        received = functools.partial(broadcast_from_root, channel)
-        SessionPatches(loops.average, received, loops.is_active, loops.warn_of_whole_batches)
-    if channel.size > 1:
-        patch_functions(channel.rank)
-        patch_ports(channel.rank)
-        root = patch_saving(channel)
-        if patches is not None:
-            patches.asked = lambda: bool(root.asked) or not root.available
-        patch_strategies(channel)
+    if saved is not None:
+        REQUESTS.install()  # what comes before the first step is remembered
+    root, files = shared_files(channel) if channel.size > 1 else (None, None)
+    patch_ports(channel.rank)
+
+    def patch() -> None:
+        from matex_data.training import keras_api
+        from matex_data.training.comm.devices import take_own_gpu
+        from matex_data.training.comm.runtime import start
+        from matex_data.training.compat import SessionPatches
+        from matex_data.training.launcher.keras_patches import KerasPatches
+        from matex_data.training.launcher.loops import LoopPatches, patch_functions
+        from matex_data.training.launcher.meshes import patch_distributions, patch_strategies
+        from matex_data.training.launcher.resuming import ScriptCheckpoints
+        from matex_data.training.launcher.saving import patch_saving
+        from matex_data.training.launcher.staged import StagePatches
+        from matex_data.training.mesh import Mesh
+        from matex_data.training.reduction.ops import Reducer, broadcast_from_root
+
+        _check_backend()
+        if collectives == "tensorflow" or (collectives == "auto" and most):
+            start(collectives)
+        else:
+            take_own_gpu(local, channel.rank)
+        parts = (keras_api.PARTS,) if model > 1 or staged else ()
+        keras_api.check(channel.rank, channel.size, keras_api.TRAINING, keras_api.RUN, *parts)
+        checkpoints = None if saved is None else ScriptCheckpoints(*saved)
+        patches: KerasPatches | None = None
+        if staged:
+            options = {"sync_batch_norm": sync_batch_norm, "wire_dtype": wire_dtype, "shard_optimizer": shard_optimizer}
+            stage_patches = StagePatches(**staged, model=model, **options, checkpoints=checkpoints)
+            patch_distributions(channel, stage_patches.use_mesh)
+        else:
+            checked = verify if channel.size > 1 else "never"  # of one rank, nothing is shared out
+            reducer = Reducer(channel, strategy, wire_dtype=wire_dtype, collectives=collectives)
+            patches = KerasPatches(channel, reducer, sync_batch_norm, checked, shard_optimizer, checkpoints)
+            if model > 1:
+                patches.use_mesh(Mesh(model=model))
+            patch_distributions(channel, patches.use_mesh)
+            loops = LoopPatches(channel, reducer, patches.check_loop)
+            received = functools.partial(broadcast_from_root, channel)
+            SessionPatches(loops.average, received, loops.is_active, loops.warn_of_whole_batches)
+        if root is not None:
+            patch_functions(channel.rank)
+            patch_saving(channel, files)
+            if patches is not None:
+                patches.asked = lambda: bool(root.asked) or not root.available
+            patch_strategies(channel)
+
+    return patch
 
 
 def _check_backend() -> None:

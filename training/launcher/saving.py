@@ -27,10 +27,9 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.exact.step import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
-from matex_data.training.launcher.inputs import patch_inputs
-from matex_data.training.launcher.openers import patch_openers
 from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
 from matex_data.training.launcher.root import Root
+from matex_data.training.launcher.tf_openers import patch_tensorflow_openers
 from matex_data.training.replacements import patch, replaced
 from matex_data.training.saving import WAITS_FOR_ROOT
 
@@ -40,24 +39,15 @@ Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
 
 
-def patch_saving(channel: Channel) -> Root:
-    """Patch functions that save models or write summaries: only rank 0 does. *Collective*.
+def patch_saving(channel: Channel, files: Overlay | None) -> None:
+    """Patch functions that save models or write summaries: only rank 0 does.
 
-    Returns
-    -------
-    root : what the ranks ask of rank 0; it knows whether the script has asked for its rank.
+    Parameters
+    ----------
+    files : files of the script; None: each rank has its own.
     """
-    root = Root(channel)
-    files = Overlay(root) if root.available else None
     if files is not None:
-        patch_openers(files)
-        patch_inputs(root, files)
-    elif channel.rank == 0:
-        log.warning(
-            "all ranks write the files of the script, since this MPI allows no thread that answers other ranks\n"
-            "  remedy: use an MPI library with MPI_THREAD_MULTIPLE, or write files on rank 0 alone: "
-            "if matex_data.training.world().rank == 0"
-        )
+        patch_tensorflow_openers(files)
     saves = SavePatches(channel, files)
     for owner, names in (
         (keras.Model, ("save", "save_weights", "export")),
@@ -73,8 +63,8 @@ def patch_saving(channel: Channel) -> Root:
     saves.patch(tf.train.Checkpoint, "write", "file_prefix")
     saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
     saves.patch(tf.train.CheckpointManager, "save", "directory", _manager_state, _set_manager_state)
-    _patch_managers(root)
     if files is not None:
+        _patch_managers(files.root)
         for owner, name in (
             (keras.Model, "load_weights"),
             (keras.saving, "load_model"),
@@ -86,7 +76,6 @@ def patch_saving(channel: Channel) -> Root:
             patch(owner, functools.partial(_load, files), name)
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
-    return root
 
 
 class SavePatches:

@@ -22,7 +22,7 @@ if sys.argv[2] == "before":
     import torch
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.exact.determinism import seed_all_ranks
+from matex_data.training.launcher.seeding import seed_all_ranks
 
 channel = open_channel()
 seed_all_ranks(channel)
