@@ -738,6 +738,11 @@ class Dataset:
 
         return input_batches(self._source, self._elements, self._samples, rows)
 
+    @property
+    def _matex_skips(self) -> bool:
+        """Return whether samples that cannot be read are left out."""
+        return self._source.skipped is not None
+
     def load(self, fields: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.
 

@@ -73,6 +73,7 @@ for layer in (
     ["training.callbacks"],
     ["training.session"],
     ["training.trainer"],
+    ["training.prediction_file"],
     ["training.inference"],
     ["training.launcher"],
     ["training"],

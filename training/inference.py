@@ -364,7 +364,7 @@ def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) ->
             "predict(to=) writes all samples of a matex_data.Dataset, and returns nothing\n"
             "  remedy: give the Dataset in place of its tf_dataset(...), without gather=True"
         )
-    if fields and dataset._source.skipped is not None:
+    if fields and dataset._matex_skips:
         raise TypeError(
             'predict(fields=) reads fields apart from the inputs, and on_error="skip" may leave out other samples\n'
             "  remedy: open the files without on_error"
