@@ -83,7 +83,7 @@ def join_lists(samples: Any, field: Field) -> RaggedArray:
     if isinstance(samples, RaggedOutput):
         return samples.joined()
     lengths = np.fromiter(map(len, samples), np.int64, len(samples))
-    none = np.empty((0, *field.inner[1:]), field.dtype)
+    none = np.empty((0, *field.element_shape), field.dtype)
     values = np.concatenate([none, *samples], dtype=field.dtype, casting="unsafe")
     return RaggedArray(values, np.concatenate([[0], np.cumsum(lengths)]))
 

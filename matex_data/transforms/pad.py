@@ -110,7 +110,7 @@ def _padded(field: Field, length: int) -> Field:
         raise FormatError(
             "the field cannot be padded", field=field.name, expected="elements of fixed size", found=str(field.dtype)
         )
-    return replace(field, shape=(length, *field.inner[1:]), ragged=False, inner=(None,))
+    return replace(field, shape=(length, *field.element_shape), ragged=False, inner=(None,))
 
 
 def _sort_by(fields: Schema, padded: Sequence[str], keep: Keep) -> dict[str, str]:

@@ -226,7 +226,7 @@ def _prepared(
             stage_patches = StagePatches(**staged, model=model, **options, checkpoints=checkpoints)
             patch_distributions(channel, stage_patches.use_mesh)
         else:
-            checked = verify if channel.size > 1 else "never"  # of one rank, nothing is shared out
+            checked: Any = verify if channel.size > 1 else "never"  # of one rank, nothing is shared out
             reducer = Reducer(channel, strategy, wire_dtype=wire_dtype, collectives=collectives)
             patches = KerasPatches(channel, reducer, sync_batch_norm, checked, shard_optimizer, checkpoints)
             if model > 1:
