@@ -18,7 +18,12 @@ sys.path.insert(0, str(Path(__file__).parent))
 from site_check import problems
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = {"README.md": "index.md", "CHANGELOG.md": "changelog.md", "CONTRIBUTING.md": "contributing.md"}
+PAGES = {
+    "README.md": "index.md",
+    "CHANGELOG.md": "changelog.md",
+    "CONTRIBUTING.md": "contributing.md",
+    "SECURITY.md": "security.md",
+}
 """Files above this folder, with the page of the site that shows each."""
 MADE_BY_FUNCTIONS = ("matex_data.Dataset",)
 """Classes that users do not construct: the parameters of their constructors are not shown."""
