@@ -200,8 +200,7 @@ def _prepared(
 
     def patch() -> None:
         from matex_data.training import keras_api
-        from matex_data.training.comm.devices import take_own_gpu
-        from matex_data.training.comm.runtime import start
+        from matex_data.training.comm.runtime import start, take_own_gpu
         from matex_data.training.compat import SessionPatches
         from matex_data.training.launcher.keras_patches import KerasPatches
         from matex_data.training.launcher.loops import LoopPatches, patch_functions
