@@ -69,9 +69,10 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         due = self.check.due(first_of_fit=self._first_of_fit, first_of_epoch=self._first_of_epoch)
         self._first_of_fit = self._first_of_epoch = False
         if self.check.active and due:
-            batches, iterator = taken(iterator, executed, self._spec)
+            spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
+            batches, iterator = taken(iterator, executed, spec)
             if batches:
-                self.check.before_step(batches[0], self.check.spec_of_union(self._spec))
+                self.check.before_step(batches[0], self.check.spec_of_union(spec))
         schedule.steps += executed
         return run(iterator)
 

@@ -133,6 +133,31 @@ def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, s
     assert ("on whole batches from step 1 on" in said) == (kind in WHOLE and pool.size > 1), said
 
 
+def _fit_classes(comm: Any, size: int) -> Any:
+    import keras
+
+    from matex_data import open_dataset, training
+
+    rng = np.random.default_rng(2)
+    x = rng.normal(size=(24, 3)).astype("f4")
+    data = open_dataset({"x": x, "y": (x[:, 0] > 0.5).astype("i4")}, inputs="x", targets="y", comm=comm)
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile("sgd", "binary_crossentropy")
+    options: dict[str, Any] = {"class_weight": {0: 0.5, 1: 3.0}, "epochs": 2, "verbose": 0}
+    if size == 1:
+        model.fit(data.tf_dataset(12), **options)
+    else:
+        training.fit(model, data.tf_dataset(12), comm=comm, verify="always", **options)
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(2, slow=(3,))
+def test_weights_of_classes_are_checked_like_weights_of_samples(ranks: Pools, pool: Pool) -> None:
+    (expected,) = ranks(1).run(_fit_classes, 1)
+    problems.assert_same_weights(pool.run(_fit_classes, pool.size, timeout=120), expected)
+
+
 def _exchanged(comm: Any) -> list[int]:
     """Return the rows of the unions on which this rank has checked steps and evaluations of ``fit``."""
     from matex_data.training.checking import shards
