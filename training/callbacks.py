@@ -57,7 +57,11 @@ _READS_NO_WEIGHTS = (
 
 
 def rank_callbacks(
-    distributed: TrainedModel, user_callbacks: list[Any], element_spec: Any, trailing: Sequence[Any] = ()
+    distributed: TrainedModel,
+    user_callbacks: list[Any],
+    element_spec: Any,
+    stack: contextlib.ExitStack,
+    trailing: Sequence[Any] = (),
 ) -> list[Any]:
     """Return the user's callbacks that run on this rank, and those that synchronize the ranks. *Collective*.
 
@@ -67,6 +71,7 @@ def rank_callbacks(
     user_callbacks : callbacks of the user.
     element_spec : element spec of the training data; or a function that returns, once training has begun, the spec
         and whether batches are whole on every rank.
+    stack : closed when training ends, as it does within a callback that raises; this rank is busy until then.
     trailing : callbacks that run after all others.
     """
     channel = distributed.world
@@ -96,7 +101,7 @@ def rank_callbacks(
     ):
         selected.append(ThroughputBar(lambda: int(distributed.samples_seen.numpy())))
     if channel.size > 1:
-        each_batch, stack = _has_batch_hooks(user_callbacks, writers=True), contextlib.ExitStack()
+        each_batch = _has_batch_hooks(user_callbacks, writers=True)
         report = ActivityReport(stack, True, each_batch), ActivityReport(stack, False, each_batch)
         selected = [report[0], *selected, report[1]]
     readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]

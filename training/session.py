@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -39,6 +39,7 @@ class Session:
     ) -> None:
         self._distributed, self._options, self._run, self._every = distributed, options, run, save_every
         callbacks = options.get("callbacks")
+        self._busy = contextlib.ExitStack()  # in which this rank reports its callbacks
         self._callbacks: list[Any] = [] if callbacks is None else keras.tree.flatten(callbacks)
         if shard_optimizer:
             check_callbacks(self._callbacks)
@@ -60,12 +61,14 @@ class Session:
             if isinstance(self._distributed, StagedModel):
                 state = self._distributed.state
             of_run = run.trailing_callbacks(self._callbacks, self._every, state)
-        made = rank_callbacks(self._distributed, self._callbacks, spec, [*trailing, *of_run])
+        made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, [*trailing, *of_run])
         options["callbacks"] = [*(run.leading_callbacks() if run is not None else ()), *made]
         if self._distributed.world.rank > 0:
             options["verbose"] = 0
 
-    def stopping(self) -> contextlib.AbstractContextManager[None]:
-        """Return a context manager: signals request this process to save and end, if there is a checkpoint."""
+    @contextlib.contextmanager
+    def running(self) -> Iterator[None]:
+        """Context manager of the training: signals request this process to save and end, if there is a checkpoint."""
         saves = self._run is not None and self._run.folder is not None
-        return stopping_on_request() if saves else contextlib.nullcontext()
+        with stopping_on_request() if saves else contextlib.nullcontext(), self._busy:
+            yield

@@ -178,7 +178,7 @@ def fit(
             validation_data = evaluation_data(distributed, validation_data, verify if mesh is None else "never")
         if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
             options["callbacks"].append(FitCheck(distributed, verify, data.element_spec))
-        with session.stopping():
+        with session.running():
             history = model.fit(data, validation_data=validation_data, **options)
         if isinstance(distributed, StagedModel):
             distributed.gather_weights()

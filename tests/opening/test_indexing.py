@@ -242,7 +242,7 @@ def _many(comm: MPI.Intracomm, folder: Path) -> tuple[list[float], list[int], in
     """Return the sums of windows of the rows of many files, the borders, and the entries that this rank has made."""
     data = open_dataset(folder, comm=comm, inputs="data", window=2, missing="mask")
     files = data._source.index.files
-    made = len(files._recent._entries)  # type: ignore[attr-defined]
+    made = len(files._recent._values)  # type: ignore[attr-defined]
     borders = block_borders(data._source.index, 1).tolist()
     return data.load()["data"].sum(axis=(1, 2)).tolist(), borders, made
 

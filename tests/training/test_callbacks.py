@@ -244,3 +244,28 @@ def test_learning_rate_warms_up(pool: Pool, warm_up: float, steps: int) -> None:
     expected = [0.1 * (1 + 2 * min(1, (i + 1) / steps if steps else 1)) for i in range(12)]
     for rates in pool.run(_scaled, warm_up):
         np.testing.assert_allclose(rates, expected, rtol=1e-5)
+
+
+def _raises(comm: Any) -> tuple[bool, int]:
+    """Return whether training ends with the error of a callback, and what this rank is busy with while that is kept."""
+    import keras
+
+    from matex_data import training
+    from matex_data.mpi import activity
+
+    def fail(epoch: int, logs: Any) -> None:
+        raise ZeroDivisionError
+
+    model = problems.compiled(problems.perceptron(), "sgd")
+    data = problems.shard(problems.table(96), 24, comm.rank, comm.size)
+    callbacks = [keras.callbacks.LambdaCallback(on_epoch_end=fail)]
+    try:
+        training.fit(model, data, comm=comm, callbacks=callbacks, verbose=0)
+    except ZeroDivisionError as error:
+        return error.__traceback__ is not None, len(activity._busy)
+    return False, -1
+
+
+def test_a_rank_whose_callback_raised_is_not_busy(ranks: Pools) -> None:
+    """Others would wait for it, whatever the limit of time, until Python collects the callback."""
+    assert ranks(2).run(_raises, timeout=120) == [(True, 0)] * 2

@@ -403,7 +403,7 @@ class KerasPatches:
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
             options["batch_size"], call.steps = batch, max(self._channel.host.allgather_object(steps))
-        with session.stopping():
+        with session.running():
             return self._train(call, original, model, options)
 
     def _train(self, call: PatchedCall, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:

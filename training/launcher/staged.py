@@ -140,7 +140,7 @@ class StagePatches:
             without_keras_warnings(),
             unwrapped_errors(),
             collective("fit()"),
-            session.stopping(),
+            session.running(),
             staged,
             replaced(self, _running=staged),
         ):

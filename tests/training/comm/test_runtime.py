@@ -241,7 +241,9 @@ ADDRESSES = sys.argv.pop(1).split(",")
 from mpi4py import MPI
 runtime.gpu_address = lambda: ADDRESSES[MPI.COMM_WORLD.rank] or None
 runtime.Runtime.is_right = lambda self, rank: print("HINT", self.hint) or rank == 0
-from matex_data.training.launcher.run import main; main()
+from matex_data.training.launcher import run
+run.gpus = lambda: len(ADDRESSES[MPI.COMM_WORLD.rank])
+run.main()
 """
 
 
