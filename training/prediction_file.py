@@ -19,6 +19,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, PartitionError
+from matex_data.mpi.activity import busy
 from matex_data.mpi.communicator import Communicator, Equal
 
 Columns = dict[str, Array]
@@ -58,7 +59,8 @@ def write_predictions(
         check()
         comm.agree(failure)
         total = sum(comm.allgather(rows))
-        comm.on_root(lambda: _written(path, lambda: _join(path, drafts, texts, total)))
+        with busy("joining the predictions of all ranks") if comm.rank == 0 else contextlib.nullcontext():
+            comm.on_root(lambda: _written(path, lambda: _join(path, drafts, texts, total)))
     finally:
         for draft in {own, drafts[0] if comm.rank == 0 else own}:
             draft.unlink(missing_ok=True)
@@ -213,13 +215,16 @@ def _join(path: Path, drafts: list[Path], texts: dict[str, bool], rows: int) -> 
 def _chunks(parts: list[Path], texts: dict[str, bool]) -> Iterator[Columns]:
     """Yield the columns of all parts, many windows at a time."""
     held: list[Columns] = []
+    nbytes = 0
     for part in parts:
         with part.open("rb") as stream:
             while stream.peek(1):
+                begin = stream.tell()
                 held.append({name: _load(stream, text) for name, text in texts.items()})
-                if sum(values.nbytes for columns in held for values in columns.values()) > JOINED_BYTES:
+                nbytes += stream.tell() - begin
+                if nbytes > JOINED_BYTES:
                     yield _concatenated(held)
-                    held = []
+                    held, nbytes = [], 0
     if held:
         yield _concatenated(held)
 

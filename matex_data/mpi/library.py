@@ -27,7 +27,10 @@ _OTHER_LIBRARY = ("MPI4PY_LIBMPI", "MPI4PY_MPIABI")
 def short_addresses() -> Iterator[None]:
     """Context manager: let MPICH from PyPI choose libfabric, if Slurm's PMI connects ranks on several nodes.
 
-    A module that the user has chosen stays.
+    MPICH prefers UCX, and cuts a node's addresses into texts of the length that Slurm's PMI allows for a value. With
+    command and key such a line is longer than the buffer of ``slurmstepd``, which reports "value not properly
+    terminated in client request", and the ranks wait for ever (tried: MPICH 5.0, Slurm 22.05, ``srun --mpi=pmi2``, two
+    ranks on each of two nodes). Addresses of libfabric fit into a line. A module that the user has chosen stays.
     """
     if NETMOD in os.environ or not (_slurm_connects_nodes() and _is_from_pypi()):
         yield

@@ -128,3 +128,43 @@ def test_an_error_is_the_same_on_all_ranks_and_leaves_no_half_file(
     assert [path.name for path in tmp_path.iterdir()] == ["kept.h5"] and (
         tmp_path / "kept.h5"
     ).read_text() == "as before"
+
+
+def _joined_slowly(comm: Any, events: str, folder: str) -> bool:
+    """Write predictions whose parts take rank 0 longer to join than ranks wait; return whether the file is there."""
+    import os
+    import time
+    from unittest import mock
+
+    import matex_data as md
+    from matex_data.training import prediction_file
+
+    join, path = prediction_file._join, Path(folder) / "slow.h5"
+
+    def slowly(*arguments: Any) -> None:
+        time.sleep(4)
+        join(*arguments)
+
+    data = md.open_dataset(events, inputs="x", comm=comm)
+    with mock.patch.object(prediction_file, "_join", slowly), mock.patch.dict(os.environ, MATEX_TIMEOUT="1"):
+        md.training.predict(_model(_one), data, to=path, comm=comm, verify="never")
+    return path.exists()
+
+
+def test_ranks_wait_for_the_one_that_joins_the_parts(events: str, ranks: Pools, tmp_path: Path) -> None:
+    assert ranks(2).run(_joined_slowly, events, str(tmp_path), timeout=60) == [True, True]
+
+
+@pytest.mark.parametrize(("most", "count"), [(1500, 3), (1 << 26, 1)])
+def test_parts_are_joined_by_the_bytes_that_they_have(most: int, count: int, tmp_path: Path, monkeypatch: Any) -> None:
+    """A text counts with its length, however many windows there are."""
+    from matex_data.training import prediction_file as pf
+
+    monkeypatch.setattr(pf, "JOINED_BYTES", most)
+    windows = [np.array([b"x" * 900, b"%d" % n], object) for n in range(6)]
+    with (tmp_path / "part").open("wb") as stream:
+        for window in windows:
+            pf._save(stream, window)
+    joined = [columns["name"] for columns in pf._chunks([tmp_path / "part"], {"name": True})]
+    assert len(joined) == count
+    assert np.concatenate(joined).tolist() == np.concatenate(windows).tolist()

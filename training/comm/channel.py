@@ -12,6 +12,7 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi.activity import meeting
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Equal
+from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import CoreShare, core_share, on_one_machine
 from matex_data.reading.buffers import BufferPool
@@ -237,7 +238,8 @@ class Subset:
 
     def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
         group = channel.user.group.Incl(list(ranks))
-        comm = channel.user.Create_group(group)
+        with waiting_for(channel.communicator.liveness):
+            comm = channel.user.Create_group(group)
         group.Free()
         # Ranks that sleep while they wait are not compared for slowness.
         share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()

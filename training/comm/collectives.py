@@ -61,7 +61,10 @@ class Collectives:
         clock: WaitingClock,
         slice_bytes: int = CALL_BYTES,
     ) -> None:
-        self.comm = comm.Dup() if comm.size > 1 else comm
+        self.comm = comm
+        if comm.size > 1:
+            with waiting_for(liveness):
+                self.comm = comm.Dup()
         self.liveness = liveness
         self.share = share
         self.clock = clock

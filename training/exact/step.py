@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -25,7 +26,7 @@ STAND_IN_GUARD = "matex_stand_in_guard"
 """Name of the condition by which a rank without rows puts back what its stand-in row has changed."""
 
 
-class RankStep:
+class RankStep(ABC):
     """Replacement for a step of a model that weighs each rank by its samples.
 
     Parameters
@@ -60,13 +61,13 @@ class RankStep:
         self.reductions = reductions(logs)
         return logs
 
+    @abstractmethod
     def on_rows(self, data: Any) -> Any:
         """Compute this rank's rows. *Collective* like the step."""
-        raise NotImplementedError
 
+    @abstractmethod
     def on_whole_batch(self, data: Any) -> Any:
         """Compute the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
-        raise NotImplementedError
 
     def _own(self, data: Any) -> Any:
         """Return this rank's rows of a batch."""

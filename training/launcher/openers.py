@@ -40,6 +40,7 @@ def shared_files(channel: Channel) -> tuple[Root, Overlay | None]:
     """
     root = Root(channel)
     if root.available:
+        tempfile.gettempdir()  # tries a folder with a file whose name is random, which rank 0 would never write
         files = Overlay(root)
         patch_openers(files)
         patch_inputs(root, files)

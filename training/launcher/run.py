@@ -21,7 +21,7 @@ from matex_data.launching.start import gpus
 from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
-from matex_data.mpi.communicator import Equal
+from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.training.comm.world import comm_or_world
 from matex_data.training.launcher.arguments import parse
 from matex_data.training.launcher.imports import after_import
@@ -92,14 +92,14 @@ def run(
         )
         patches.insert(0, patch)
     if comm.size > 1:
-        _warn_of_hashes(comm)
+        _warn_of_hashes(read_sessions(comm).comm)
         importlib.import_module("matex_data.epochs.prefetcher")  # whose handler waits for the other ranks
         run_exit_handlers_first()
     sys.argv = [str(script), *arguments]
     for patch in patches:
         after_import(("keras", "tensorflow"), functools.partial(_ending_the_job, patch))
-    if model > 1 or stages != 1:
-        importlib.import_module("keras")  # all ranks make the mesh at once
+    if model > 1 or stages != 1 or strategy != "chained":
+        importlib.import_module("keras")  # all ranks make the mesh, or the communicators of threads, at once
 
     def execute() -> None:
         if as_module:
@@ -149,20 +149,15 @@ def _run_module(name: str) -> None:
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 
-def _warn_of_hashes(comm: Any) -> None:
+def _warn_of_hashes(comm: Communicator) -> None:
     """Warn if the hashes of strings differ between the ranks. *Collective*."""
-    own = hash("matex_data")
-    least, most = comm.allreduce((own, -own), op=_least_of_each)
-    if least != -most and comm.rank == 0:
+    (equal,) = comm.same(hash("matex_data"))
+    if not equal and comm.rank == 0:
         log.warning(
             "the ranks hash strings differently, so that sets have another order on each rank\n"
             "  remedy: start the script by the command matex run or python -m matex_data run, which chooses one seed; "
             "or set PYTHONHASHSEED to one number on all ranks"
         )
-
-
-def _least_of_each(one: tuple[int, int], other: tuple[int, int]) -> tuple[int, int]:
-    return min(one[0], other[0]), min(one[1], other[1])
 
 
 def _prepared(

@@ -126,9 +126,11 @@ print("ENDED")
 
 
 @pytest.mark.slow  # another start of TensorFlow
-def test_one_rank_alone_may_import_tensorflow(tmp_path: Path) -> None:
+@pytest.mark.parametrize("strategy", ["chained", "concurrent"])  # whose threads have communicators of their own
+def test_one_rank_alone_may_import_tensorflow(tmp_path: Path, strategy: str) -> None:
     (tmp_path / "script.py").write_text(ON_RANK_0_ALONE)
-    done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), forked=False, timeout=200)
+    options = ["--strategy", strategy, "--all-output", str(tmp_path / "script.py")]
+    done = run_script(2, LAUNCHER, *options, forked=False, timeout=100)
     assert done.returncode == 0 and done.stdout.count("ENDED") == 2, done.stderr
 
 
