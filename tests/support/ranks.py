@@ -103,10 +103,16 @@ class Pool:
     def _ask(self, function: Task, args: tuple[Any, ...], kwargs: dict[str, Any], timeout: float) -> dict[int, Answer]:
         __tracebackhide__ = True
         task, timeout = pickle.dumps((function, args, kwargs)), machine_speed.scaled(timeout)
+        if self._workers is not None and self._workers.ended():  # with the output of what they did last
+            title = f"{_name(function)}: a process had ended after {self._workers.task}"
+            output = self._workers.output()
+            self.close()
+            raise RanksFailed(_report(title, {}, output))
         if self._workers is None:
             self._workers = _Workers(self.size)
         answers: dict[int, Answer] = {}
         try:
+            self._workers.task = _name(function)
             self._workers.ask(task, timeout, answers)
         except TimeoutError:
             title = f"{_name(function)} hung on {self.size - len(answers)} of {self.size} ranks ({timeout:g} s)"
@@ -125,12 +131,17 @@ class Pool:
 class _Workers:
     """Processes of one pool.
 
+    Attributes
+    ----------
+    task : name of the function that they ran last.
+
     Raises
     ------
     RanksFailed : the processes do not start.
     """
 
     def __init__(self, size: int) -> None:
+        self.task = ""
         self._folder = Path(tempfile.mkdtemp(prefix="matex-ranks-"))
         self._process: subprocess.Popen[bytes] | None = None
         self._connections: list[Connection[Any, Any]] = []
@@ -202,6 +213,10 @@ class _Workers:
                 answers[rank] = waiting[rank].recv()
                 if answers[rank].failed:
                     end = min(end, time.monotonic() + machine_speed.scaled(PEER_LIMIT))
+
+    def ended(self) -> bool:
+        """Return whether a process has ended on its own: between two tasks nothing else is heard of it."""
+        return bool(wait(self._connections, 0))
 
     def stacks(self, without: Container[int]) -> dict[str, str]:
         """Return the stacks of all threads of the ranks that have not answered."""

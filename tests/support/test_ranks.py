@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -53,6 +54,15 @@ def _crash(comm: MPI.Intracomm) -> None:
         os.write(2, b"last words")
         os._exit(3)
     comm.barrier()
+
+
+def _crash_later(comm: MPI.Intracomm) -> None:
+    threading.Timer(0.2, _end).start()
+
+
+def _end() -> None:
+    os.write(2, b"last words")
+    os._exit(3)
 
 
 def _abort(comm: MPI.Intracomm) -> None:
@@ -197,3 +207,11 @@ def test_without_mpi_tests_skip_but_fail_in_ci(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setenv("CI", "true")
     with pytest.raises(pytest.fail.Exception, match="mpich"):
         mpiexec()
+
+
+def test_a_process_that_ended_between_two_tasks_is_a_failure_with_its_output(ranks: Pools) -> None:
+    ranks(2).run(_crash_later)
+    time.sleep(scaled(3))
+    with pytest.raises(RanksFailed, match=r"_sum: a process had ended after .*_crash_later\n(.*\n)*last words"):
+        ranks(2).run(_sum, 2)
+    assert ranks(2).run(_sum, 2)[0][2] == 2
