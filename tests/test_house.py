@@ -199,6 +199,19 @@ def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
     assert [text for text in texts if re.match("(What|Who|Whether|Where|How|The same|It) ", text)] == []
 
 
+ALIKE = {"Dataset": ["matex_data/dataset.py", "matex_data/torch.py", "training/launcher/openers.py"]}
+"""Public names, the second that of PyTorch; the third replaces netCDF4's class, whose name it has."""
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    modules: dict[str, list[str]] = {}
+    for path in SOURCES:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                modules.setdefault(node.name, []).append(_id(path))
+    assert {name: paths for name, paths in modules.items() if len(paths) > 1} == ALIKE
+
+
 def test_mpi_files_are_opened_in_one_module() -> None:
     users = [_id(path) for path in SOURCES if "MPI.File" in path.read_text()]
     assert users == ["matex_data/io/collective.py"]

@@ -89,7 +89,7 @@ class Tree:
 
 
 @dataclass(frozen=True)
-class Summary:
+class RankStates:
     """States of a set of ranks.
 
     Parameters
@@ -108,18 +108,18 @@ class Summary:
     lines: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, rank: int, state: State, text: str = "", met: int | None = None) -> Summary:
+    def of(cls, rank: int, state: State, text: str = "", met: int | None = None) -> RankStates:
         """Return the summary of one rank, which is in a meeting if ``met`` is not None."""
         lines = frozenset() if met is None else frozenset([text.rpartition("/")[2]])
         return cls({state: 1}, {state: {rank: text}}, int(met is not None), met or 0, lines)
 
-    def __add__(self, other: Summary) -> Summary:
+    def __add__(self, other: RankStates) -> RankStates:
         """Return the summary of both sets, which have no rank in common."""
         counts = {s: self.count(s) + other.count(s) for s in State if self.count(s) or other.count(s)}
         found = {s: dict(sorted((self.ranks(s) | other.ranks(s)).items())[:KEPT]) for s in counts}
         lines = self.lines | other.lines
         lines = lines if len(lines) < 3 else frozenset(sorted(lines)[:2])
-        return Summary(counts, found, self.meeting + other.meeting, self.met + other.met, lines)
+        return RankStates(counts, found, self.meeting + other.meeting, self.met + other.met, lines)
 
     @property
     def ranks_met(self) -> int | None:
@@ -139,7 +139,7 @@ class Answer(NamedTuple):
     """Summary of the ranks behind a neighbour, and its age in seconds."""
 
     age: float
-    summary: Summary
+    summary: RankStates
 
 
 Sent = tuple[int, Answer | None]
@@ -170,13 +170,13 @@ class Census:
         self._tree = Tree(size)
         self._asking: dict[int, float] = {}  # by rank that waits for an answer: since when
         self._asked: dict[int, float] = {}  # by neighbour that has not answered: the end of its time
-        self._known: dict[int, tuple[float, Summary]] = {}  # by neighbour, and of all ranks by this one: as of when
+        self._known: dict[int, tuple[float, RankStates]] = {}  # by neighbour, and of all ranks by this one: as of when
 
     def ask(self, rank: int, now: float) -> None:
         """Note that this rank, or a neighbour, asks for a census; ``tick`` has the answer."""
         self._asking.setdefault(rank, now)
 
-    def result(self, since: float) -> Summary | None:
+    def result(self, since: float) -> RankStates | None:
         """Return the result of the last census of this rank; None unless it was complete later than ``since``."""
         time, summary = self._known.get(self._rank, (float("-inf"), None))
         return summary if time >= since else None
@@ -191,7 +191,7 @@ class Census:
         for neighbour, end in list(self._asked.items()):
             if now >= end:
                 count = self._tree.behind(self._rank, neighbour)
-                silent = Summary({State.SILENT: count}, {State.SILENT: {neighbour: ""}})
+                silent = RankStates({State.SILENT: count}, {State.SILENT: {neighbour: ""}})
                 self.receive(neighbour, Answer(0.0, silent), now)
         sent: list[Sent] = []
         for rank, since in list(self._asking.items()):
@@ -207,7 +207,7 @@ class Census:
     def _answer(self, rank: int, others: list[int], now: float) -> list[Sent]:
         """Answer a rank, and return what to send."""
         del self._asking[rank]
-        total = sum((self._known[other][1] for other in others), Summary.of(self._rank, *self._own_state()))
+        total = sum((self._known[other][1] for other in others), RankStates.of(self._rank, *self._own_state()))
         if rank == self._rank:
             self._known[rank] = now, total
             return []

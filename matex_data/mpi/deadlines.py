@@ -20,7 +20,7 @@ from matex_data.errors import PartitionError
 from matex_data.machine import seconds_of
 from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import State, collective_call, inside, note_end, user_location, waiting
-from matex_data.mpi.census import Summary
+from matex_data.mpi.census import RankStates
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness, all_threads
 from matex_data.mpi.polling import poll
@@ -92,7 +92,7 @@ class Wait:
         ----------
         over : returns whether the wait is over, so that no answer is needed.
         """
-        states = self._liveness.census(over) if self._liveness is not None else Summary()
+        states = self._liveness.census(over) if self._liveness is not None else RankStates()
         if states is None:
             return None
         if states.count(State.LEFT):
@@ -116,7 +116,7 @@ class Wait:
         self.next_check = min(self._deadline, now + self._interval, *messages)
         return None
 
-    def _tell(self, states: Summary, own: int, seconds: float) -> None:
+    def _tell(self, states: RankStates, own: int, seconds: float) -> None:
         """Log which ranks are missing, on the first rank that waits for them."""
         missing = _described(states, own, (State.RUNNING, State.BUSY, State.SILENT))
         if missing and own <= min(states.ranks(State.WAITING), default=own):
@@ -223,7 +223,7 @@ def _expected() -> str:
     return f"every rank calls {call}, not one rank alone (as within `if rank == 0:`)"
 
 
-def _left_error(states: Summary) -> PartitionError:
+def _left_error(states: RankStates) -> PartitionError:
     left = ", ".join(map(str, states.ranks(State.LEFT)))
     return PartitionError(
         f"rank {left} has come to the end of its program, and this one waits for it",
@@ -233,7 +233,7 @@ def _left_error(states: Summary) -> PartitionError:
     )
 
 
-def _standstill_error(states: Summary, own: int) -> PartitionError:
+def _standstill_error(states: RankStates, own: int) -> PartitionError:
     return PartitionError(
         "the ranks wait for one another in different calls",
         expected=_expected(),
@@ -242,7 +242,7 @@ def _standstill_error(states: Summary, own: int) -> PartitionError:
     )
 
 
-def _absent_error(states: Summary, own: int, seconds: float, call: str) -> PartitionError:
+def _absent_error(states: RankStates, own: int, seconds: float, call: str) -> PartitionError:
     order = (State.RUNNING, State.BUSY, State.SILENT, State.WAITING)
     if call:
         return PartitionError(
@@ -261,7 +261,7 @@ def _absent_error(states: Summary, own: int, seconds: float, call: str) -> Parti
     )
 
 
-def _described(states: Summary, own: int, order: tuple[State, ...]) -> str:
+def _described(states: RankStates, own: int, order: tuple[State, ...]) -> str:
     """Return what the first four of the other ranks do, as text: those of the first state in ``order`` first."""
     words = {
         State.RUNNING: "is at",
@@ -293,7 +293,7 @@ def leave() -> None:
         return all(barrier.Test() for barrier in barriers)
 
     while not poll(all_left, CHECK_INTERVAL):
-        states = [liveness.census(all_left) or Summary() for liveness in threads]
+        states = [liveness.census(all_left) or RankStates() for liveness in threads]
         if not any(each.count(State.SILENT) for each in states):  # a rank that has passed the barriers answers no more
             last_answer = time.monotonic()
         elif time.monotonic() - last_answer > timeout():

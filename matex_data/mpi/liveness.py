@@ -26,7 +26,7 @@ from typing import Any
 
 from matex_data.mpi.activity import State, meetings, own_state
 from matex_data.mpi.addresses import addresses, machine, reachable
-from matex_data.mpi.census import ANSWER_TIME, Census, Summary, Tree
+from matex_data.mpi.census import ANSWER_TIME, Census, RankStates, Tree
 from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 
@@ -112,7 +112,7 @@ class Liveness:
         """Return whether the thread has ended, as at the end of the program."""
         return self._ended.is_set()
 
-    def census(self, over: Callable[[], bool] = lambda: False) -> Summary | None:
+    def census(self, over: Callable[[], bool] = lambda: False) -> RankStates | None:
         """Return what all ranks do, this one included, as of the last seconds.
 
         Parameters

@@ -21,7 +21,7 @@ from matex_data.transforms.categories import one_hot as make_one_hot
 from matex_data.transforms.continuity import continuing
 from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.file_fields import add_static_fields
-from matex_data.transforms.flatten import Flat, flatten_fields
+from matex_data.transforms.flatten import FlatIndex, flatten_fields
 from matex_data.transforms.missing import Missing, check_missing, fill_missing
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import NewFields
@@ -89,7 +89,7 @@ class EventOptions:
 
     def apply(
         self, index: Index, opened: Callable[[Index], Source], elements: ElementSpec
-    ) -> tuple[Index, Samples | None, str, Flat | None]:
+    ) -> tuple[Index, Samples | None, str, FlatIndex | None]:
         """Return the index, the selected samples, a text that identifies these, and what flattening did. *Collective*.
 
         The samples are None for all, and the last one without ``flatten``.
@@ -102,7 +102,7 @@ class EventOptions:
         """
         identity = ""
         samples: Samples | None = None
-        flat: Flat | None = None
+        flat: FlatIndex | None = None
         if self.expression is not None or self.flatten:
             samples = Runs(np.array([0]), np.array([len(index)]))
         if self.expression is not None and samples is not None:
@@ -128,7 +128,7 @@ STACKED = "inputs"  # name of the field of stack=True
 
 
 @dataclass(frozen=True)
-class Request:
+class SampleOptions:
     """Options of ``open_dataset`` that make samples of the rows of the files.
 
     A new one is a parameter there, and a field here or of what this consists of; the ranks compare all parameters.
@@ -158,7 +158,7 @@ class Request:
     categories: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, arguments: Mapping[str, Any]) -> Request:
+    def of(cls, arguments: Mapping[str, Any]) -> SampleOptions:
         """Return the request that arguments of ``open_dataset`` make, by name. Raises like the constructor."""
         extent = {name: arguments[name] for name in ("window", "stride", "horizon", "lead", "targets")}
         parts = {
@@ -227,7 +227,7 @@ class Assembled:
 
 
 def assemble(
-    request: Request, index: Index, names: list[str] | None, by_value: bool, opened: Callable[[Index], Source]
+    request: SampleOptions, index: Index, names: list[str] | None, by_value: bool, opened: Callable[[Index], Source]
 ) -> Assembled:
     """Return the samples that a request makes of the rows of the files. *Collective*.
 

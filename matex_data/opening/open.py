@@ -19,7 +19,7 @@ from matex_data.index.whole import SAMPLE
 from matex_data.io.sessions import read_sessions
 from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
-from matex_data.opening.assembly import Request, assemble
+from matex_data.opening.assembly import SampleOptions, assemble
 from matex_data.opening.further import FurtherFields, is_known, refuse_hidden, with_weights
 from matex_data.opening.given import Arrays, Given, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
@@ -243,7 +243,7 @@ def open_dataset(
     arguments = dict(locals())
     sessions = read_sessions(comm)
     request, how = sessions.comm.agreed(
-        lambda: (Request.of(arguments), taken(ReadOptions, arguments)), equal_on_all(arguments)
+        lambda: (SampleOptions.of(arguments), taken(ReadOptions, arguments)), equal_on_all(arguments)
     )
     if not sessions.threaded:
         text = "each rank reads independently, and an error of one rank does not stop the others"
@@ -283,7 +283,9 @@ def open_dataset(
     return Dataset(source, made.elements, samples, made.ties, further.open, imputation=imputation)
 
 
-def _prepare(comm: Communicator, given: Given, request: Request, reading: Reading) -> tuple[Request, Reading]:
+def _prepare(
+    comm: Communicator, given: Given, request: SampleOptions, reading: Reading
+) -> tuple[SampleOptions, Reading]:
     """Return the request with its categories and weights, and how the files are read for it. *Collective*.
 
     Parameters

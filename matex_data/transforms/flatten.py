@@ -31,7 +31,7 @@ EVENTS = 1 << 20  # looked at together
 
 
 @dataclass(frozen=True)
-class Flat:
+class FlatIndex:
     """Index of the objects of events.
 
     Parameters
@@ -48,7 +48,7 @@ class Flat:
     reshape: Callable[[Index], Index]
 
 
-def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> Flat:
+def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> FlatIndex:
     """Return an index whose samples are the objects of the events. *Collective*.
 
     Parameters
@@ -74,7 +74,7 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> F
         counts = np.diff(first)
         set_bits(bits, first[:-1][counts > 0])
         digest.update(counts.astype("<i8").tobytes())
-    return Flat(flat.index(fields), digest.hexdigest(), Chosen.of_bits(bits), partial(_reshape, flat))
+    return FlatIndex(flat.index(fields), digest.hexdigest(), Chosen.of_bits(bits), partial(_reshape, flat))
 
 
 def _reshape(flat: Objects, index: Index) -> Index:

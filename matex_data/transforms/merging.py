@@ -36,7 +36,7 @@ EXACT = 2**53  # to which float64 has all integers
 
 
 @dataclass(frozen=True, eq=False)
-class Pairs:
+class Matches:
     """Samples of two data sets that correspond, as runs.
 
     Parameters
@@ -52,7 +52,7 @@ class Pairs:
     step: Integers
 
     @classmethod
-    def of(cls, first: Integers, second: Integers) -> Pairs:
+    def of(cls, first: Integers, second: Integers) -> Matches:
         """Return the runs of numbers that correspond, of which ``first`` ascends."""
         if not len(first):
             return cls(EMPTY, EMPTY, EMPTY, EMPTY)
@@ -64,7 +64,7 @@ class Pairs:
         return cls(first[begin], second[begin], count, step)
 
     @classmethod
-    def joined(cls, parts: Sequence[Pairs]) -> Pairs:
+    def joined(cls, parts: Sequence[Matches]) -> Matches:
         """Return pairs of consecutive samples, such as those of the ranks, in as few runs as those of one rank."""
         first, second, count, step = (
             np.concatenate([getattr(part, name) for part in parts]) for name in ("first", "second", "count", "step")
@@ -102,13 +102,13 @@ class Pairs:
         found: Integers = np.where(within, self.second[run] + self.step[run] * ahead, -1)
         return found
 
-    def of_rows(self, begin: int, end: int) -> Pairs:
+    def of_rows(self, begin: int, end: int) -> Matches:
         """Return the pairs of samples ``begin`` to ``end`` of the first data set, which are counted from ``begin``."""
         low, high = np.searchsorted(self.first + self.count, begin, side="right"), np.searchsorted(self.first, end)
         start = np.maximum(self.first[low:high], begin)
         shift, step = start - self.first[low:high], self.step[low:high]
         count = np.minimum((self.first + self.count)[low:high], end) - start
-        return Pairs(start - begin, self.second[low:high] + step * shift, count, step)
+        return Matches(start - begin, self.second[low:high] + step * shift, count, step)
 
 
 @dataclass(frozen=True)
@@ -152,7 +152,7 @@ class Coordinate:
         return numbers, np.round(joined, TIME_DECIMALS) if is_time else joined
 
 
-def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how: str) -> Pairs:
+def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how: str) -> Matches:
     """Return the samples of two data sets with equal values of all keys. *Collective*.
 
     Parameters
@@ -183,13 +183,13 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
     comm.agree(error)
     if how == "exact":
         comm.agree(_difference(first, second, own, other, alike))
-        pairs = Pairs.of(own, other)
+        pairs = Matches.of(own, other)
     else:
         codes, of_second, known = _coded(alike)
         order = np.argsort(of_second, kind="stable")
         comm.agree(_repeated(second, others, of_second, order))
-        pairs = Pairs.of(own[known], other[order][codes[known]])
-    joined = Pairs.joined(comm.allgather(pairs))
+        pairs = Matches.of(own[known], other[order][codes[known]])
+    joined = Matches.joined(comm.allgather(pairs))
     if not len(joined.count):
         names = ", ".join(key.name for key in first)
         raise PartitionError("no values of the data sets are equal", field=names, expected="equal values")
@@ -331,7 +331,7 @@ def _repeated(
     )
 
 
-def merge_indexes(first: Index, second: Index, pairs: Pairs, shared: Sequence[str], samples: Samples) -> Index:
+def merge_indexes(first: Index, second: Index, pairs: Matches, shared: Sequence[str], samples: Samples) -> Index:
     """Return an index of the samples of the first data set with the fields of both.
 
     Parameters
@@ -397,7 +397,7 @@ class Merged(Derivation):
 
     first: Index
     second: Index
-    pairs: Pairs
+    pairs: Matches
 
     @property
     def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
@@ -437,7 +437,7 @@ def _spread(once: dict[str, Array], position: Integers, destination: Integers, a
     once.clear()
 
 
-def _merged(second: Index, pairs: Pairs, first_row: Integers, number: int, file: FileIndex) -> FileIndex:
+def _merged(second: Index, pairs: Matches, first_row: Integers, number: int, file: FileIndex) -> FileIndex:
     """Return the index of a file of the first data set with the fields of the second."""
     of_file = pairs.of_rows(int(first_row[number]), int(first_row[number + 1]))
     layouts = {name: CounterpartRows(file.rows, (), index=second, pairs=of_file, name=name) for name in second.fields}
@@ -456,7 +456,7 @@ class CounterpartRows(Made):
     """
 
     index: Index = field(kw_only=True)
-    pairs: Pairs = field(kw_only=True)
+    pairs: Matches = field(kw_only=True)
     name: str = field(kw_only=True)
 
     @cached_property
@@ -503,7 +503,7 @@ class CounterpartRows(Made):
         return int(self.index.inner_bytes(self.name) * self.rows)
 
 
-def merge_ties(first: Ties, second: Ties, pairs: Pairs, samples: int) -> Ties:
+def merge_ties(first: Ties, second: Ties, pairs: Matches, samples: int) -> Ties:
     """Return the ties of merged samples, which have those of both data sets.
 
     Parameters
@@ -534,7 +534,7 @@ def merge_ties(first: Ties, second: Ties, pairs: Pairs, samples: int) -> Ties:
     return Ties(overlap, borders.astype(np.int64), _events(first, second, pairs, samples, ascending))
 
 
-def _sections(second: Ties, pairs: Pairs) -> Integers:
+def _sections(second: Ties, pairs: Matches) -> Integers:
     """Return the first merged sample of each series of the second data set."""
     begins = np.zeros(1, np.int64) if second.sections is None else second.sections
     run = np.searchsorted(pairs.second + pairs.count, begins, side="right")
@@ -544,7 +544,7 @@ def _sections(second: Ties, pairs: Pairs) -> Integers:
     return found
 
 
-def _overlap(overlap: int, pairs: Pairs) -> int:
+def _overlap(overlap: int, pairs: Matches) -> int:
     """Return how far apart samples of the first data set are, at most, whose counterparts share rows."""
     order = np.argsort(pairs.second)
     first, second, count = pairs.first[order], pairs.second[order], pairs.count[order]
@@ -559,7 +559,7 @@ def _overlap(overlap: int, pairs: Pairs) -> int:
     return farthest
 
 
-def _events(first: Ties, second: Ties, pairs: Pairs, samples: int, ascending: bool) -> Chosen | None:
+def _events(first: Ties, second: Ties, pairs: Matches, samples: int, ascending: bool) -> Chosen | None:
     """Return the merged samples that begin an event of both data sets."""
     if second.events is None:
         return first.events

@@ -35,7 +35,7 @@ UNITS = {
 
 
 @dataclass(frozen=True)
-class Values:
+class FrameValues:
     """Values of one frame.
 
     Parameters
@@ -48,7 +48,7 @@ class Values:
     of_frame: Mapping[str, Array]
 
     @classmethod
-    def of(cls, atoms: Atoms) -> Values:
+    def of(cls, atoms: Atoms) -> FrameValues:
         """Return the arrays, the notes and the results of a frame that are numbers, and notes that are texts."""
         results = {} if atoms.calc is None else dict(atoms.calc.results)
         own = {name: np.asarray(value) for name, value in results.items() if name in per_atom_properties}
@@ -74,7 +74,7 @@ def frames_of(path: str, frames: Sequence[Atoms], table: Callable[[Mapping[str, 
     ----------
     table : returns the table of the frames with chosen fields.
     """
-    every = [_schema(Values.of(atoms)) for atoms in frames]
+    every = [_schema(FrameValues.of(atoms)) for atoms in frames]
     known: dict[str, Field] = {}
     unread: dict[str, str] = {}
     for name in dict.fromkeys(name for schema in every for name in schema):
@@ -96,7 +96,7 @@ def frames_of(path: str, frames: Sequence[Atoms], table: Callable[[Mapping[str, 
     return Catalogue(path, known, make, unread)
 
 
-def _schema(values: Values) -> dict[str, Field]:
+def _schema(values: FrameValues) -> dict[str, Field]:
     """Return the fields of a frame."""
     lists = {
         name: Field(name, (), array.dtype, True, _units(name), (None, *array.shape[1:]))
@@ -127,11 +127,11 @@ def columns_of(path: str, row: int, frames: Sequence[Atoms], fields: Mapping[str
     ------
     DecodeError : a frame lacks a field, or has another kind of it.
     """
-    every = [Values.of(atoms) for atoms in frames]
+    every = [FrameValues.of(atoms) for atoms in frames]
     return {name: _column(path, row, every, field) for name, field in fields.items()}
 
 
-def _column(path: str, row: int, every: Sequence[Values], field: Field) -> Array:
+def _column(path: str, row: int, every: Sequence[FrameValues], field: Field) -> Array:
     out = np.empty((len(every), *field.shape), object if field.ragged else field.dtype)
     for i, values in enumerate(every):
         value = (values.of_atoms if field.ragged else values.of_frame).get(field.name)
@@ -152,7 +152,7 @@ def _column(path: str, row: int, every: Sequence[Values], field: Field) -> Array
     return out
 
 
-def _missing(values: Values, field: Field) -> Array | None:
+def _missing(values: FrameValues, field: Field) -> Array | None:
     """Return missing values of a field for a frame that lacks it; None: its dtype has none."""
     if field.dtype.kind not in "fcO":
         return None

@@ -23,7 +23,7 @@ _ASCII = "\t\n\r '+,-./0123456789:;ABCXYZ^_abcxyz|" + '"'  # characters by which
 
 
 @dataclass(frozen=True)
-class Options:
+class CsvOptions:
     """Options of the reader, with the meaning that they have in ``pandas.read_csv`` unless noted.
 
     Parameters
@@ -91,14 +91,14 @@ def numbers(texts: Iterable[str]) -> list[float]:
     return [float(text) for text in written if not math.isnan(float(text))]
 
 
-def check_options(given: Mapping[str, Any]) -> Options:
+def check_options(given: Mapping[str, Any]) -> CsvOptions:
     """Check the options that a user has given.
 
     Raises
     ------
     FormatError : there is no such option, or it has no such value.
     """
-    hints = {**get_type_hints(Options), "delimiter": str | None, "delim_whitespace": bool}
+    hints = {**get_type_hints(CsvOptions), "delimiter": str | None, "delim_whitespace": bool}
     check_names("csv", given, list(hints))
     check_types(given, hints)
     given = dict(given)
@@ -106,7 +106,7 @@ def check_options(given: Mapping[str, Any]) -> Options:
         given["sep"] = given.pop("delimiter")
     if given.pop("delim_whitespace", False):
         given["sep"] = SPACES
-    options = Options(**given)
+    options = CsvOptions(**given)
     if options.infer not in INFER:
         raise _bad_value("infer", INFER, options.infer)
     for name in ("quotechar", "escapechar", "comment", "decimal", "thousands"):

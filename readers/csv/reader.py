@@ -22,7 +22,7 @@ from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_each
 from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
-from matex_data.readers.csv.options import Options, check_options
+from matex_data.readers.csv.options import CsvOptions, check_options
 from matex_data.readers.csv.parse import Parser
 from matex_data.readers.csv.records import (
     ENCODINGS,
@@ -35,7 +35,7 @@ from matex_data.readers.csv.records import (
     scan_text,
 )
 from matex_data.readers.csv.rows import CsvRows
-from matex_data.readers.csv.types import TEXT, ColumnType, Summary, inferred_type, merge_summaries, requested_type
+from matex_data.readers.csv.types import TEXT, ColumnSummary, ColumnType, inferred_type, merge_summaries, requested_type
 from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.readers.text.scan import block_bytes
 from matex_data.sampling.schedule import rank_range
@@ -68,7 +68,7 @@ def index_collectively(
     Parameters
     ----------
     names : columns; None: all.
-    options : those of ``Options``.
+    options : those of ``CsvOptions``.
 
     Raises
     ------
@@ -94,7 +94,7 @@ def index_collectively(
         if number in own:
             files[number - own.start] = file
     _warn_of_samples(files, ranks)
-    lacking = [{name: Summary(missing=True) for name in set(columns) - set(file.parser.names)} for file in files]
+    lacking = [{name: ColumnSummary(missing=True) for name in set(columns) - set(file.parser.names)} for file in files]
     found = [file.summaries or {} for file in files]
     summaries = merge_summaries(ranks.allgather(merge_summaries([*found, *lacking])))
     first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
@@ -141,7 +141,7 @@ class _TextFile:
     line: int
     first: FirstRecord | None = None
     records: Records | None = None
-    summaries: dict[str, Summary] | None = None
+    summaries: dict[str, ColumnSummary] | None = None
 
     def own(self, columns: Iterable[str]) -> list[str]:
         """Return those of some columns that the file has."""
@@ -155,7 +155,9 @@ class _TextFile:
         return self.records.offset, self.records.first, self.records.line
 
 
-def _inspect(path: str, names: Sequence[str] | None, options: Options, before: FirstRecord | None = None) -> _TextFile:
+def _inspect(
+    path: str, names: Sequence[str] | None, options: CsvOptions, before: FirstRecord | None = None
+) -> _TextFile:
     """Detect dialect and header of a file; index a small or compressed one.
 
     Parameters
@@ -184,7 +186,9 @@ def _inspect(path: str, names: Sequence[str] | None, options: Options, before: F
     return _index_small(parsed, text, len(text) + 1, names, options)
 
 
-def _index_small(file: _TextFile, text: Bytes, step: int, names: Sequence[str] | None, options: Options) -> _TextFile:
+def _index_small(
+    file: _TextFile, text: Bytes, step: int, names: Sequence[str] | None, options: CsvOptions
+) -> _TextFile:
     file.records = scan_text(text, file.start, file.line, step, file.parser.dialect)
     _check_records(file, options, lambda start, stop: text[start:stop])
     available = file.parser.names
@@ -196,7 +200,7 @@ def _index_small(file: _TextFile, text: Bytes, step: int, names: Sequence[str] |
 
 
 def _parse_head(
-    path: str, head: Bytes, size: int, stored: str, options: Options, before: FirstRecord | None
+    path: str, head: Bytes, size: int, stored: str, options: CsvOptions, before: FirstRecord | None
 ) -> _TextFile:
     """Detect dialect, header, and the start of the records from the first bytes of a text."""
     start = len(BOM) if head[: len(BOM)].tobytes() == BOM else 0
@@ -246,7 +250,7 @@ def _first_record(
     records: Sequence[Sequence[str]],
     in_comment: bool,
     dialect: Dialect,
-    options: Options,
+    options: CsvOptions,
     before: FirstRecord | None,
 ) -> FirstRecord | None:
     """Return the first record, unless options or a comment above the records (``in_comment``) have the names."""
@@ -267,7 +271,7 @@ def _names_in_comment(text: bytes, dialect: Dialect) -> list[str]:
 
 
 def _column_names(
-    path: str, records: Sequence[Sequence[str]], header: Sequence[str], options: Options
+    path: str, records: Sequence[Sequence[str]], header: Sequence[str], options: CsvOptions
 ) -> Iterable[str]:
     width = Counter(len(record) for record in records).most_common(1)[0][0]
     if options.names is not None:
@@ -295,7 +299,7 @@ def _decode_name(name: str, encoding: str | None) -> str:
     return name
 
 
-def _check_records(file: _TextFile, options: Options, read: ReadText) -> None:
+def _check_records(file: _TextFile, options: CsvOptions, read: ReadText) -> None:
     """Raise if the records of a file have a fault, and choose the encoding of its text."""
     records, path = file.records, file.parser.path
     assert records is not None
@@ -340,8 +344,8 @@ def _line_and_column(file: _TextFile, records: Records, byte: int, read: ReadTex
 
 
 def _summarize(
-    data: Bytes, file: _TextFile, columns: Sequence[str], options: Options, count: int, line: int
-) -> dict[str, Summary]:
+    data: Bytes, file: _TextFile, columns: Sequence[str], options: CsvOptions, count: int, line: int
+) -> dict[str, ColumnSummary]:
     """Summarize ``count`` whole records behind ``line`` lines, in those columns whose type is not requested."""
     distinct = {name for name in columns if options.requested_dtype(name) == "category"}
     types = {name: None for name in columns if options.requested_dtype(name) is None}
@@ -349,10 +353,10 @@ def _summarize(
     if not types:
         return {}
     table = file.parser.parse(data, types, count, line)
-    return {name: Summary.of(table[name], name in distinct) for name in types}
+    return {name: ColumnSummary.of(table[name], name in distinct) for name in types}
 
 
-def _scan_large(file: _TextFile, options: Options, ranks: IndexingRanks) -> None:
+def _scan_large(file: _TextFile, options: CsvOptions, ranks: IndexingRanks) -> None:
     """Find the records of a large file. *Collective*."""
     path = file.parser.path
     file.records = scan_file(path, file.start, file.line, file.size, file.parser.dialect, ranks)
@@ -365,8 +369,8 @@ def _scan_large(file: _TextFile, options: Options, ranks: IndexingRanks) -> None
 
 
 def _summarize_large(
-    file: _TextFile, columns: Sequence[str], options: Options, ranks: IndexingRanks
-) -> dict[str, Summary]:
+    file: _TextFile, columns: Sequence[str], options: CsvOptions, ranks: IndexingRanks
+) -> dict[str, ColumnSummary]:
     """Summarize blocks spread over a large file, or all; the choice does not depend on the ranks. *Collective*."""
     offset, first, line = file.blocks()
     full = options.infer == "full" or any(options.requested_dtype(name) == "category" for name in columns)
@@ -374,7 +378,7 @@ def _summarize_large(
     selected = np.unique(np.linspace(0, len(line) - 1, count).astype(np.int64))
     low, high = rank_range(len(selected), ranks.rank, ranks.size)
     own = selected[low:high]
-    found: list[dict[str, Summary]] = []
+    found: list[dict[str, ColumnSummary]] = []
 
     def take(i: int, data: Bytes) -> None:
         rows = int(first[own[i] + 1] - first[own[i]])
@@ -385,7 +389,7 @@ def _summarize_large(
     return merge_summaries(ranks.allgather(merge_summaries(found)))
 
 
-def _select_columns(path: str, columns: Sequence[str], names: Sequence[str] | None, options: Options) -> list[str]:
+def _select_columns(path: str, columns: Sequence[str], names: Sequence[str] | None, options: CsvOptions) -> list[str]:
     """Return the selected ones of the columns of all files: ``names``, or those of ``usecols=``, in order."""
     selected = list(columns)
     if options.usecols is not None:
@@ -400,7 +404,7 @@ def _select_columns(path: str, columns: Sequence[str], names: Sequence[str] | No
     return selected
 
 
-def _used(columns: Sequence[str], options: Options) -> list[str]:
+def _used(columns: Sequence[str], options: CsvOptions) -> list[str]:
     """Return the names of ``usecols=``."""
     numbered = dict(enumerate(columns))
     return [one if isinstance(one, str) else numbered.get(one, str(one)) for one in options.usecols or ()]
@@ -423,12 +427,12 @@ def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
 
 
 def _fields(
-    first: _TextFile, columns: Sequence[str], options: Options, summaries: Mapping[str, Summary]
+    first: _TextFile, columns: Sequence[str], options: CsvOptions, summaries: Mapping[str, ColumnSummary]
 ) -> tuple[dict[str, Field], dict[str, ColumnType]]:
     """Return the fields, and the types of their columns, from the first file and the summaries of all."""
     types = {}
     for name in columns:
-        dtype, summary = options.requested_dtype(name), summaries.get(name, Summary())
+        dtype, summary = options.requested_dtype(name), summaries.get(name, ColumnSummary())
         if dtype is None:
             types[name] = inferred_type(summary, options.parse_dates)
         else:

@@ -39,7 +39,7 @@ _TIMES = ("micro", "nano", "zoned")
 
 
 @dataclass(frozen=True)
-class Summary:
+class ColumnSummary:
     """Summary of the values of a column, as far as its type follows from it.
 
     Parameters
@@ -57,7 +57,7 @@ class Summary:
     values: frozenset[bytes] = frozenset()
 
     @classmethod
-    def of(cls, column: pa.ChunkedArray, distinct: bool) -> Summary:
+    def of(cls, column: pa.ChunkedArray, distinct: bool) -> ColumnSummary:
         """Summarize a parsed column; ``distinct``: with all its values."""
         kind, values = _kind(column.type), frozenset[bytes]()
         negative = kind == "int64" and (pc.min(column).as_py() or 0) < 0
@@ -65,21 +65,21 @@ class Summary:
             values = frozenset(pc.unique(column).drop_null().cast(pa.binary()).to_pylist())
         return cls(kind, column.null_count > 0, negative, values)
 
-    def merge(self, other: Summary) -> Summary:
+    def merge(self, other: ColumnSummary) -> ColumnSummary:
         """Return the summary of the values of both."""
         kinds = {self.kind, other.kind} - {"null"}
         kind = "null" if not kinds else kinds.pop() if len(kinds) == 1 else _COMMON_KIND.get(frozenset(kinds), "text")
         missing, negative = self.missing or other.missing, self.negative or other.negative
-        return Summary(kind, missing, negative, self.values | other.values)
+        return ColumnSummary(kind, missing, negative, self.values | other.values)
 
 
-def merge_summaries(summaries: Iterable[Mapping[str, Summary]]) -> dict[str, Summary]:
+def merge_summaries(summaries: Iterable[Mapping[str, ColumnSummary]]) -> dict[str, ColumnSummary]:
     """Merge summaries by name of the column."""
-    by_name: dict[str, list[Summary]] = {}
+    by_name: dict[str, list[ColumnSummary]] = {}
     for columns in summaries:
         for name, summary in columns.items():
             by_name.setdefault(name, []).append(summary)
-    return {name: reduce(Summary.merge, found) for name, found in by_name.items()}
+    return {name: reduce(ColumnSummary.merge, found) for name, found in by_name.items()}
 
 
 def _kind(kind: Any) -> str:
@@ -99,7 +99,7 @@ class ColumnType:
 
     Parameters
     ----------
-    kind : as of ``Summary``, or "category", or "number" for a requested dtype.
+    kind : as of ``ColumnSummary``, or "category", or "number" for a requested dtype.
     dtype : as delivered.
     categories : texts whose positions are delivered; -1 stands for a missing value.
     """
@@ -179,7 +179,7 @@ def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> C
     return ColumnType("number", found.newbyteorder("="))
 
 
-def inferred_type(summary: Summary, parse_dates: bool) -> ColumnType:
+def inferred_type(summary: ColumnSummary, parse_dates: bool) -> ColumnType:
     """Return the type of a column with such values."""
     if summary.kind in _TIMES:
         return _time(summary.kind) if parse_dates else TEXT

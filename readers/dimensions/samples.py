@@ -30,7 +30,7 @@ DECODED_RATIO = 5  # memory of a static variable per stored byte, at most: two b
 
 
 @dataclass(frozen=True)
-class Options:
+class VariableOptions:
     """Options of a reader of variables.
 
     Parameters
@@ -96,7 +96,7 @@ class Options:
         return self.decode if self.mask_and_scale is None else self.mask_and_scale
 
 
-def index_content(content: FileContent, options: Options) -> Index:
+def index_content(content: FileContent, options: VariableOptions) -> Index:
     """Return the index of the variables of a file along one of its dimensions.
 
     Raises
@@ -249,7 +249,7 @@ def _decoding(
     axis: int | None,
     path: str,
     time_attributes: Mapping[str, dict[str, Any]],
-    options: Options,
+    options: VariableOptions,
 ) -> CfDecoding:
     """Return the decoding of a variable with sample axis ``axis``; None: a static variable."""
     dtype = variable.dtype

@@ -11,7 +11,7 @@ from matex_data.errors import FormatError
 from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
-from matex_data.readers.hdf5.virtual import PREFIX, Source, SourceFiles, sources_of
+from matex_data.readers.hdf5.virtual import PREFIX, SourceFiles, VirtualSource, sources_of
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NO_BASE
 
@@ -81,7 +81,7 @@ def check_sources(dataset: h5py.Dataset, path: str, name: str, allow_missing: bo
     return None if allow_missing else SourceFiles.of(sources)
 
 
-def _check_source(source: str, inner_name: str, path: str, name: str, allow_missing: bool) -> list[Source]:
+def _check_source(source: str, inner_name: str, path: str, name: str, allow_missing: bool) -> list[VirtualSource]:
     """Check a source of the virtual dataset ``name`` of the file ``path``; return the sources that it has itself."""
     if not Path(source).exists():
         if allow_missing:

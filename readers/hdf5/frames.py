@@ -22,7 +22,7 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.locks import cached_property
 from matex_data.readers import pickles
-from matex_data.readers.hdf5.members import Table
+from matex_data.readers.hdf5.members import Compound
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, object_of, text_of
 from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
@@ -108,7 +108,7 @@ class FrameColumn:
     pickled : the block holds pickled objects, of which this is a row.
     """
 
-    table: Table
+    table: Compound
     member: str | None
     kind: str = ""
     categories: tuple[Any, ...] | None = None
@@ -132,7 +132,7 @@ class FrameColumn:
 
 
 @dataclass(frozen=True)
-class Frames:
+class DataFrames:
     """Frames of an open file.
 
     Parameters
@@ -261,7 +261,7 @@ def _table_columns(group: h5py.Group) -> Iterator[tuple[str, FrameColumn]]:
         split[name] = (inner_type.base, offset + (element or 0) * inner_type.base.itemsize)
     formats, offsets = [dtype for dtype, _ in split.values()], [offset for _, offset in split.values()]
     record: Any = {"names": list(split), "formats": formats, "offsets": offsets, "itemsize": stored.itemsize}
-    table = Table(dataset, record=np.dtype(record))
+    table = Compound(dataset, record=np.dtype(record))
     for name in split:
         if name not in columns:
             yield name, FrameColumn(table, name, text_of(dataset.attrs.get("index_kind", "")))
@@ -300,7 +300,7 @@ def _fixed_index(group: h5py.Group, axis: str, columns: Mapping[str, Any]) -> It
         level, codes = group[f"{axis}_level{i}"], group[f"{axis}_label{i}"]
         name = unpickled(level.attrs.get("name", b"N."))
         categories = tuple(_column_name(value) for value in _labels(level))
-        yield _column_name(name or f"level_{i}"), FrameColumn(Table(codes), None, categories=categories)
+        yield _column_name(name or f"level_{i}"), FrameColumn(Compound(codes), None, categories=categories)
 
 
 def _whole(dataset: h5py.Dataset) -> FrameColumn:
@@ -308,7 +308,7 @@ def _whole(dataset: h5py.Dataset) -> FrameColumn:
     if "shape" in dataset.attrs:
         raise ValueError("it has no rows")
     kind = text_of(dataset.attrs.get("value_type", "")) or text_of(dataset.attrs.get("kind", ""))
-    return FrameColumn(Table(dataset), None, _kind(dataset, kind), pickled=0 if is_pickled(dataset) else None)
+    return FrameColumn(Compound(dataset), None, _kind(dataset, kind), pickled=0 if is_pickled(dataset) else None)
 
 
 def _block_columns(group: h5py.Group, block: str) -> Iterator[tuple[str, FrameColumn]]:
@@ -319,7 +319,7 @@ def _block_columns(group: h5py.Group, block: str) -> Iterator[tuple[str, FrameCo
     if not dataset.attrs.get("transposed", False):
         raise ValueError("its blocks have a row for each column, as those of very old versions of pandas")
     kind = _kind(dataset, text_of(dataset.attrs.get("value_type", "")))
-    table = Table(dataset, columns=tuple(names))
+    table = Compound(dataset, columns=tuple(names))
     for i, name in enumerate(names):
         objects = is_pickled(dataset)
         yield name, FrameColumn(table, None if objects else name, kind, pickled=i if objects else None)

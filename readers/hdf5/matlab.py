@@ -143,12 +143,13 @@ def _texts(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) -> tu
         raise _class_error(dataset, path, field.name, f"char of {dataset.ndim} dimensions")
     block = (dataset.chunks or dataset.shape)[1]
     source = Hdf5Rows(path, dataset.name, dataset.shape[1], block, field.dtype, axis=1)
-    return Field(field.name, (), np.dtype(object), attributes=field.attributes), DecodedLibraryRows(source, Texts())
+    texts = DecodedLibraryRows(source, CharDecoder())
+    return Field(field.name, (), np.dtype(object), attributes=field.attributes), texts
 
 
 @declared
 @dataclass(frozen=True)
-class Texts:
+class CharDecoder:
     """Decoder of characters to texts in UTF-8."""
 
     def decode(self, stored: Array) -> Array:

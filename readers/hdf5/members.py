@@ -32,7 +32,7 @@ COLUMN_NAMES = "properties"  # attribute with the names of a matrix's columns, i
 
 
 @dataclass(frozen=True)
-class Table:
+class Compound:
     """Dataset whose elements are records.
 
     Parameters
@@ -48,7 +48,7 @@ class Table:
     record: np.dtype[Any] | None = None
 
     @classmethod
-    def of(cls, dataset: h5py.Dataset) -> Table | None:
+    def of(cls, dataset: h5py.Dataset) -> Compound | None:
         """Return the table that a dataset is; None if it has no members."""
         if not dataset.shape or has_attribute(dataset, MATLAB_CLASS):
             return None
@@ -92,7 +92,7 @@ def column_names(dataset: h5py.Dataset) -> tuple[str, ...] | None:
     return None
 
 
-def find_field(file: h5py.File, path: str, name: str) -> h5py.Dataset | tuple[Table, MemberPath]:
+def find_field(file: h5py.File, path: str, name: str) -> h5py.Dataset | tuple[Compound, MemberPath]:
     """Return the dataset of that name, or else the table that has such a member, and the path of the member.
 
     Raises
@@ -121,7 +121,7 @@ def member_error(path: str, name: str, found: str) -> FormatError:
     return FormatError("the member has a type that h5py cannot read", file=path, field=name, found=found, remedy=remedy)
 
 
-def _find_table(file: h5py.File, name: str) -> tuple[Table, str, str] | None:
+def _find_table(file: h5py.File, name: str) -> tuple[Compound, str, str] | None:
     """Return the table that a name of the form ``table/member`` begins with, its name, and that of the member.
 
     None if the name does not begin with that of a table.
@@ -131,7 +131,7 @@ def _find_table(file: h5py.File, name: str) -> tuple[Table, str, str] | None:
         begin = "/".join(words[:count])
         found = object_of(file, begin) if begin else None
         if isinstance(found, h5py.Dataset):
-            table = Table.of(found)
+            table = Compound.of(found)
             return None if table is None else (table, begin, "/".join(words[count:]))
         if found is not None:
             return None
@@ -168,7 +168,7 @@ def _path(dtype: np.dtype[Any], words: list[str]) -> MemberPath | None:
     return None
 
 
-def member_type(table: Table, path: MemberPath) -> tuple[np.dtype[Any], tuple[int, ...]]:
+def member_type(table: Compound, path: MemberPath) -> tuple[np.dtype[Any], tuple[int, ...]]:
     """Return the dtype of a member, which may have a shape of its own, and the shape of a row without that shape."""
     dtype, shape = table.dtype, table.row_shape
     for name in path:
@@ -179,7 +179,7 @@ def member_type(table: Table, path: MemberPath) -> tuple[np.dtype[Any], tuple[in
 
 
 def member_layouts(
-    table: Table, members: Mapping[str, MemberPath], chunked: Callable[[np.dtype[Any]], Chunked | None]
+    table: Compound, members: Mapping[str, MemberPath], chunked: Callable[[np.dtype[Any]], Chunked | None]
 ) -> dict[str, Layout]:
     """Return layouts of byte ranges for the members that have them.
 
@@ -210,7 +210,7 @@ def member_layouts(
     return dict(_columns_of_chunks(table, rows, readable))
 
 
-def _stored_record(table: Table) -> np.dtype[Any] | None:
+def _stored_record(table: Compound) -> np.dtype[Any] | None:
     """Return the dtype of a record in the file, with the members that NumPy has types for; None if there are none."""
     if table.record is not None:
         return table.record
@@ -222,7 +222,7 @@ def _stored_record(table: Table) -> np.dtype[Any] | None:
     return np.dtype([(name, stored) for name in table.columns])
 
 
-def _has_bytes(record: np.dtype[Any], table: Table, path: MemberPath) -> bool:
+def _has_bytes(record: np.dtype[Any], table: Compound, path: MemberPath) -> bool:
     """Return whether the stored record has the member, with all members of its own."""
     for name in path:
         if name not in (record.base.names or ()):
@@ -245,7 +245,7 @@ def _record_field(record: np.dtype[Any], row_shape: tuple[int, ...], path: Membe
 
 
 def _contiguous(
-    table: Table, record: np.dtype[Any], members: Mapping[str, MemberPath], offset: int
+    table: Compound, record: np.dtype[Any], members: Mapping[str, MemberPath], offset: int
 ) -> Iterator[tuple[str, Layout]]:
     fields = {name: _record_field(record, table.row_shape, path) for name, path in members.items()}
     row_bytes = record.itemsize * int(np.prod(table.row_shape, dtype=np.int64))
@@ -253,7 +253,9 @@ def _contiguous(
     return ((name, Column(together, name)) for name in members)
 
 
-def _columns_of_chunks(table: Table, rows: Chunked, members: Mapping[str, MemberPath]) -> Iterator[tuple[str, Layout]]:
+def _columns_of_chunks(
+    table: Compound, rows: Chunked, members: Mapping[str, MemberPath]
+) -> Iterator[tuple[str, Layout]]:
     """Yield columns of a matrix: those in the same chunks are decoded together."""
     columns, width = table.columns or (), rows.chunk_shape[1]
     cells = -(-rows.shape[1] // width)
@@ -280,7 +282,7 @@ def _columns_of_chunks(table: Table, rows: Chunked, members: Mapping[str, Member
         yield from ((name, Column(together, name)) for name in own)
 
 
-def read_column(table: Table, path: MemberPath) -> np.ndarray[Any, Any]:
+def read_column(table: Compound, path: MemberPath) -> np.ndarray[Any, Any]:
     """Read a member through h5py: all rows of it."""
     dataset = table.dataset
     if table.columns is not None:

@@ -34,8 +34,8 @@ from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import OPEN_FOR_WRITING, open_file
 from matex_data.readers.hdf5.frames import (
+    DataFrames,
     FrameColumn,
-    Frames,
     ListedTexts,
     PickledRows,
     is_hidden,
@@ -47,7 +47,7 @@ from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Pairings, Rows
 from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
-from matex_data.readers.hdf5.members import Table, find_field, leaf_names, member_error, member_layouts, member_type
+from matex_data.readers.hdf5.members import Compound, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
@@ -118,7 +118,7 @@ def index(
             is_known = names is not None and all(name in file for name in names)
             links = Links({}, ()) if is_known else Links.of(file)
             pairings = Pairings.of(file, path, offsets)
-            contents = _Contents(file, path, pairings, Frames(file, path), links, allow_missing_sources)
+            contents = _Contents(file, path, pairings, DataFrames(file, path), links, allow_missing_sources)
             if names is None:
                 links.tell_others(path)
             chosen = contents.listed() if names is None else contents.expanded(names)
@@ -154,7 +154,7 @@ class _Contents:
     file: h5py.File
     path: str
     pairings: Pairings
-    frames: Frames
+    frames: DataFrames
     links: Links
     allow_missing: bool
 
@@ -200,7 +200,7 @@ class _Contents:
         """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
         found: Rows = {}
         left_out: dict[str, FormatError] = {}
-        tables: dict[tuple[str, bool], tuple[Table, dict[str, MemberPath]]] = {}
+        tables: dict[tuple[str, bool], tuple[Compound, dict[str, MemberPath]]] = {}
         columns: dict[str, FrameColumn] = {}
 
         def of_link(dataset: h5py.Dataset, link: str) -> tuple[Field, Layout]:
@@ -217,7 +217,7 @@ class _Contents:
                     item: Any = column.table if column.member is None else (column.table, (column.member,))
                 else:
                     item = find_field(self.file, self.path, self.pairings.dataset_name(name))
-                if isinstance(item, Table):
+                if isinstance(item, Compound):
                     found[name] = _whole_column(item.dataset, self.path, name, columns[name])
                 elif isinstance(item, h5py.Dataset):
                     found[name] = _rows(item, self.path, name, self.allow_missing, whole=unread is not None)
@@ -251,13 +251,13 @@ def _reason(error: FormatError) -> str:
     return "; ".join([error.problem, *(f"{key}: {fact}" for key, fact in facts.items() if fact is not None)])
 
 
-def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Table]]:
+def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Compound]]:
     """Yield the compound tables among the named objects, with their names."""
     for name in names:
         dataset = object_of(file, name)
         with suppress(*HDF5_ERRORS):
             if isinstance(dataset, h5py.Dataset) and element_type(dataset).names is not None:
-                yield name, Table(dataset)
+                yield name, Compound(dataset)
 
 
 def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whole: bool) -> tuple[Field, Layout]:
@@ -346,10 +346,10 @@ def dataset_rows(
 
 
 def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
-    return [f"{name}/{member_name}" for member_name in Table(dataset).names()]
+    return [f"{name}/{member_name}" for member_name in Compound(dataset).names()]
 
 
-def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Rows:
+def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Rows:
     """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
 
     Parameters
@@ -374,7 +374,7 @@ def member_rows(table: Table, path: str, members: Mapping[str, MemberPath], allo
     return {name: (fields[name], layouts[name]) for name in members}
 
 
-def _member_field(table: Table, name: str, member_path: MemberPath) -> Field:
+def _member_field(table: Compound, name: str, member_path: MemberPath) -> Field:
     dtype, shape = member_type(table, member_path)
     stored, item, ragged = array_element(dtype)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
@@ -384,7 +384,7 @@ def _member_field(table: Table, name: str, member_path: MemberPath) -> Field:
     return Field(name, (*shape, *item), native, ragged, found)
 
 
-def _member_byte_ranges(table: Table, path: str, members: Mapping[str, MemberPath]) -> dict[str, Layout]:
+def _member_byte_ranges(table: Compound, path: str, members: Mapping[str, MemberPath]) -> dict[str, Layout]:
     """Return layouts of the members that have byte ranges."""
     dataset, plist = table.dataset, table.dataset.id.get_create_plist()
     if plist.get_external_count() or not _is_in(path, dataset):
@@ -490,7 +490,7 @@ def _library_rows(
     name: str,
     field: Field,
     allow_missing: bool,
-    table: Table | None = None,
+    table: Compound | None = None,
     member_path: MemberPath = (),
 ) -> Hdf5Rows:
     """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""

@@ -26,7 +26,7 @@ PREFIX, LINK_PREFIX = "HDF5_VDS_PREFIX", "HDF5_EXT_PREFIX"
 
 @declared
 @dataclass(frozen=True)
-class Source:
+class VirtualSource:
     """Dataset of another file, or of the same one, that holds samples of a virtual dataset.
 
     Parameters
@@ -78,7 +78,7 @@ class SourceFiles:
         return self.paths
 
     @classmethod
-    def of(cls, sources: list[Source]) -> SourceFiles:
+    def of(cls, sources: list[VirtualSource]) -> SourceFiles:
         """Return the files of these sources."""
         bounds = np.array([(source.start, source.stop) for source in sources], np.int64).reshape(-1, 2)
         return cls(tuple(source.path for source in sources), bounds[:, 0], bounds[:, 1])
@@ -89,7 +89,7 @@ class SourceFiles:
         return next((path for path in dict.fromkeys(self.paths[i] for i in used) if not Path(path).exists()), None)
 
 
-def sources_of(dataset: h5py.Dataset, path: str) -> Iterator[Source]:
+def sources_of(dataset: h5py.Dataset, path: str) -> Iterator[VirtualSource]:
     """Yield the sources of a virtual dataset of the open file ``path``."""
     return (source for _, source in _mapped(dataset, path))
 
@@ -136,14 +136,14 @@ def is_endless(space: h5py.h5s.SpaceID) -> bool:
     return is_regular and any(h5py.h5s.UNLIMITED in numbers for numbers in space.get_regular_hyperslab())
 
 
-def _mapped(dataset: h5py.Dataset, path: str) -> Iterator[tuple[Any, Source]]:
+def _mapped(dataset: h5py.Dataset, path: str) -> Iterator[tuple[Any, VirtualSource]]:
     """Yield h5py's mappings of a virtual dataset of the open file ``path``, each with one of its sources."""
     folders = folders_of_sources(dataset)
     for mapping in dataset.virtual_sources():
         for number, start, stop in _blocks(mapping.vspace, mapping.file_name, dataset.shape):
             file, name = (numbered(text, number) for text in (mapping.file_name, mapping.dset_name))
             found = path if file == "." else find_file(file, path, folders)
-            yield mapping, Source(found, name, start, min(stop, dataset.shape[0]))
+            yield mapping, VirtualSource(found, name, start, min(stop, dataset.shape[0]))
 
 
 def folders_of_sources(dataset: h5py.Dataset) -> list[str]:

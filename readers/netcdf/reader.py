@@ -13,7 +13,7 @@ from typing import Any
 
 from matex_data.errors import DataError, FormatError
 from matex_data.index.model import Index
-from matex_data.readers.dimensions.samples import Options, index_content
+from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent
 from matex_data.readers.formats import HDF5_MAGIC
 from matex_data.readers.hdf5.files import open_file
@@ -24,7 +24,7 @@ from matex_data.storage.files import open_binary
 from matex_data.storage.trust import Trust
 
 
-@takes(Options)
+@takes(VariableOptions)
 def index(path: str, names: Sequence[str] | None = None, *, trust: Trust | None = None, **options: Any) -> Index:
     """Index the variables of a netCDF file along one of its dimensions.
 
@@ -32,7 +32,7 @@ def index(path: str, names: Sequence[str] | None = None, *, trust: Trust | None 
     ----------
     names : variables; with groups, for example, ``"forecast/t2m"``. None: all that have the sample dimension.
     trust : where bytes may come from beside the folder of the file.
-    options : those of `matex_data.readers.dimensions.samples.Options`.
+    options : those of `matex_data.readers.dimensions.samples.VariableOptions`.
 
     Raises
     ------
@@ -41,7 +41,7 @@ def index(path: str, names: Sequence[str] | None = None, *, trust: Trust | None 
     FormatError : the file is damaged or no netCDF file, or does not determine the sample dimension.
     """
     with open_content(path, trust) as content:
-        return index_content(content, Options(**options, names=names))
+        return index_content(content, VariableOptions(**options, names=names))
 
 
 @contextmanager

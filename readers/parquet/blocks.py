@@ -17,7 +17,7 @@ from matex_data.index.ragged import copy_rows
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
-from matex_data.readers.parquet.members import Member
+from matex_data.readers.parquet.members import ColumnField
 from matex_data.readers.parquet.values import Values, decode
 
 SMALLER = "write the file with fewer rows in a block (row_group_size=100_000 of pyarrow), or select fewer columns"
@@ -36,7 +36,7 @@ class ArrowBlocks(DecodedBlocks):
     ratio : bytes of the columns in memory for each byte in the file.
     """
 
-    members: Mapping[str, Member]
+    members: Mapping[str, ColumnField]
     offset: Integers
     nbytes: Integers
     ratio: float

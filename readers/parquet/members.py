@@ -32,7 +32,7 @@ Step = str | int | None
 
 @declared
 @dataclass(frozen=True)
-class Member:
+class ColumnField:
     """Field of a column.
 
     Parameters
@@ -50,7 +50,7 @@ class Member:
     field: Field
     requested: bool
 
-    def with_missing(self) -> Member:
+    def with_missing(self) -> ColumnField:
         """Return the field as it is if the file counts missing values: integers and booleans need a dtype with NaN.
 
         Those within lists stay: there, the statistics of a file count empty lists as well.
@@ -61,7 +61,7 @@ class Member:
         return replace(self, field=replace(self.field, dtype=np.dtype(np.float64)))
 
 
-def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -> Iterator[Member]:
+def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -> Iterator[ColumnField]:
     """Yield the fields of a column: the column itself, or ``<column>.<member>`` for each member of a structure.
 
     Parameters
@@ -87,7 +87,7 @@ def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -
             found = _requested(name, dtype, kind)
         elif kind == "null":
             attributes[ALL_MISSING] = True
-        yield Member(column.name, steps, kind, _field(name, steps, found, attributes), dtype is not None)
+        yield ColumnField(column.name, steps, kind, _field(name, steps, found, attributes), dtype is not None)
 
 
 def _field(name: str, steps: tuple[Step, ...], dtype: np.dtype[Any], attributes: dict[str, Any]) -> Field:
@@ -207,7 +207,7 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
         return {}
 
 
-Chosen = dict[str, tuple[Member, int]]
+Chosen = dict[str, tuple[ColumnField, int]]
 """By name of the field: its member, and the number of the leaf of the schema that holds it."""
 
 
@@ -217,7 +217,7 @@ def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Cal
     return Catalogue(path, known, lambda names: make({name: known[name] for name in names}), unread, "column")
 
 
-def fields_of(members: Mapping[str, Member]) -> dict[str, Field]:
+def fields_of(members: Mapping[str, ColumnField]) -> dict[str, Field]:
     """Return the fields of members, by name."""
     return {name: member.field for name, member in members.items()}
 

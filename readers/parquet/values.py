@@ -15,7 +15,7 @@ from matex_data._types import Array
 from matex_data.errors import DecodeError
 from matex_data.index.ragged import RaggedArray, nested
 from matex_data.readers.arrow.times import seconds
-from matex_data.readers.parquet.members import Member, Step
+from matex_data.readers.parquet.members import ColumnField, Step
 
 EXACT = 1 << 53  # integers up to this are exact in float64
 DIGITS = 10**15 - 1  # greatest number of 15 digits, so many of which float64 holds
@@ -25,7 +25,7 @@ Values = Any
 """Rows of one field: an array; `RaggedArray` for lists of numbers; an object array for deeper lists."""
 
 
-def decode(column: pa.ChunkedArray, member: Member) -> Values:
+def decode(column: pa.ChunkedArray, member: ColumnField) -> Values:
     """Return the rows of a field.
 
     Raises
@@ -116,8 +116,8 @@ def _row(element: int, lists: Sequence[Array], rows: int, elements: int) -> int:
     return element
 
 
-def _plain(array: pa.Array, member: Member) -> Array:
-    """Return values of one of the kinds of `Member`; the row of an error is the number of the value."""
+def _plain(array: pa.Array, member: ColumnField) -> Array:
+    """Return values of one of the kinds of `ColumnField`; the row of an error is the number of the value."""
     if pa.types.is_dictionary(array.type):
         if member.kind == "text":
             return _repeated_texts(array)

@@ -27,9 +27,10 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
+from matex_data.index.ragged import RaggedArray
 from matex_data.index.table import Outputs
 from matex_data.machine import tasks_of_window
-from matex_data.readers.root.entries import BranchBlocks, Entries, Lists
+from matex_data.readers.root.entries import BranchBlocks, Entries
 
 DECODE_BYTES = (256 << 10, 8 << 20)  # least and most decoded bytes of the baskets of one read request
 KEY = Struct(">ihiIhh")  # TKey: bytes, version, uncompressed bytes, date, bytes of the key, cycle
@@ -202,7 +203,7 @@ def decode(data: Bytes, offsets: Array | None, count: int, encoding: Encoding) -
     if encoding.kind == "text":
         strings = AsStrings(encoding.header_bytes, encoding.length_bytes)
         found = strings.basket_array(data, offsets, None, None, {}, 0, NumPy(), {})
-        return _checked(Lists(np.asarray(found.offsets), np.frombuffer(found.content, np.uint8)), count)
+        return _checked(RaggedArray(np.frombuffer(found.content, np.uint8), np.asarray(found.offsets)), count)
     if offsets is None:
         raise ValueError("no byte offsets of entries of different lengths")
     length = np.diff(offsets) - encoding.header_bytes
@@ -212,7 +213,7 @@ def decode(data: Bytes, offsets: Array | None, count: int, encoding: Encoding) -
         raise ValueError(f"the first entry begins at byte {offsets[0]}")
     jagged = AsJagged(AsDtype(encoding.dtype), encoding.header_bytes)
     lists = jagged.basket_array(data, offsets, None, None, {}, 0, NumPy(), {})
-    return _checked(Lists(np.asarray(lists.offsets), lists.content), count)
+    return _checked(RaggedArray(lists.content, np.asarray(lists.offsets)), count)
 
 
 def _flat(data: Bytes, count: int, encoding: Encoding) -> Array:
@@ -226,8 +227,8 @@ def _flat(data: Bytes, count: int, encoding: Encoding) -> Array:
     return np.ascontiguousarray(data.reshape(count, length)[:, length - itemsize :]).view(base).reshape(count, *shape)
 
 
-def _checked(lists: Lists, count: int) -> Lists:
+def _checked(lists: RaggedArray, count: int) -> RaggedArray:
     offsets = lists.offsets
-    if len(offsets) != count + 1 or offsets[0] or (np.diff(offsets) < 0).any() or offsets[-1] > len(lists.content):
-        raise ValueError(f"no {count} entries within {len(lists.content)} bytes")
+    if len(offsets) != count + 1 or offsets[0] or (np.diff(offsets) < 0).any() or offsets[-1] > len(lists.values):
+        raise ValueError(f"no {count} entries within {len(lists.values)} bytes")
     return lists

@@ -22,7 +22,7 @@ from matex_data.locks import cached_property
 from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.root.baskets import Baskets, Encoding
 from matex_data.readers.root.entries import BranchBlocks, Clusters
-from matex_data.readers.root.members import Member
+from matex_data.readers.root.members import BranchField
 from matex_data.readers.root.probe import first_line, unreadable
 
 OFFSETS_LEFT_OUT = 1  # bit of TTree's fIOFeatures: baskets without byte offsets where a branch of counts has them
@@ -73,7 +73,7 @@ class Branches(ABC):
         """Return the size of a branch in the file, in bytes; 0 if it is unknown."""
 
     @abstractmethod
-    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> BranchBlocks:
+    def table(self, name: str, members: Mapping[str, BranchField], clusters: Integers) -> BranchBlocks:
         """Return the layout of a branch."""
 
     def expect(self, names: Sequence[str]) -> None:  # noqa: B027 (most kinds of trees need not know)
@@ -92,7 +92,7 @@ class Branches(ABC):
         return {"type": self.typename(name)}
 
     def library_table(
-        self, name: str, members: Mapping[str, Member], clusters: Integers, edges: Integers
+        self, name: str, members: Mapping[str, BranchField], clusters: Integers, edges: Integers
     ) -> BranchBlocks:
         """Return the layout of a branch whose entries uproot reads."""
         known = sum(m.field.row_bytes if m.kind == "flat" else OBJECT_BYTES for m in members.values())
@@ -213,7 +213,7 @@ class TreeBranches(Branches):
     def stored_bytes(self, name: str) -> int:
         return int(self._branches[name].member("fZipBytes"))
 
-    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> BranchBlocks:
+    def table(self, name: str, members: Mapping[str, BranchField], clusters: Integers) -> BranchBlocks:
         branch = self._branches[name]
         entries = np.asarray(branch.entry_offsets, np.int64)
         encoding = _encoding(branch.interpretation)
@@ -304,5 +304,5 @@ class TupleFields(Branches):
     def stored_bytes(self, name: str) -> int:
         return 0
 
-    def table(self, name: str, members: Mapping[str, Member], clusters: Integers) -> BranchBlocks:
+    def table(self, name: str, members: Mapping[str, BranchField], clusters: Integers) -> BranchBlocks:
         return self.library_table(name, members, clusters, self.edges(name))

@@ -15,44 +15,23 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
-from matex_data.index.model import EMPTY, ReadRequest, ranges
-from matex_data.index.ragged import scatter_lists
+from matex_data.index.model import EMPTY, ReadRequest
+from matex_data.index.ragged import RaggedArray, scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
 from matex_data.index.table import Outputs
 from matex_data.locks import Lock
 from matex_data.readers.root.files import open_tree
-from matex_data.readers.root.members import Member
+from matex_data.readers.root.members import BranchField
 from matex_data.readers.root.probe import first_line
 
-
-@dataclass(frozen=True)
-class Lists:
-    """Lists of different lengths, one for each entry.
-
-    Parameters
-    ----------
-    offsets : integers[entries + 1], the beginning of each list, and the end of the last one.
-    content : the elements of all lists, of either byte order; bytes (uint8) for strings.
-    """
-
-    offsets: Array
-    content: Array
-
-    def select(self, rows: RowIndices) -> Lists:
-        """Return the lists of these entries."""
-        if isinstance(rows, slice):
-            first, last = int(self.offsets[rows.start]), int(self.offsets[rows.stop])
-            return Lists(self.offsets[rows.start : rows.stop + 1] - first, self.content[first:last])
-        start = self.offsets[rows].astype(np.int64)
-        count = self.offsets[rows + 1] - start
-        return Lists(np.concatenate([[0], np.cumsum(count)]), self.content[ranges(start, count)])
-
-
 Entries: TypeAlias = Any
-"""Decoded entries of a branch: an array, `Lists`, or an ``ak.Array`` (awkward has no types for mypy)."""
+"""Decoded entries of a branch, in either byte order: an array, a `RaggedArray` (strings: of bytes), or an ``ak.Array``,
+since awkward has no types for mypy."""
 
 
-def scatter_entries(entries: Entries, rows: RowIndices, member: Member, out: Array, destination: RowIndices) -> None:
+def scatter_entries(
+    entries: Entries, rows: RowIndices, member: BranchField, out: Array, destination: RowIndices
+) -> None:
     """Assign ``out[destination] = entries[rows]`` for one member of the branch. The rows are copied.
 
     Parameters
@@ -67,20 +46,20 @@ def scatter_entries(entries: Entries, rows: RowIndices, member: Member, out: Arr
             entries = entries[name]
         selected = ak.to_packed(entries[rows])
         entries, rows = _from_awkward(selected, member), slice(0, len(selected))
-    elif not isinstance(entries, Lists):
+    elif not isinstance(entries, RaggedArray):
         scatter(out, destination, _member_of(entries[rows], member))
         return
-    if isinstance(entries, Lists):
-        lists = entries.select(rows)
+    if isinstance(entries, RaggedArray):
+        lists = entries[rows]
         if member.kind == "text":
-            out[destination] = np.fromiter(_texts(lists), object, len(lists.offsets) - 1)
+            out[destination] = np.fromiter(_texts(lists), object, len(lists))
         else:
-            scatter_lists(out, destination, lists.offsets, _member_of(lists.content, member))
+            scatter_lists(out, destination, lists.offsets, _member_of(lists.values, member))
     else:
         scatter(out, destination, entries)
 
 
-def _member_of(values: Array, member: Member) -> Array:
+def _member_of(values: Array, member: BranchField) -> Array:
     """Return a member of structured values, or their native and nested counterpart if it has members itself."""
     if values.dtype.names is None:
         return values
@@ -105,12 +84,12 @@ def _fill(out: Array, values: Array, path: tuple[str, ...]) -> None:
             _fill(out[name], values, (*path, name))
 
 
-def _texts(lists: Lists) -> Sequence[bytes]:
-    data, cuts = lists.content.tobytes(), lists.offsets.tolist()
+def _texts(lists: RaggedArray) -> Sequence[bytes]:
+    data, cuts = lists.values.tobytes(), lists.offsets.tolist()
     return [data[a:b] for a, b in pairwise(cuts)]
 
 
-def _from_awkward(array: ak.Array, member: Member) -> Array | Lists:
+def _from_awkward(array: ak.Array, member: BranchField) -> Array | RaggedArray:
     if member.kind == "flat":
         return _plain(array, member)
     if member.kind == "nested":
@@ -118,11 +97,11 @@ def _from_awkward(array: ak.Array, member: Member) -> Array | Lists:
     layout = ak.to_layout(array).to_ListOffsetArray64(True)
     content = layout.content[: layout.offsets[-1]]
     if member.kind == "text":
-        return Lists(layout.offsets.data, np.asarray(content.data))
-    return Lists(layout.offsets.data, _plain(ak.Array(content), member))
+        return RaggedArray(np.asarray(content.data), layout.offsets.data)
+    return RaggedArray(_plain(ak.Array(content), member), layout.offsets.data)
 
 
-def _plain(array: ak.Array, member: Member) -> Array:
+def _plain(array: ak.Array, member: BranchField) -> Array:
     """Return numbers, or records of numbers, as an array of the field's dtype."""
     dtype = member.field.dtype
     if dtype.names is None:
@@ -171,7 +150,7 @@ class BranchBlocks(DecodedBlocks):
     """
 
     branch: str
-    members: Mapping[str, Member]
+    members: Mapping[str, BranchField]
     clusters: Integers
 
     @property

@@ -24,7 +24,7 @@ Kind = Literal["flat", "jagged", "text", "nested"]
 
 @declared
 @dataclass(frozen=True)
-class Member:
+class BranchField:
     """Field of a branch.
 
     Parameters
@@ -40,7 +40,7 @@ class Member:
     kind: Kind
 
 
-def members(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> dict[str, Member]:
+def members(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> dict[str, BranchField]:
     """Return the fields of a branch, by name: the branch itself, or ``<name>.<member>`` for each member of a record.
 
     Raises
@@ -56,7 +56,7 @@ def members(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> di
     return found
 
 
-def whole_record(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> Member | None:
+def whole_record(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> BranchField | None:
     """Return a record of numbers as one field of a structured dtype; None: the branch is none, or not that simple."""
     dimensions: Dimensions = ()
     while isinstance(form, ak.forms.ListOffsetForm | ak.forms.RegularForm) and not _is_text(form):
@@ -115,15 +115,17 @@ def _reason(form: ak.forms.Form) -> str:
 
 def _member(
     name: str, path: tuple[str, ...], dimensions: Dimensions, dtype: np.dtype[Any], attributes: Mapping[str, Any]
-) -> Member:
+) -> BranchField:
     text = dtype.kind == "O"
     if VARIABLE not in dimensions:
         if text and not dimensions:
-            return Member(path, Field(name, (), dtype, attributes=attributes), "text")
+            return BranchField(path, Field(name, (), dtype, attributes=attributes), "text")
         if not text:
             base, inner = dtype.subdtype or (dtype, ())
-            return Member(path, Field(name, dimensions + inner, base, attributes=attributes), "flat")
+            return BranchField(path, Field(name, dimensions + inner, base, attributes=attributes), "flat")
     if dimensions == (VARIABLE,) and not text:
-        return Member(path, Field(name, (), dtype, ragged=True, attributes=attributes), "jagged")
+        return BranchField(path, Field(name, (), dtype, ragged=True, attributes=attributes), "jagged")
     deep = {"nested": True} if len(dimensions) > 1 or not text else {}
-    return Member(path, Field(name, (), np.dtype(object), ragged=True, attributes={**attributes, **deep}), "nested")
+    return BranchField(
+        path, Field(name, (), np.dtype(object), ragged=True, attributes={**attributes, **deep}), "nested"
+    )

@@ -21,7 +21,7 @@ from matex_data.index.table import Column
 from matex_data.readers.catalogue import Catalogue, Unreadable, file_of_rows
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
-from matex_data.readers.root.members import Member, members, whole_record
+from matex_data.readers.root.members import BranchField, members, whole_record
 from matex_data.readers.root.probe import first_line
 from matex_data.storage.files import size_of
 
@@ -74,7 +74,7 @@ def _check_end(file: Any, path: str) -> None:
 
 def _index(branches: Branches, names: Sequence[str] | None) -> Index:
     """Return the index of the fields of these names; for plain names alone, no other branch is looked at."""
-    found: dict[str, tuple[str, Member]] = {}
+    found: dict[str, tuple[str, BranchField]] = {}
     if names is not None and not any(map(is_pattern, names)):
         branches.expect([prefix for name in names for prefix in _prefixes(branches.full_name(name))])
     for name in names or ():
@@ -89,9 +89,9 @@ def _index(branches: Branches, names: Sequence[str] | None) -> Index:
     return Catalogue(branches.path, found, make, unread, "branch").index(names)
 
 
-def _of_branches(branches: Branches, found: Mapping[str, tuple[str, Member]], names: Sequence[str]) -> Index:
+def _of_branches(branches: Branches, found: Mapping[str, tuple[str, BranchField]], names: Sequence[str]) -> Index:
     """Return the index of the fields of these names, given branch and member of each."""
-    by_branch: dict[str, dict[str, Member]] = {}
+    by_branch: dict[str, dict[str, BranchField]] = {}
     for name in names:
         branch, member = found[name]
         by_branch.setdefault(branch, {})[name] = member
@@ -104,9 +104,9 @@ def _of_branches(branches: Branches, found: Mapping[str, tuple[str, Member]], na
     return file_of_rows(branches.path, fields, {name: layouts[name] for name in names})
 
 
-def _readable(branches: Branches) -> tuple[dict[str, tuple[str, Member]], dict[str, str]]:
+def _readable(branches: Branches) -> tuple[dict[str, tuple[str, BranchField]], dict[str, str]]:
     """Return branch and member of each field by name, and the reason for each branch that cannot be read."""
-    known: dict[str, tuple[str, Member]] = {}
+    known: dict[str, tuple[str, BranchField]] = {}
     unread: dict[str, str] = {}
     for branch in branches.names:
         try:
@@ -116,7 +116,7 @@ def _readable(branches: Branches) -> tuple[dict[str, tuple[str, Member]], dict[s
     return known, unread
 
 
-def _members(branches: Branches, branch: str) -> dict[str, Member]:
+def _members(branches: Branches, branch: str) -> dict[str, BranchField]:
     """Return the members of a branch by name. Raise `Unreadable` if it cannot be read."""
     found = members(branches.form(branch), branch, branches.attributes(branch))
     try:
@@ -129,7 +129,7 @@ def _members(branches: Branches, branch: str) -> dict[str, Member]:
     return found
 
 
-def _find(branches: Branches, name: str) -> tuple[str, Member] | None:
+def _find(branches: Branches, name: str) -> tuple[str, BranchField] | None:
     """Return branch and member of a plain name; None if there is no such field."""
     full = branches.full_name(name)
     for branch in _prefixes(full):
@@ -158,7 +158,7 @@ def _prefixes(name: str) -> Iterable[str]:
         yield name
 
 
-def _member(branches: Branches, branch: str, full: str, requested: str) -> Member | None:
+def _member(branches: Branches, branch: str, full: str, requested: str) -> BranchField | None:
     """Return the member ``full`` of a branch, or the whole branch; None if it has no such member."""
     try:
         found = _members(branches, branch)

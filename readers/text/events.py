@@ -109,7 +109,7 @@ HEADER_BYTES = 64 << 20  # largest header
 READ_BYTES = 64 << 10  # of a header, per read
 
 
-class Header(Protocol):
+class EventHeader(Protocol):
     """Facts that stand before the first event of a file; immutable, and small enough to broadcast."""
 
     @property
@@ -135,11 +135,11 @@ class EventFormat:
     Parameters
     ----------
     syntax : by which its texts are cut into events.
-    read_header : function ``(path, text) -> Header`` that reads the begin of a binary file or stream.
+    read_header : function ``(path, text) -> EventHeader`` that reads the begin of a binary file or stream.
     """
 
     syntax: EventSyntax
-    read_header: Callable[[str, IO[bytes]], Header]
+    read_header: Callable[[str, IO[bytes]], EventHeader]
 
 
 @dataclass
@@ -147,7 +147,7 @@ class _File:
     path: str
     size: int
     stored: str
-    header: Header
+    header: EventHeader
     events: Events | None
 
 
@@ -200,7 +200,7 @@ def _inspect(format: EventFormat, path: str) -> _File:
     return _File(path, size, stored, header, events)
 
 
-def _check_without_events(path: str, text: Bytes, header: Header) -> None:
+def _check_without_events(path: str, text: Bytes, header: EventHeader) -> None:
     """Raise ``FormatError`` if the text of a file without events, of which no rank reads a block, is damaged."""
     try:
         header.parser([]).parse(text.tobytes(), [])

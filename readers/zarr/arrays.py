@@ -41,7 +41,7 @@ DIMENSIONS = "_ARRAY_DIMENSIONS"  # attribute of version 2, by which xarray name
 
 @declared
 @dataclass(frozen=True)
-class Shards:
+class Sharding:
     """Chunks in shards.
 
     Parameters
@@ -81,7 +81,7 @@ class ArrayMetadata:
     order: tuple[int, ...]
     prefix: str
     separator: str
-    shards: Shards | None
+    shards: Sharding | None
     dimensions: tuple[str, ...]
     attributes: Mapping[str, Any]
 
@@ -174,7 +174,7 @@ def _version_3(document: Mapping[str, Any]) -> ArrayMetadata:
 
 def _sharding(
     codecs: Sequence[Mapping[str, Any]], shard_shape: tuple[int, ...]
-) -> tuple[Shards, tuple[int, ...], list[Mapping[str, Any]]]:
+) -> tuple[Sharding, tuple[int, ...], list[Mapping[str, Any]]]:
     """Return the shards, the shape of a chunk in them, and its codecs.
 
     https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/index.html
@@ -189,7 +189,7 @@ def _sharding(
     if 0 in chunk_shape or any(whole % part for whole, part in zip(shard_shape, chunk_shape, strict=True)):
         raise ValueError(f"chunks of shape {chunk_shape} in shards of shape {shard_shape}")
     counts = tuple(whole // part for whole, part in zip(shard_shape, chunk_shape, strict=True))
-    shards = Shards(counts, sharding.get("index_location", "end") == "end", "crc32c" in index)
+    shards = Sharding(counts, sharding.get("index_location", "end") == "end", "crc32c" in index)
     return shards, chunk_shape, [_named(codec) for codec in sharding["codecs"]]
 
 

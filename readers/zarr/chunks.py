@@ -20,7 +20,7 @@ from matex_data.codecs.scratch import Memory, new_memory
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.stamps import Stamp
-from matex_data.readers.zarr.arrays import ArrayMetadata, Shards
+from matex_data.readers.zarr.arrays import ArrayMetadata, Sharding
 from matex_data.readers.zarr.stores import Extent, Store, read, read_file
 from matex_data.storage.files import reading
 from matex_data.storage.trust import NO_BASE
@@ -60,7 +60,7 @@ class ShardIndex:
         return Extent(path, begin + offset, nbytes)
 
 
-def shard_index(path: str, shards: Shards) -> ShardIndex | None:
+def shard_index(path: str, shards: Sharding) -> ShardIndex | None:
     """Return the index of a shard that is a file, which is kept; None if there is no such file.
 
     Raises
@@ -74,7 +74,7 @@ def shard_index(path: str, shards: Shards) -> ShardIndex | None:
     return None
 
 
-def inner_extents(shard: Extent, shards: Shards) -> Iterator[tuple[tuple[int, ...], Extent]]:
+def inner_extents(shard: Extent, shards: Sharding) -> Iterator[tuple[tuple[int, ...], Extent]]:
     """Yield position within the shard and byte range of each chunk of a shard.
 
     Raises
@@ -89,12 +89,12 @@ def inner_extents(shard: Extent, shards: Shards) -> Iterator[tuple[tuple[int, ..
 
 
 @lru_cache(KEPT)
-def _kept(shard: Extent, shards: Shards, stamp: Stamp) -> ShardIndex:
+def _kept(shard: Extent, shards: Sharding, stamp: Stamp) -> ShardIndex:
     """Return the index of a shard; the ``stamp`` of its file tells it from a later file of the same name."""
     return _read_index(shard, shards)
 
 
-def _read_index(shard: Extent, shards: Shards) -> ShardIndex:
+def _read_index(shard: Extent, shards: Sharding) -> ShardIndex:
     path, begin, size, *_ = shard
     body = 16 * prod(shards.counts)
     length = body + 4 * shards.has_checksum
@@ -229,7 +229,7 @@ class ChunkFiles(StoredBytes):
 
     path: str
     keys: ChunkKeys
-    shards: Shards | None = None
+    shards: Sharding | None = None
 
     def sources(self) -> Sequence[str]:
         return (self.path,)
@@ -239,7 +239,7 @@ class ChunkFiles(StoredBytes):
             return [read_file(f"{self.path}/{self.keys.of(number)}", memory) for number in numbers]
         return [self._read_inner(self.keys.grid.position(number), self.shards, memory) for number in numbers]
 
-    def _read_inner(self, position: tuple[int, ...], shards: Shards, memory: Memory) -> Bytes | None:
+    def _read_inner(self, position: tuple[int, ...], shards: Sharding, memory: Memory) -> Bytes | None:
         key = self.keys.at([at // count for at, count in zip(position, shards.counts, strict=True)])
         inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
         index = shard_index(f"{self.path}/{key}", shards)
@@ -368,7 +368,7 @@ def _numbered(
 
 
 def _within(
-    position: tuple[int, ...], extent: Extent | bytes, shards: Shards | None
+    position: tuple[int, ...], extent: Extent | bytes, shards: Sharding | None
 ) -> Iterator[tuple[tuple[int, ...], Extent | bytes]]:
     """Yield position and byte range of the chunks of a shard; a chunk that is in none as it is."""
     if shards is None or isinstance(extent, bytes):

@@ -125,7 +125,7 @@ class FetchedChunks(Chunked):
 
 @declared
 @dataclass(frozen=True, eq=False)
-class StoredArray:
+class ZarrArray:
     """Array of a store that is read by the chunk, with its sample axis first.
 
     Parameters
@@ -211,7 +211,7 @@ class ZarrTextRows(LibraryRows):
     array : the texts.
     """
 
-    array: StoredArray
+    array: ZarrArray
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -225,7 +225,7 @@ class ZarrTextRows(LibraryRows):
         return self.array.read(start, stop)
 
 
-def rows_of(array: StoredArray, path: str, convert: Any) -> Chunked | ZarrTextRows:
+def rows_of(array: ZarrArray, path: str, convert: Any) -> Chunked | ZarrTextRows:
     """Return the layout of the rows of an array.
 
     Parameters

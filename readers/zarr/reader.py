@@ -18,7 +18,7 @@ from matex_data.index.model import Index, Layout
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import warn_of
 from matex_data.readers.dimensions.cf import CfDecoding
-from matex_data.readers.dimensions.samples import Options, index_content
+from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.options import takes
@@ -26,7 +26,7 @@ from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, named_dimensions, of_level, read_arrays
-from matex_data.readers.zarr.layouts import StoredArray, rows_of
+from matex_data.readers.zarr.layouts import ZarrArray, rows_of
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
@@ -37,7 +37,7 @@ MOST_OF_ROW = 1 << 22  # chunks of the same samples
 MOST_OF_VALUES = 1 << 20  # chunks of an array that is read as a whole, such as a coordinate
 
 
-@takes(Options)
+@takes(VariableOptions)
 def index(
     path: str,
     names: Sequence[str] | None = None,
@@ -60,9 +60,9 @@ def index(
     level : of images of OME-Zarr, whose axes have the names of its metadata: 0 is the full resolution. None: the same;
         arrays of other levels are read if ``names`` has them.
     trust : where bytes may come from beside the store, or the folder of references or of a repository.
-    options : those of `matex_data.readers.dimensions.samples.Options`. Without ``sample_dim`` and a time, the first
-        dimension of all arrays counts the samples. Axes without names are called ``dim_0``, ``dim_1``: axes of equal
-        length are equal.
+    options : those of `matex_data.readers.dimensions.samples.VariableOptions`. Without ``sample_dim`` and a time, the
+        first dimension of all arrays counts the samples. Axes without names are called ``dim_0``, ``dim_1``: axes of
+        equal length are equal.
 
     Raises
     ------
@@ -70,7 +70,7 @@ def index(
     FieldNotFound : there is no array of that name.
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
-    return index_store(open_store(path, version, trust or NONE), Options(**options, names=names), level)
+    return index_store(open_store(path, version, trust or NONE), VariableOptions(**options, names=names), level)
 
 
 def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
@@ -90,7 +90,7 @@ def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> St
     return ZipFile(path) if is_zip else JsonReferences(path, trust)
 
 
-def index_store(store: Store, options: Options, level: int | None = None) -> Index:
+def index_store(store: Store, options: VariableOptions, level: int | None = None) -> Index:
     """Index the arrays of a store; see `index`."""
     arrays, unread, known = read_arrays(store)
     arrays = of_level(store.path, arrays, known, level, options.names)
@@ -173,7 +173,7 @@ class ZarrVariable(Variable):
                 else "write it in larger chunks, or name other fields",
             )
 
-    def _array(self, axis: int) -> StoredArray:
+    def _array(self, axis: int) -> ZarrArray:
         metadata = self.metadata
         codecs = StoreCodecs.of(metadata.codecs, metadata.chunk_shape, metadata.order, metadata.dtype.itemsize)
-        return StoredArray(metadata, codecs, stored_chunks(self.store, self.folder, metadata, axis), axis)
+        return ZarrArray(metadata, codecs, stored_chunks(self.store, self.folder, metadata, axis), axis)

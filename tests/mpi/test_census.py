@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.mpi.activity import State
-from matex_data.mpi.census import ANSWER_TIME, FAN_OUT, FRESH, Census, Sent, Summary, Tree
+from matex_data.mpi.census import ANSWER_TIME, FAN_OUT, FRESH, Census, RankStates, Sent, Tree
 from tests.support.machine_speed import scaled
 
 ROUND = 0.1  # seconds between two looks of a rank for messages
@@ -38,12 +38,12 @@ class Network:
     def _state(self, rank: int) -> tuple[State, str]:
         return self.states.get(rank, (State.WAITING, f"line {rank}"))
 
-    def run(self, askers: Iterable[int], limit: float = 60.0) -> dict[int, tuple[float, Summary]]:
+    def run(self, askers: Iterable[int], limit: float = 60.0) -> dict[int, tuple[float, RankStates]]:
         """Let ranks ask; return when and with what result the census ends for each of them."""
         begin, waiting = self.now, set(askers)
         for rank in waiting:
             self.ranks[rank].ask(rank, self.now)
-        found: dict[int, tuple[float, Summary]] = {}
+        found: dict[int, tuple[float, RankStates]] = {}
         while waiting and self.now < begin + limit:
             for position, rank in enumerate(self._order):
                 if rank not in self.silent:
@@ -181,7 +181,7 @@ def test_an_answer_is_as_old_as_its_oldest_share() -> None:
 
 
 def test_summaries_keep_the_lowest_ranks() -> None:
-    single = [Summary.of(rank, State.RUNNING, f"line {rank}") for rank in (9, 3, 7, 1, 8, 2, 6)]
-    whole = sum(single, Summary())
-    assert whole == sum(reversed(single), Summary())
+    single = [RankStates.of(rank, State.RUNNING, f"line {rank}") for rank in (9, 3, 7, 1, 8, 2, 6)]
+    whole = sum(single, RankStates())
+    assert whole == sum(reversed(single), RankStates())
     assert list(whole.ranks(State.RUNNING)) == [1, 2, 3, 6, 7] and whole.count(State.RUNNING) == 7

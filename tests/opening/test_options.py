@@ -15,7 +15,7 @@ from mpi4py import MPI
 import matex_data as md
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, Equal
-from matex_data.opening.assembly import EventOptions, Request
+from matex_data.opening.assembly import EventOptions, SampleOptions
 from matex_data.reading.source import ReadOptions
 from tests.support.ranks import Pool
 
@@ -73,7 +73,7 @@ def test_each_option_has_what_takes_it() -> None:
     parameters = list(inspect.signature(md.open_dataset).parameters)
     taking = [field.name for kind in (EventOptions, ReadOptions) for field in fields(kind)]
     parts = {"elements", "events", "created", "patches", "categories"}
-    taking += [field.name for field in fields(Request) if field.name not in parts]
+    taking += [field.name for field in fields(SampleOptions) if field.name not in parts]
     assert sorted([*taking, *OF_OPENING, *MADE]) == sorted(parameters)
     assert set(parameters) - {"paths", "comm", "options"} | {"dtype"} == set(OTHERS)
 

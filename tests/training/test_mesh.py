@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from matex_data.errors import PartitionError
-from matex_data.training.checking.shards import Pairs
+from matex_data.training.checking.shards import RankPairs
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.mesh import Mesh
 from tests.support.ranks import Pool, Pools
@@ -37,7 +37,7 @@ def test_axes_are_those_of_a_reshaped_array(ranks: Pools, stages: int, model: in
 def _many(comm, number):
     meshes = [Mesh(model=comm.size, comm=comm) for _ in range(number)]
     channel = open_channel(comm)
-    checks = [Pairs(channel) for _ in range(number)]
+    checks = [RankPairs(channel) for _ in range(number)]
     for check in checks:
         for i in range(check.rounds):
             check.connect(i)

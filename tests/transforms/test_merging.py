@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import matex_data as md
-from matex_data.transforms.merging import Pairs
+from matex_data.transforms.merging import Matches
 from tests.support.ranks import Pool
 
 RUNS, EVENTS = 9, 200
@@ -135,7 +135,7 @@ def test_runs_of_pairs_are_the_pairs(steps: list[tuple[int, int]], parts: int, d
     second = np.array([number for _, number in steps], np.int64)
     edges = sorted(data.draw(st.lists(st.integers(0, len(first)), min_size=parts - 1, max_size=parts - 1)))
     divided = zip(np.split(first, edges), np.split(second, edges), strict=True)
-    pairs = Pairs.joined([Pairs.of(*part) for part in divided])
+    pairs = Matches.joined([Matches.of(*part) for part in divided])
     expected = np.full(int(first[-1] if len(first) else 0) + 3, -1)
     expected[first] = second
     np.testing.assert_array_equal(pairs.counterparts(np.arange(len(expected))), expected)

@@ -9,7 +9,7 @@ import tensorflow as tf
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import union_spec
 from matex_data.training.checking.forward import agreed_proof, specs_of
-from matex_data.training.checking.report import Report
+from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.digests import check_same
@@ -33,7 +33,7 @@ FITS = 8
 """Calls of ``fit`` whose first batches are all checked; later ones are if their number is a power of two."""
 
 
-class Schedule:
+class CheckSchedule:
     """Number of steps of a compiled model, and of those before its latest check.
 
     Checks before steps 1, 2, 3, and then before random ones, each after 1.5 to 2.5 times the steps before the latest
@@ -97,12 +97,12 @@ class SelfCheck:
     """
 
     def __init__(
-        self, distributed: DistributedModel, mode: Mode, report: Report, schedule: Schedule | None = None
+        self, distributed: DistributedModel, mode: Mode, report: CheckReport, schedule: CheckSchedule | None = None
     ) -> None:
         self._distributed, self._mode, self._report = distributed, mode, report
         self._channel = distributed.channel
         self.gathers = schedule is not None
-        self.schedule = schedule or Schedule()
+        self.schedule = schedule or CheckSchedule()
         self.proof: Proof | None = None
         self._spec: Any = None
         self._whole_spec: Any = None

@@ -13,9 +13,9 @@ import keras
 
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import taken, union_spec
-from matex_data.training.checking.check import Mode, Schedule, SelfCheck
+from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
 from matex_data.training.checking.forward import agreed_proof, specs_of
-from matex_data.training.checking.report import Report
+from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import DistributedModel, replace_function
@@ -78,9 +78,9 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
 
 
 @functools.cache
-def rank_report(channel: Channel) -> Report:
+def rank_report(channel: Channel) -> CheckReport:
     """Return the messages of a channel of ranks."""
-    return Report(channel.rank, channel.size, 'verify="never"', tells_proven=False)
+    return CheckReport(channel.rank, channel.size, 'verify="never"', tells_proven=False)
 
 
 def _has_fixed_rows(model: Any) -> bool:
@@ -88,7 +88,7 @@ def _has_fixed_rows(model: Any) -> bool:
     return bool(row_states(model)) or any(x.shape[0] is not None for x in tensors_of(model, "inputs") if x.shape)
 
 
-def model_schedule(model: Any, kind: str = "train") -> Schedule:
+def model_schedule(model: Any, kind: str = "train") -> CheckSchedule:
     """Return the schedule of a model as it is compiled, which goes on in its next ``fit`` or evaluation.
 
     Parameters
@@ -98,7 +98,7 @@ def model_schedule(model: Any, kind: str = "train") -> Schedule:
     name = f"_matex_{kind}_schedule"
     compiled, schedule = vars(model).get(name, (None, None))
     if compiled is not model._loss_tracker:
-        schedule = Schedule()
+        schedule = CheckSchedule()
         object.__setattr__(model, name, (model._loss_tracker, schedule))
     return schedule  # type: ignore[no-any-return]
 
@@ -116,7 +116,7 @@ class TestCheck:
 
     __test__ = False  # no class of tests
 
-    def __init__(self, distributed: DistributedModel, mode: Mode, report: Report, schedule: Schedule) -> None:
+    def __init__(self, distributed: DistributedModel, mode: Mode, report: CheckReport, schedule: CheckSchedule) -> None:
         self._distributed, self._mode, self._report, self._schedule = distributed, mode, report, schedule
         self._comparison = ShardComparison(distributed, distributed.test)
         self._proofs: dict[str, Proof] = {}

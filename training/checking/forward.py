@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.checking.report import Report
+from matex_data.training.checking.report import CheckReport
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.listed import Proof, own_method, prove
 
@@ -60,7 +60,7 @@ class ForwardProofs:
     report : messages about models that are not known.
     """
 
-    def __init__(self, channel: Channel, report: Report) -> None:
+    def __init__(self, channel: Channel, report: CheckReport) -> None:
         self._channel, self._report = channel, report
         self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 

@@ -10,7 +10,7 @@ from matex_data.training.checking.comparison import COMPARABLE, Verdict
 from matex_data.training.exact.listed import Proof
 
 if TYPE_CHECKING:
-    from matex_data.training.checking.check import Schedule
+    from matex_data.training.checking.check import CheckSchedule
 
 log = logging.getLogger("matex_data.training")
 
@@ -23,7 +23,7 @@ LOCAL_STATISTICS = (
 DRAWS = "up to random numbers, which each rank draws for itself"
 
 
-class Report:
+class CheckReport:
     """Messages of rank 0, each once for models of the same class and structure.
 
     Parameters
@@ -75,7 +75,7 @@ class Report:
             f"{_brackets(notes)}{later}{reasons}",
         )
 
-    def trains_whole(self, model: Any, cause: str | Verdict, schedule: Schedule, proof: Proof) -> None:
+    def trains_whole(self, model: Any, cause: str | Verdict, schedule: CheckSchedule, proof: Proof) -> None:
         """Report that a model is trained on whole batches, since shards differ or cannot be compared with them.
 
         Parameters
@@ -180,7 +180,7 @@ class Report:
         return first
 
 
-def _doubtful(schedule: Schedule) -> str:
+def _doubtful(schedule: CheckSchedule) -> str:
     """Return the line that names the steps whose results are not known to be those of one process."""
     return (
         f"  steps {(schedule.checked or 0) + 2} to {schedule.steps} were trained on shards: {_DOUBT}"

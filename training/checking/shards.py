@@ -30,7 +30,7 @@ from matex_data.training.comm.channel import Channel, Subset
 from matex_data.training.exact.rows import rank_slice
 
 
-class Pairs:
+class RankPairs:
     """Pairs of neighbouring ranks: in the first round of a check 0 and 1, 2 and 3, ..., in the next 1 and 2, 3 and 4.
 
     A step that treats the shards of all neighbours as their union treats all shards so.
@@ -107,7 +107,7 @@ class ShardComparison:
         self._distributed, self._step = distributed, step
         self._trains = step is distributed.step
         self._channel = distributed.channel
-        self._pairs = Pairs(self._channel)
+        self._pairs = RankPairs(self._channel)
         self._probes: tuple[Probe, Probe] | None = None
         self._rounding: Rounding | None = None
         self._number = 0

@@ -22,10 +22,10 @@ from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import collective
 from matex_data.mpi.communicator import Equal
 from matex_data.training.checking.batches import taken, without_optionals
-from matex_data.training.checking.check import Mode, Schedule, SelfCheck
+from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
 from matex_data.training.checking.fitting import TestCheck
 from matex_data.training.checking.forward import ForwardProofs
-from matex_data.training.checking.report import Report
+from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.rows import RowCheck
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, check_not_alone
@@ -286,7 +286,7 @@ class KerasPatches:
         self._mesh: Mesh | None = None
         self._shard_optimizer = shard_optimizer
         self._verify: Mode = verify
-        self._report = Report(channel.rank, channel.size)
+        self._report = CheckReport(channel.rank, channel.size)
         self._proofs = ForwardProofs(channel, self._report)
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
@@ -370,7 +370,7 @@ class KerasPatches:
         distributed.__enter__()
         object.__setattr__(model, "_matex_distributed", distributed)
         object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
-        TestCheck(distributed, self._verify, self._report, Schedule())
+        TestCheck(distributed, self._verify, self._report, CheckSchedule())
         return distributed
 
     def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:

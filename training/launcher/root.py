@@ -183,7 +183,7 @@ class Root:
         """Note when the script asks for its rank: by this package, mpi4py, or a variable of the launcher."""
         root, get = self, type(os.environ).__getitem__
 
-        class Communicator(MPI.Intracomm):
+        class WorldComm(MPI.Intracomm):
             """``MPI.COMM_WORLD`` of the script."""
 
             def Get_rank(self) -> int:  # noqa: N802  # as in mpi4py
@@ -198,7 +198,7 @@ class Root:
                 root._note()
             return get(environment, name)
 
-        setattr(MPI, "COMM_WORLD", Communicator(MPI.COMM_WORLD))  # noqa: B010  # final for mypy
+        setattr(MPI, "COMM_WORLD", WorldComm(MPI.COMM_WORLD))  # noqa: B010  # final for mypy
         type(os.environ).__getitem__ = get_variable  # type: ignore[method-assign]
         world.on_question = self._note
 

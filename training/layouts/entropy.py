@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.layouts.shards import Shards
+from matex_data.training.layouts.shards import ModelRanks
 from matex_data.training.replacements import replaced, setting
 
 cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)
@@ -39,7 +39,7 @@ class CutEntropy:
     shards : that hold them.
     """
 
-    def __init__(self, model: Any, shards: Shards) -> None:
+    def __init__(self, model: Any, shards: ModelRanks) -> None:
         self._model, self._loss, self._shards = model, model.loss, shards
 
     def __enter__(self) -> CutEntropy:

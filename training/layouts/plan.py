@@ -11,10 +11,10 @@ import keras
 from matex_data.errors import PartitionError
 from matex_data.training.layouts import rules
 from matex_data.training.layouts.rules import ELEMENTWISE, Rule
-from matex_data.training.layouts.shards import Shards
+from matex_data.training.layouts.shards import ModelRanks
 from matex_data.training.mesh import check_divides, check_used, cut_axis
 from matex_data.training.partition.graph import Container, called_once, chain
-from matex_data.training.partition.parts import Section, part_of, whole_shape
+from matex_data.training.partition.parts import AxisPart, part_of, whole_shape
 
 LARGE = 1 << 20
 """Elements of a kernel from which a Dense layer is cut alone: its output has to be gathered."""
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
 
 
 def plans(
-    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, shards: Shards
+    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, shards: ModelRanks
 ) -> list[Plan]:
     """Return the plans of the stages of a built model, or of the whole.
 
@@ -150,7 +150,7 @@ def plans(
 
 
 def _planned(
-    layers: Sequence[Any], found: Sequence[Container], once: set[int], axes: dict[int, int], shards: Shards
+    layers: Sequence[Any], found: Sequence[Container], once: set[int], axes: dict[int, int], shards: ModelRanks
 ) -> Plan:
     """Return the plan of layers whose variables are cut along these axes.
 
@@ -187,13 +187,13 @@ def _planned(
     return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found), gathered)
 
 
-def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: Shards) -> dict[int, int]:
+def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: ModelRanks) -> dict[int, int]:
     """Return the axes along which layouts cut variables, by the ids of these."""
     check_used(layouts, [variable.path for variable in model.variables])
     axes = {}
     for variable in model.variables:
         part, path = part_of(variable), variable.path
-        axis = part.axis if isinstance(part, Section) else cut_axis(layouts, path, whole_shape(variable))
+        axis = part.axis if isinstance(part, AxisPart) else cut_axis(layouts, path, whole_shape(variable))
         if axis is None and layouts[path] is None:
             axis = proposals.get(id(variable))
         if axis is not None:
@@ -206,7 +206,7 @@ def _own_variables(layer: Any) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def _attention(layer: Any, axes: dict[int, int], shards: Shards) -> rules.Heads | None:
+def _attention(layer: Any, axes: dict[int, int], shards: ModelRanks) -> rules.Heads | None:
     """Return the rule of an attention layer that is cut by heads."""
     if type(layer) is not keras.layers.MultiHeadAttention or not layer.built:
         return None
@@ -215,7 +215,7 @@ def _attention(layer: Any, axes: dict[int, int], shards: Shards) -> rules.Heads 
     return rule if all(axes.get(id(kernel)) == axis for kernel, axis in by_head) else None
 
 
-def _rule(layer: Any, cut: list[tuple[Any, int]], shards: Shards) -> Rule | None:
+def _rule(layer: Any, cut: list[tuple[Any, int]], shards: ModelRanks) -> Rule | None:
     """Return the rule of a layer with these variables cut; None: it computes as ever."""
     kind = type(layer)
     if not cut:
@@ -239,7 +239,7 @@ def _features_last(layer: Any) -> bool:
     return getattr(layer, "data_format", "channels_last") == "channels_last" and getattr(layer, "groups", 1) == 1
 
 
-def _rule_without_weights(layer: Any, shards: Shards) -> Rule | None:
+def _rule_without_weights(layer: Any, shards: ModelRanks) -> Rule | None:
     kind = type(layer)
     if kind is keras.layers.Dropout:
         return rules.Draws(layer, shards)
@@ -262,7 +262,7 @@ def _last_axis(layer: Any) -> bool:
     return list(axis) == [-1]
 
 
-def _einsum_rule(layer: Any, axes: dict[str, int], shards: Shards) -> Rule | None:
+def _einsum_rule(layer: Any, axes: dict[str, int], shards: ModelRanks) -> Rule | None:
     """Return the rule of an EinsumDense layer: its kernel is cut along outputs or along inputs."""
     inputs, _, rest = layer.equation.replace(" ", "").partition(",")
     kernel, _, outputs = rest.partition("->")

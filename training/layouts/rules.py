@@ -16,7 +16,7 @@ import tensorflow as tf
 
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
 from matex_data.training.layouts.entropy import cut_logits
-from matex_data.training.layouts.shards import Shards
+from matex_data.training.layouts.shards import ModelRanks
 from matex_data.training.partition.parts import as_whole, hiding_parts
 from matex_data.training.replacements import replaced
 
@@ -45,7 +45,7 @@ class Rule(ABC):
 
     can_take_cut = can_give_cut = False
 
-    def __init__(self, layer: Any, shards: Shards) -> None:
+    def __init__(self, layer: Any, shards: ModelRanks) -> None:
         self.layer, self.shards = layer, shards
         self.container: object = None
         self.takes_cut = self.gives_cut = False
@@ -94,7 +94,7 @@ class Units(Rule):
 
     can_give_cut = True
 
-    def __init__(self, layer: Any, shards: Shards, axis: int = -1) -> None:
+    def __init__(self, layer: Any, shards: ModelRanks, axis: int = -1) -> None:
         super().__init__(layer, shards)
         self._axis = axis
         self.gives_logits = False
@@ -125,7 +125,7 @@ class Inputs(Rule):
     cut : the input is cut always.
     """
 
-    def __init__(self, layer: Any, shards: Shards, axis: int = -1, cut: bool = False) -> None:
+    def __init__(self, layer: Any, shards: ModelRanks, axis: int = -1, cut: bool = False) -> None:
         super().__init__(layer, shards)
         self._axis, self._cut = axis, cut
         self.takes_cut = cut
@@ -165,7 +165,7 @@ class Heads(Rule):
     inner : all layers within it that compute on heads.
     """
 
-    def __init__(self, layer: Any, shards: Shards) -> None:
+    def __init__(self, layer: Any, shards: ModelRanks) -> None:
         super().__init__(layer, shards)
         self.projections = [layer.query_dense, layer.key_dense, layer.value_dense]
         if getattr(layer, "_use_gate", False):
@@ -223,7 +223,7 @@ class Draws(Rule):
 
     can_take_cut = can_give_cut = True
 
-    def __init__(self, layer: Any, shards: Shards, axis: int = -1, cut: bool = False) -> None:
+    def __init__(self, layer: Any, shards: ModelRanks, axis: int = -1, cut: bool = False) -> None:
         super().__init__(layer, shards)
         self._axis, self._cut = axis, cut
 
@@ -294,7 +294,7 @@ class Gathered(Rule):
     cut : its variables that are cut, and their axes.
     """
 
-    def __init__(self, layer: Any, shards: Shards, cut: list[tuple[Any, int]]) -> None:
+    def __init__(self, layer: Any, shards: ModelRanks, cut: list[tuple[Any, int]]) -> None:
         super().__init__(layer, shards)
         self._cut = cut
 

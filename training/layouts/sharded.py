@@ -15,12 +15,12 @@ from matex_data.training.keras_api import get_keras_mask, note_variables, set_ke
 from matex_data.training.layouts.entropy import CutEntropy, takes_cut_logits
 from matex_data.training.layouts.plan import Plan, plans
 from matex_data.training.layouts.rules import Units, running
-from matex_data.training.layouts.shards import Shards
+from matex_data.training.layouts.shards import ModelRanks
 from matex_data.training.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
 from matex_data.training.partition.graph import called_once, containers
 from matex_data.training.partition.parts import (
-    Section,
+    AxisPart,
     all_leave,
     broadcast_in,
     cut,
@@ -45,7 +45,7 @@ class CutLayers:
     shards : that hold the parts.
     """
 
-    def __init__(self, plan: Plan, shards: Shards) -> None:
+    def __init__(self, plan: Plan, shards: ModelRanks) -> None:
         self._plan, self._shards = plan, shards
         self._whole = [variable for variable, _ in plan.cuts if part_of(variable) is None]
         self._shapes: dict[int, tuple[int, ...]] = {}
@@ -110,7 +110,7 @@ class CutLayers:
             if not is_deferred(variable):
                 broadcast_in(channel, [variable])
             if id(variable) in axes:
-                cut(variable, Section(channel, tuple(variable.shape), axes[id(variable)]))
+                cut(variable, AxisPart(channel, tuple(variable.shape), axes[id(variable)]))
         for variable, _ in self._plan.cuts:
             if variable.regularizer is not None and not isinstance(variable.regularizer, PartRegularizer):
                 variable.regularizer = PartRegularizer(variable, self._shards)
@@ -138,14 +138,14 @@ class HidingCall:
 class PartRegularizer:
     """Regularizer of a variable of which each shard holds a part. *Collective*."""
 
-    def __init__(self, variable: Any, shards: Shards) -> None:
+    def __init__(self, variable: Any, shards: ModelRanks) -> None:
         self.original = variable.regularizer
         self._shards = shards
 
     def __call__(self, variable: Any) -> Any:
         """Return the penalty of the whole variable; its gradient is that of this part."""
         part = part_of(variable)
-        assert isinstance(part, Section)
+        assert isinstance(part, AxisPart)
         with hiding_parts(False):
             return tf.autograph.experimental.do_not_convert(self._penalty)(tf.convert_to_tensor(variable), part.axis)
 
@@ -210,7 +210,7 @@ class ShardedModel:
     def __init__(self, model: Any, mesh: Mesh) -> None:
         _check_step(model)
         self.model = model
-        self.shards = Shards(mesh)
+        self.shards = ModelRanks(mesh)
         layers = list(model._flatten_layers())
         (self._plan,) = plans(model, [(layers, containers(layers))], layouts_of(mesh), self.shards)
         self._layers = CutLayers(self._plan, self.shards)
@@ -316,7 +316,7 @@ def _check_step(model: Any) -> None:
 class CheckedCall:
     """``call`` of the whole model: its inputs are equal on all shards, and its own code takes no part for a whole."""
 
-    def __init__(self, model: Any, shards: Shards) -> None:
+    def __init__(self, model: Any, shards: ModelRanks) -> None:
         self._call, self._shards = model.call, shards
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:

@@ -22,7 +22,7 @@ from matex_data.training.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer, gather_rows, run_once
 
 
-class Shards:
+class ModelRanks:
     """Shards of the layers of one replica, and the operations between them.
 
     Parameters

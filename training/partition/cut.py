@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import keras
 
 from matex_data.errors import PartitionError
-from matex_data.training.partition.graph import Call, ModelGraph, Spec
+from matex_data.training.partition.graph import LayerCall, ModelGraph, Spec
 
 UNKNOWN_LENGTH = 32
 """Length that is assumed of an axis of any length, such as that of a text."""
@@ -48,7 +48,7 @@ def elements(spec: Spec) -> int:
     return math.prod(UNKNOWN_LENGTH if size is None else size for size in spec.shape[1:])
 
 
-def _cost(call: Call, inputs: list[Spec], outputs: list[Spec]) -> float:
+def _cost(call: LayerCall, inputs: list[Spec], outputs: list[Spec]) -> float:
     operation = call.operation
     written = COST_OF_ELEMENT * sum(map(elements, outputs))
     if not isinstance(operation, keras.layers.Layer) or isinstance(operation, keras.layers.Embedding):
@@ -85,7 +85,7 @@ class StagePlan:
     """
 
     number: int
-    calls: tuple[Call, ...]
+    calls: tuple[LayerCall, ...]
     inputs: tuple[int, ...]
     receives: tuple[int, ...]
     sends: tuple[int, ...]

@@ -13,7 +13,7 @@ from matex_data.errors import PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.mesh import check_used, cut_axis
-from matex_data.training.partition.parts import Section, hold
+from matex_data.training.partition.parts import AxisPart, hold
 
 
 class AbsentVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
@@ -109,7 +109,7 @@ def initialize(variable: Any, layouts: Any = None) -> None:
     if axis is None:
         keras_api.set_value(variable, keras_api.initial_value(variable))
         return
-    part = Section(open_channel(layouts.device_mesh.mesh.model), whole, axis)
+    part = AxisPart(open_channel(layouts.device_mesh.mesh.model), whole, axis)
     hold(variable, part, lambda: part.own(keras_api.initial_value(variable)))
 
 

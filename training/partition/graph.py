@@ -24,7 +24,7 @@ class TensorNumber:
 
 
 @dataclass(frozen=True, eq=False)
-class Call:
+class LayerCall:
     """Call of a layer, or of an operation of ``keras.ops``.
 
     Attributes
@@ -79,7 +79,7 @@ class ModelGraph:
     """
 
     functional: Any
-    calls: tuple[Call, ...]
+    calls: tuple[LayerCall, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
     specs: dict[int, Spec]
@@ -157,7 +157,7 @@ def _functional(model: Any) -> Any:
     return None
 
 
-def _calls(functional: Any, known: dict[int, int], numbers: _Numbers, around: tuple[str, ...]) -> Iterator[Call]:
+def _calls(functional: Any, known: dict[int, int], numbers: _Numbers, around: tuple[str, ...]) -> Iterator[LayerCall]:
     """Yield the calls of a functional model in Keras's order; note its tensors in ``known``, by id.
 
     Parameters
@@ -180,7 +180,7 @@ def _calls(functional: Any, known: dict[int, int], numbers: _Numbers, around: tu
             taken = tuple(dict.fromkeys(known[id(tensor)] for tensor in node.input_tensors))
             outputs = tuple(map(numbers.new, node.outputs))
             known |= {id(tensor): number for tensor, number in zip(node.outputs, outputs, strict=True)}
-            yield Call(node.operation, args, kwargs, taken, outputs, names)
+            yield LayerCall(node.operation, args, kwargs, taken, outputs, names)
 
 
 def _numbered(arguments: Any, known: dict[int, int]) -> Any:

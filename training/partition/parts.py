@@ -48,7 +48,7 @@ class Part(Protocol):
         """Return the whole of the parts of all ranks."""
 
 
-class Section:
+class AxisPart:
     """Part of an array that is cut into equal sections along one axis.
 
     Parameters

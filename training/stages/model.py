@@ -56,7 +56,7 @@ from matex_data.training.stages.checks import (
 )
 from matex_data.training.stages.messages import Line
 from matex_data.training.stages.micro_batches import Batch, Trial, default_micro_batches
-from matex_data.training.stages.pipeline import Pipeline
+from matex_data.training.stages.pipeline import PipelineStage
 from matex_data.training.stages.sharding import StageShards
 from matex_data.training.stages.stage import Edge, LastStage, Stage, StageLayers
 from matex_data.training.stages.state import StagedState
@@ -196,7 +196,7 @@ class StagedModel:
             self._replacements.set(*replacement)
         positions = [self._graph.inputs.index(number) for number in own.inputs]
         last = own.number == len(self.plans) - 1
-        self._pipeline = Pipeline(self._messages, lambda receives: self._stage(receives, sums, last), positions)
+        self._pipeline = PipelineStage(self._messages, lambda receives: self._stage(receives, sums, last), positions)
         self._warn_of_normalizations()
         self._prepared = True
 

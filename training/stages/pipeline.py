@@ -105,7 +105,7 @@ class Received(NamedTuple):
     loss: float
 
 
-class Pipeline:
+class PipelineStage:
     """Stage of this rank, between its neighbours. Each method is *collective* among the stages.
 
     Parameters

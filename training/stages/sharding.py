@@ -8,7 +8,7 @@ from typing import Any
 from matex_data.mpi.polling import poll
 from matex_data.training.layouts.plan import plans
 from matex_data.training.layouts.sharded import CutLayers, another_mesh, layouts_of
-from matex_data.training.layouts.shards import Shards
+from matex_data.training.layouts.shards import ModelRanks
 from matex_data.training.mesh import Mesh
 from matex_data.training.partition.cut import StagePlan
 from matex_data.training.partition.graph import Container, containers
@@ -34,7 +34,7 @@ class StageShards:
 
     def __init__(self, mesh: Mesh) -> None:
         self._mesh = mesh
-        self._shards = Shards(mesh) if mesh.shape[2] > 1 else None
+        self._shards = ModelRanks(mesh) if mesh.shape[2] > 1 else None
         self.rank, self.size = mesh.coordinates.shard, mesh.shape[2]
         self._layers: CutLayers | None = None
         self._installed = False

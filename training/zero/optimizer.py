@@ -26,7 +26,7 @@ from matex_data.training.partition.parts import (
     slots,
 )
 from matex_data.training.replacements import Replacements
-from matex_data.training.zero.sections import Flat, gathered_wholes, summed_sections
+from matex_data.training.zero.sections import FlatSection, gathered_wholes, summed_sections
 
 ELEMENTWISE = (
     keras.optimizers.SGD,
@@ -182,7 +182,7 @@ class OwnedOptimizer(PartOptimizer):
         self._average, self._weights = average, list(weights)
         for weight in self._weights:
             _check(weight)
-        self._forms = [Flat(average.channel, tuple(weight.shape)) for weight in self._weights]
+        self._forms = [FlatSection(average.channel, tuple(weight.shape)) for weight in self._weights]
 
     def __enter__(self) -> OwnedOptimizer:
         self._sections = [_section(w, form) for w, form in zip(self._weights, self._forms, strict=True)]
@@ -273,7 +273,7 @@ class OwnedOptimizer(PartOptimizer):
             self._publish(list(range(len(self._weights))))
 
 
-def _section(weight: Any, form: Flat) -> Any:
+def _section(weight: Any, form: FlatSection) -> Any:
     """Return a variable with this rank's section of a weight, under the name of the weight."""
     section = keras.Variable(
         lambda *_, **__: form.own(weight.value.numpy()), (form.elements,), weight.dtype, name=weight.name
@@ -284,7 +284,7 @@ def _section(weight: Any, form: Flat) -> Any:
     return section
 
 
-def _within(form: Flat, weight: Any) -> Part:
+def _within(form: FlatSection, weight: Any) -> Part:
     """Return the form of a section of a weight, of which this rank may have a part alone."""
     part = part_of(weight)
     return form if part is None else Nested(form, part)

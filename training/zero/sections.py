@@ -28,7 +28,7 @@ differently in some optimizers. So all elements of a large array but its last on
 """
 
 
-class Flat:
+class FlatSection:
     """Part of an array: one of equal sections of its elements, the last of which are filled up with zeros.
 
     Parameters
@@ -80,7 +80,7 @@ class Flat:
 
 
 def summed_sections(
-    parts: Sequence[Flat], gradients: Sequence[Any], weight: Any, wire_dtype: WireDtype | None = None
+    parts: Sequence[FlatSection], gradients: Sequence[Any], weight: Any, wire_dtype: WireDtype | None = None
 ) -> list[Any]:
     """Return this rank's sections of the sums over all ranks of ``weight`` times each gradient. *Collective*.
 
@@ -94,14 +94,14 @@ def summed_sections(
     return _communicated(parts, rows, weight, True, None if wire_dtype is None else WIRE_DTYPES[wire_dtype])
 
 
-def gathered_wholes(parts: Sequence[Flat], sections: Sequence[Any]) -> list[Any]:
+def gathered_wholes(parts: Sequence[FlatSection], sections: Sequence[Any]) -> list[Any]:
     """Return the whole tensors of which this rank has these sections. *Collective*."""
     rows = _communicated(parts, [tf.reshape(section, [1, -1]) for section in sections], 1.0, False)
     return [part.whole(found) for part, found in zip(parts, rows, strict=True)]
 
 
 def _communicated(
-    parts: Sequence[Flat], rows: Sequence[Any], weight: Any, sums: bool, wire_dtype: np.dtype[Any] | None = None
+    parts: Sequence[FlatSection], rows: Sequence[Any], weight: Any, sums: bool, wire_dtype: np.dtype[Any] | None = None
 ) -> list[Any]:
     """Return sums or all rows of sections, which are packed into buckets. *Collective*."""
     channel = parts[0].channel

@@ -19,7 +19,7 @@ from matex_data.readers.images.decoding.jpeg import decode_plain, jpeg_header
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, Data, as_buffer, image_kind
 from matex_data.readers.images.decoding.options import ImageInfo, ImageOptions
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels, header_of_mode
-from matex_data.readers.images.decoding.pillow import Frames, decode_by_pillow, image_header, no_image, too_large
+from matex_data.readers.images.decoding.pillow import FrameFile, decode_by_pillow, image_header, no_image, too_large
 from matex_data.readers.images.decoding.resample import resize_array, resize_image
 from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
@@ -53,7 +53,7 @@ def decode_image(
     page: int = 0,
     out: Array | None = None,
     seed: int | None = None,
-    frames: Frames | None = None,
+    frames: FrameFile | None = None,
 ) -> Array:
     """Return an image as an array, which may be read-only. Safe in several threads.
 
@@ -74,7 +74,7 @@ def decode_image(
     DataError : the image is damaged, cut off, larger than ``options.max_pixels``, or no image.
     """
     with _errors(data, path, _damaged) as (buffer, kind):
-        return deliver(_decode(buffer, kind, options, page, out, frames or Frames()), options, out, seed)
+        return deliver(_decode(buffer, kind, options, page, out, frames or FrameFile()), options, out, seed)
 
 
 @contextmanager
@@ -113,7 +113,7 @@ def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: 
 
 
 def _decode(
-    buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, out: Array | None, frames: Frames
+    buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, out: Array | None, frames: FrameFile
 ) -> Image.Image | Pixels:
     if kind == "tiff":
         return decode_tiff(buffer, options.max_pixels, page)

@@ -120,7 +120,7 @@ class _Opened(NamedTuple):
             check_pixels(*self.image.size, max_pixels)
 
 
-class Frames:
+class FrameFile:
     """File that stays open while its frames are decoded, each of which follows from the ones before. For one thread.
 
     Frames in ascending order are decoded once each; 302 frames of a GIF took 38 s where each one opened the file anew.
@@ -152,7 +152,7 @@ def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int
 
 
 def decode_by_pillow(
-    data: bytes | memoryview, kind: str, options: ImageOptions, page: int, frames: Frames
+    data: bytes | memoryview, kind: str, options: ImageOptions, page: int, frames: FrameFile
 ) -> Image.Image | Pixels:
     """Return a page, turned as its orientation says; a large JPEG scaled down."""
     opened = frames.take(data, kind, options.max_pixels)

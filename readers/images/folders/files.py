@@ -21,7 +21,7 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.machine import tasks_of_window
-from matex_data.readers.images.decoding import Frames, ImageOptions, decode_image
+from matex_data.readers.images.decoding import FrameFile, ImageOptions, decode_image
 from matex_data.readers.images.folders.headers import read_file
 from matex_data.readers.images.folders.listing import Classes
 from matex_data.readers.images.texts import Texts
@@ -133,7 +133,7 @@ class ImageFiles(Layout):
         page: int,
         out: Array | None,
         seed: int | None = None,
-        frames: Frames | None = None,
+        frames: FrameFile | None = None,
     ) -> Array:
         """Return the image of a page, in ``out`` unless that is None; see `decode_image`.
 
@@ -190,7 +190,7 @@ class _Task:
     def decode(self, _: Bytes) -> None:
         """Decode the images straight into the output array."""
         columns = (column.tolist() for column in (self.rows, self.files, self.pages, self.destination))
-        ragged, seeds, frames = self.layout.field.ragged, self.layout.seeds(self.rows, self.epoch), Frames()
+        ragged, seeds, frames = self.layout.field.ragged, self.layout.seeds(self.rows, self.epoch), FrameFile()
         for row, file, page, destination, seed in zip(*columns, seeds, strict=True):
             data = self.contents[file]
             try:

@@ -33,7 +33,7 @@ class PairFolders:
 
 
 @dataclass(frozen=True)
-class Pairs:
+class ImagePairs:
     """Images and their masks.
 
     Parameters
@@ -151,14 +151,14 @@ def _at(folder: Folder, name: str) -> Folder | None:
     return next((inner for inner in folder.walk() if inner.name == path and inner.holds_images), None)
 
 
-def match_pairs(root: str, folders: Sequence[PairFolders], top: Folder) -> Pairs:
+def match_pairs(root: str, folders: Sequence[PairFolders], top: Folder) -> ImagePairs:
     """Return images and masks by their names; all masks beside a single image in a folder of its own are masks of it.
 
     Raises
     ------
     FormatError : an image or a mask has no counterpart, or several.
     """
-    pairs = Pairs([], [])
+    pairs = ImagePairs([], [])
     above = {folder.name for folder in top.folders}
     for folder in folders:
         images, masks = folder.images.files(), folder.masks.files()
@@ -171,7 +171,7 @@ def match_pairs(root: str, folders: Sequence[PairFolders], top: Folder) -> Pairs
     return pairs
 
 
-def _match_by_stem(root: str, folder: PairFolders, pairs: Pairs) -> None:
+def _match_by_stem(root: str, folder: PairFolders, pairs: ImagePairs) -> None:
     images, masks = _by_stem(root, folder.images), _by_stem(root, folder.masks)
     if not images.keys() & masks.keys():
         images, masks = _by_stem(root, folder.images, IMAGE_END), _by_stem(root, folder.masks, MASK_END)

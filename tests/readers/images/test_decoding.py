@@ -23,7 +23,7 @@ from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data import DataError, DecodeError, FormatError
-from matex_data.readers.images.decoding import Frames, ImageOptions, decode_image, image_info, pillow
+from matex_data.readers.images.decoding import FrameFile, ImageOptions, decode_image, image_info, pillow
 from matex_data.readers.images.decoding.resample import compile_loops, takes
 from tests.fuzz.images import KINDS, picture, seeds
 from tests.support.corpus import CORPUS, needs_corpus
@@ -396,7 +396,7 @@ def test_frames_have_one_shape(kind: str, mode: str) -> None:
         np.testing.assert_array_equal(decode_image(data, NATIVE, page=number), expected)
         assert image_info(data, NATIVE, page=number).shape == expected.shape
     with mock.patch.object(pillow, "open_image", wraps=pillow.open_image) as opened:
-        frames = Frames()
+        frames = FrameFile()
         for number in (0, 1, 3, 2, 2, 0):
             found = decode_image(data, NATIVE, page=number, frames=frames)
             np.testing.assert_array_equal(found, decode_image(bytes(bytearray(data)), NATIVE, page=number))

@@ -12,7 +12,7 @@ from keras import layers, ops
 
 from matex_data.mpi.library import MPI
 from matex_data.training.checking.check import SelfCheck
-from matex_data.training.checking.report import Report
+from matex_data.training.checking.report import CheckReport
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.distributed_model import DistributedModel
 from tests.support.ranks import Pool
@@ -56,7 +56,7 @@ def _checked(comm: MPI.Intracomm, loss: str, depth: int) -> tuple[bool, float]:
         spec = tuple(tf.TensorSpec(t.shape, t.dtype) for t in batch)
         distributed.prepare(spec, whole_batches=True)
         before = model.get_weights()
-        SelfCheck(distributed, "always", Report(comm.rank, comm.size)).before_step(batch, spec)
+        SelfCheck(distributed, "always", CheckReport(comm.rank, comm.size)).before_step(batch, spec)
         return distributed.step.whole, max(abs(a - b).max() for a, b in zip(before, model.get_weights(), strict=True))
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import itertools
 
-from matex_data.training.checking.check import FITS, Schedule
+from matex_data.training.checking.check import FITS, CheckSchedule
 
 
-def _checked(steps: int, schedule: Schedule | None = None, epoch: int | None = None) -> list[int]:
+def _checked(steps: int, schedule: CheckSchedule | None = None, epoch: int | None = None) -> list[int]:
     """Return the steps, from 1, of a fit that are checked."""
-    schedule = schedule or Schedule()
+    schedule = schedule or CheckSchedule()
     found = []
     for step in range(steps):
         first = epoch is not None and step % epoch == 0
@@ -40,7 +40,7 @@ def test_epochs_add_few_checks() -> None:
 
 
 def test_many_fits_are_not_all_checked() -> None:
-    schedule = Schedule()
+    schedule = CheckSchedule()
     checked = [number for number in range(1, 200) if _checked(1, schedule)]
     assert checked[:FITS] == list(range(1, FITS + 1))
     assert len(checked) < 40

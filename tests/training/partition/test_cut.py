@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
 from matex_data.training.partition.cut import cut_after, cut_by_cost, estimated_costs, stage_plans
-from matex_data.training.partition.graph import Call, ModelGraph, Spec, model_graph
+from matex_data.training.partition.graph import LayerCall, ModelGraph, Spec, model_graph
 from tests.training.partition.models import MODELS, chain, nested
 
 
@@ -54,7 +54,7 @@ def test_nested_models_are_taken_apart() -> None:
 
 def _graph(count: int) -> ModelGraph:
     """Return a chain of calls whose tensors have one element."""
-    calls = tuple(Call(None, (), {}, (i,), (i + 1,), (f"layer{i}",)) for i in range(count))
+    calls = tuple(LayerCall(None, (), {}, (i,), (i + 1,), (f"layer{i}",)) for i in range(count))
     return ModelGraph(None, calls, (0,), (count,), {i: Spec((None, 1), "float32") for i in range(count + 1)})
 
 

@@ -16,10 +16,10 @@ WHOLE = np.arange(8, dtype=np.float32).reshape(4, 2)
 def _assigned(comm: Any) -> list[Any]:
     """Return what a rank reads while the whole is shown, before and after it assigns another one, and its part."""
     from matex_data.training.comm.channel import open_channel
-    from matex_data.training.partition.parts import Section, cut, hidden_wholes, hide_wholes, show_whole, whole_on_all
+    from matex_data.training.partition.parts import AxisPart, cut, hidden_wholes, hide_wholes, show_whole, whole_on_all
 
     variable = keras.Variable(WHOLE)
-    cut(variable, Section(open_channel(comm), WHOLE.shape, 0))
+    cut(variable, AxisPart(open_channel(comm), WHOLE.shape, 0))
     show_whole(variable, whole_on_all(variable))
     before = variable.numpy()
     variable.assign(WHOLE**2)

@@ -10,7 +10,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.training.checking.check import Schedule
+from matex_data.training.checking.check import CheckSchedule
 
 
 class Own(keras.Sequential):
@@ -41,7 +41,7 @@ data = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(256).repeat()
 clock = Clock()
 model.fit(data, steps_per_epoch=1000, verbose=0, callbacks=[clock])
 steps = np.diff(clock.times)
-schedule, checked = Schedule(), []
+schedule, checked = CheckSchedule(), []
 for k in range(1000):
     if schedule.due(first_of_fit=k == 0, first_of_epoch=k == 0, last_of_fit=k == 999):
         schedule.note_check()
