@@ -340,8 +340,8 @@ class Liveness:
     async def _attempt(self, host: tuple[str, int], token: bytes) -> bool:
         """Return whether the rank above has answered at an address, and is connected.
 
-        Once this rank has said that it is coming, it waits as long as the connection stands: from then on the other one
-        would take the end of the connection for a death.
+        Once this rank has said that it is coming, the other one takes the end of the connection for a death: this one
+        waits as long as the connection stands, and says so if it leaves meanwhile.
         """
         connection = socket.socket()
         connection.setblocking(False)
@@ -353,9 +353,13 @@ class Liveness:
                 welcome = await self._loop.sock_recv(connection, 1) == _WELCOME
             if welcome:
                 await self._loop.sock_sendall(connection, _COMING)
-                if await self._loop.sock_recv(connection, 1) == _CONNECTED:
-                    await self._add(connection, self._tree.above(self.rank))
-                    return True
+                try:
+                    if await self._loop.sock_recv(connection, 1) == _CONNECTED:
+                        await self._add(connection, self._tree.above(self.rank))
+                        return True
+                except asyncio.CancelledError:
+                    connection.send(_packed("goodbye"))
+                    raise
         connection.close()
         return False
 
@@ -434,8 +438,12 @@ class Liveness:
 
 
 def _send(neighbour: asyncio.StreamWriter, *message: Any) -> None:
+    neighbour.write(_packed(*message))
+
+
+def _packed(*message: Any) -> bytes:
     content = pickle.dumps(message)
-    neighbour.write(_LENGTH.pack(len(content)) + content)
+    return _LENGTH.pack(len(content)) + content
 
 
 def _short_state() -> tuple[State, str]:

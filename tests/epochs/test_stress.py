@@ -35,9 +35,9 @@ def test_interrupts_at_any_moment(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_interrupts_for_ten_minutes(tmp_path: Path) -> None:
-    assert _stress(tmp_path, 2, 4, 20, 1, *INTERRUPTED, "--seconds", "600", timeout=800) > 10_000
+@pytest.mark.parametrize("kinds", [INTERRUPTED[:3], INTERRUPTED[3:]])  # no test of this process may take ten minutes
+def test_interrupts_for_five_minutes(tmp_path: Path, kinds: tuple[str, ...]) -> None:
+    assert _stress(tmp_path, 2, 4, 20, 1, *kinds, "--seconds", "300", timeout=500) > 5_000
 
 
 @pytest.mark.slow

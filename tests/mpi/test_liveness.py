@@ -131,6 +131,18 @@ def test_the_death_of_a_rank_is_told_to_all_and_a_goodbye_is_none(monkeypatch: p
         assert sorted(told) == [(5, False), (5, False), (5, False), (5, True)]
 
 
+@pytest.mark.parametrize("first", [0, 1])
+def test_a_rank_that_leaves_while_it_is_being_connected_has_not_died(first: int) -> None:
+    """Its neighbour may know it already, and go on."""
+    deaths = queue.SimpleQueue[tuple[int, bool]]()
+    for trial in range(60):
+        with connected(2, on_death=lambda rank, first: deaths.put((rank, first))) as ranks:
+            time.sleep(trial % 20 * 1e-4)
+            ranks[first].stop()
+            time.sleep(0.01)
+    assert deaths.empty()
+
+
 def test_threads_that_end_leave_no_message(caplog: pytest.LogCaptureFixture) -> None:
     with connected(3) as ranks, socket.create_connection(ranks[0]._listener.getsockname()):
         ranks[1].states([0])

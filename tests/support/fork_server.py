@@ -111,10 +111,11 @@ class _Server:
         for file in files:
             os.close(file)
         client_pid, *_ = struct.unpack("3i", client.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        Path(f"{self._path}.{client_pid}").write_text(str(pid))
+        note = Path(f"{self._path}.{client_pid}")
+        note.write_text(str(pid))
         self._running.add(pid)
         self._selector.register(client, selectors.EVENT_READ, ("client", pid))
-        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("process", pid, client))
+        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, ("process", pid, client, note))
         return None
 
     def _close(self) -> None:
@@ -134,8 +135,9 @@ class _Server:
         if not numbers:
             self._selector.unregister(client)
 
-    def _pass_status(self, process: Any, pid: int, client: socket.socket) -> None:
+    def _pass_status(self, process: Any, pid: int, client: socket.socket, note: Path) -> None:
         self._running.remove(pid)
+        note.unlink(missing_ok=True)  # before the system gives the number to another process
         self._selector.unregister(process)
         os.close(process)
         _, status = os.waitpid(pid, 0)

@@ -44,6 +44,7 @@ def main(folder: Path) -> None:
     world.Barrier()  # before the parent accepts the ranks one by one
     shared_memory.unlink()  # ranks may be killed
     _write_output_to(folder / f"rank{world.rank}.out")
+    faulthandler.enable()  # a process that crashes says where
     stacks = folder / f"rank{world.rank}.stacks"
     key = bytes.fromhex(os.environ.pop("MATEX_POOL_KEY"))
     with stacks.open("w") as file, Client(str(folder / "socket"), authkey=key) as parent:

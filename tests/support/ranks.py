@@ -120,6 +120,7 @@ class Pool:
         except (EOFError, OSError):
             title = f"{_name(function)}: a process ended on {self.size - len(answers)} of {self.size} ranks"
             details = {}
+            self._workers.wait()
         else:
             return answers
         output = self._workers.output()
@@ -217,6 +218,12 @@ class _Workers:
     def ended(self) -> bool:
         """Return whether a process has ended on its own: between two tasks nothing else is heard of it."""
         return bool(wait(self._connections, 0))
+
+    def wait(self) -> None:
+        """Give the launcher time to say how a process ended."""
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            if self._process is not None:
+                self._process.wait(3)
 
     def stacks(self, without: Container[int]) -> dict[str, str]:
         """Return the stacks of all threads of the ranks that have not answered."""
