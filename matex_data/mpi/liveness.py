@@ -358,7 +358,8 @@ class Liveness:
                         await self._add(connection, self._tree.above(self.rank))
                         return True
                 except asyncio.CancelledError:
-                    connection.send(_packed("goodbye"))
+                    with suppress(OSError):
+                        connection.send(_packed("goodbye"))
                     raise
         connection.close()
         return False
