@@ -165,6 +165,7 @@ COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in COMPRESSED)
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in COMPRESSED)
 JSON_LINES_SUFFIXES = tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED)
+JSON_SUFFIXES = tuple(f".json{end}" for end in COMPRESSED)
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".tif", ".tiff", ".gif", ".bmp", ".dib", ".webp"),
     *(".fits", ".fit", ".fts", ".ppm", ".pgm", ".pbm", ".pnm", ".jp2", ".avif", ".qoi"),
@@ -174,7 +175,8 @@ IMAGE_MAGIC = (
     *((0, magic) for magic in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+")),
     (8, b"WEBP"),
 )
-BMP_BEGIN = rb"(?s)BM.{4}\0\0\0\0.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0"  # "BM" alone begins texts, too
+BMP_BEGIN = rb"(?s:BM.{4}\0\0\0\0.{4}[\x0c\x28\x34\x38\x40\x6c\x7c]\0\0\0)"  # "BM" alone begins texts, too
+COCO_BEGIN = rb"\s*\{(?s:.*?)\"images\"\s*:\s*\[\s*\{[^}]*\"file_name\"\s*:"  # annotations of images
 ZARR_BEGIN = (  # of a zip file by its first member that is no folder, or of references by their first entry
     rb"(?s)PK\x03\x04.{26}(?:[^\0]{1,200}?/.{0,64}?PK\x03\x04.{26}){0,3}(?:[^\0]{0,200}/)?(?:\.zgroup|\.zattrs|\.zarray|\.zmetadata|zarr\.json)"
     rb"|\s*\{\s*\"(?:version\"\s*:\s*1\s*,\s*\"(?:templates|gen|refs)\"|refs\"|\.zgroup\"|\.zattrs\"|\.zarray\"|\.zmetadata\")"
@@ -318,7 +320,7 @@ FORMATS: dict[str, KnownFormat] = {
         "matex_data.readers.images.reader:index",
         suffixes=IMAGE_SUFFIXES,
         magic=IMAGE_MAGIC,
-        text=BMP_BEGIN,
+        text=BMP_BEGIN + rb"|" + COCO_BEGIN,
         kind="matex_data.readers.fits.kinds:kind_of",
         collective_reader="matex_data.readers.images.reader:index_collectively",
         extra="matex_data[images]",

@@ -14,15 +14,16 @@ from matex_data.fields import RANDOM, Field
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.united import concatenate
 from matex_data.index.whole import FILE, files_as_samples
-from matex_data.readers.catalogue import check_known
+from matex_data.readers.catalogue import check_known, warn_of
 from matex_data.readers.collective import IndexingRanks, SingleRank, on_root
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.folders.files import FileValues, ImageFiles, InstanceMasks, Pages
 from matex_data.readers.images.folders.headers import ImageFacts, read_facts
 from matex_data.readers.images.folders.listing import Classes, Listing, list_images
+from matex_data.readers.images.folders.members import Values
 from matex_data.readers.images.stacks.hyperstacks import Hyperstack
 from matex_data.readers.images.stacks.index import index_stacks
-from matex_data.readers.images.texts import Texts
+from matex_data.readers.images.texts import NumberLists, Texts
 from matex_data.readers.options import check_options, takes
 from matex_data.storage.trust import NONE, Trust
 
@@ -125,7 +126,9 @@ class _Reading:
         files = {IMAGE: listing.images} | ({} if listing.masks is None else {MASK: listing.masks})
         available = [*files, *listing.columns, PATH]
         selected = available if names is None else list(names)
-        check_known(listing.path, selected, available, remedies=REMEDIES)
+        if names is None:
+            warn_of(listing.path, listing.unread)
+        check_known(listing.path, selected, available, remedies={**REMEDIES, **listing.unread})
         facts = {name: self._facts(listing, name, texts, name in selected) for name, texts in files.items()}
         pages = self._common_pages(listing, facts)
         if self.whole and pages.rows != len(listing.images):
@@ -217,9 +220,13 @@ def _or_ones(counts: Integers | None, files: int) -> Array:
     return np.ones(files, np.uint32) if counts is None else counts
 
 
-def _field(name: str, values: Array | Texts | Classes) -> Field:
+def _field(name: str, values: Values | Classes) -> Field:
     if isinstance(values, Texts):
         return Field(name, (), np.dtype(object))
+    if isinstance(values, NumberLists):
+        attributes = {"class_names": values.class_names} if values.class_names else {}
+        numbers = values.values
+        return Field(name, (), numbers.dtype, True, attributes, (None, *numbers.shape[1:]))
     if isinstance(values, Classes):
         return Field(name, (), np.dtype(np.int64), attributes={"class_names": values.names})
     return Field(name, values.shape[1:], values.dtype)
@@ -228,4 +235,5 @@ def _field(name: str, values: Array | Texts | Classes) -> Field:
 def _shared(listing: Listing) -> dict[str, str]:
     """Return the facts that all folders of a data set must share."""
     label = listing.columns.get("label")
-    return {"the classes": ", ".join(label.names)} if isinstance(label, Classes) else {}
+    names = label.names if isinstance(label, Classes) else label.class_names if isinstance(label, NumberLists) else ()
+    return {"the classes": ", ".join(names)} if names else {}

@@ -1,4 +1,4 @@
-"""Texts of many rows in one block of memory: file names, and columns of manifests."""
+"""Texts, and lists of numbers, of many rows in one block of memory: file names, and columns of manifests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
+from matex_data.index.ragged import RaggedArray, take_lists
 from matex_data.storage.objects import is_url
 
 
@@ -67,3 +68,34 @@ class Texts:
         taken = np.empty(len(numbers), object)
         taken[:] = [self[number] for number in numbers.tolist()]
         return taken
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class NumberLists:
+    """Lists of numbers, one behind the other.
+
+    Parameters
+    ----------
+    values : [numbers, ...], those of all lists.
+    end : int64[n], end of each list in ``values``.
+    class_names : names of the classes, if the numbers are classes.
+
+    Examples
+    --------
+    >>> boxes = NumberLists(np.arange(12).reshape(3, 4), np.array([2, 2, 3]))
+    >>> len(boxes), [box.shape for box in boxes.take(np.array([0, 1])).samples()]
+    (3, [(2, 4), (0, 4)])
+    """
+
+    values: Array
+    end: Integers
+    class_names: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.end)
+
+    def take(self, numbers: Integers) -> RaggedArray:
+        """Return some of the lists, copied."""
+        lengths = np.diff(self.end, prepend=0)[numbers]
+        return take_lists(self.values, self.end[numbers] - lengths, lengths)

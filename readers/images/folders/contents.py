@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from matex_data.errors import DataError, FormatError
 from matex_data.paths import natural_sorted
-from matex_data.readers.formats import IMAGE_SUFFIXES, TABLE_SUFFIXES
+from matex_data.readers.formats import IMAGE_SUFFIXES, JSON_LINES_SUFFIXES, TABLE_SUFFIXES
 from matex_data.storage.objects import is_url, names_below
 
 DEPTH = 32  # of folders in folders; more is a circle of links
@@ -133,6 +133,6 @@ def report_others(root: str, others: Sequence[str], reason: str = "are no images
     if others:
         shown = natural_sorted(others)
         names = ", ".join(map(repr, shown[:SHOWN])) + (", ..." if len(shown) > SHOWN else "")
-        tables = [name for name in shown if name.lower().endswith(TABLE_SUFFIXES)]
+        tables = [name for name in shown if name.lower().endswith((*TABLE_SUFFIXES, *JSON_LINES_SUFFIXES))]
         hint = f"; open {tables[0]!r} itself if it lists images and their labels" if tables else ""
         warnings.warn(f"{root}: {len(shown)} files {reason} and are left out: {names}{hint}", stacklevel=2)

@@ -19,12 +19,14 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.ragged import RaggedArray, scatter_lists
 from matex_data.index.scatter import scatter
 from matex_data.machine import tasks_of_window
 from matex_data.readers.images.decoding import FrameFile, ImageOptions, decode_image
 from matex_data.readers.images.folders.headers import read_file
 from matex_data.readers.images.folders.listing import Classes
-from matex_data.readers.images.texts import Texts
+from matex_data.readers.images.folders.members import Values
+from matex_data.readers.images.texts import NumberLists, Texts
 from matex_data.sampling.permutation import sample_seeds
 
 TASK_ROWS = 16  # most images of one task: its start costs as much as a tenth of the decoding of a small one
@@ -219,7 +221,7 @@ class FileValues(Layout):
     pages : rows of the files; the pages of a file have the same value.
     """
 
-    values: Array | Texts | Classes
+    values: Values | Classes
     pages: Pages
 
     block_rows = 1
@@ -231,8 +233,15 @@ class FileValues(Layout):
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._copy, rows, out))
 
+    def inner_bytes(self) -> int:
+        return self.values.values.nbytes if isinstance(self.values, NumberLists) else 0
+
     def _copy(self, rows: RowSelection, out: Array, _: Bytes) -> None:
-        scatter(out, rows.destination, self.values.take(self.pages.locate(rows.numbers)[0]))
+        values = self.values.take(self.pages.locate(rows.numbers)[0])
+        if isinstance(values, RaggedArray):
+            scatter_lists(out, rows.destination, values.offsets, values.values)
+        else:
+            scatter(out, rows.destination, values)
 
 
 NUMBERS = np.dtype(np.uint16)

@@ -12,9 +12,11 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
-from matex_data.readers.formats import JSON_LINES_SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES
+from matex_data.readers.detection import read_head
+from matex_data.readers.formats import JSON_LINES_SUFFIXES, JSON_SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import Folder, is_image, read_folder, report_others
-from matex_data.readers.images.folders.manifest import read_manifest
+from matex_data.readers.images.folders.manifest import names_images, read_manifest
+from matex_data.readers.images.folders.members import Values
 from matex_data.readers.images.folders.pairs import (
     SPLITS,
     PairFolders,
@@ -28,6 +30,7 @@ from matex_data.storage.files import is_folder
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NONE, Trust
 
+METADATA = ("metadata.jsonl", "metadata.csv")
 LAYOUTS = ("classes", "flat", "pairs", "manifest")
 
 
@@ -67,6 +70,7 @@ class Listing:
     masks : of pairs, and of a manifest with two columns of files: the masks of the images.
     mask_counts : int64[images], masks of each image; None: one each.
     columns : values for each file, by the name of the field.
+    unread : reason for each column that cannot be read, by name.
     """
 
     path: str
@@ -74,7 +78,8 @@ class Listing:
     images: Texts
     masks: Texts | None = None
     mask_counts: Integers | None = None
-    columns: Mapping[str, Array | Texts | Classes] = field(default_factory=dict)
+    columns: Mapping[str, Values | Classes] = field(default_factory=dict)
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 def list_images(
@@ -111,7 +116,8 @@ def list_images(
             continue
         listings += _list_files(files, layout)
         files = []
-        listings.append(_list_manifest(path, root, trust) if kind == "manifest" else _list_folder(path, layout, pairs))
+        is_table = kind == "manifest"
+        listings.append(_list_manifest(path, root, trust) if is_table else _list_folder(path, layout, pairs, trust))
     listings += _list_files(files, layout)
     if root is not None and any(listing.root != root for listing in listings):
         raise FormatError("root= is for manifests", file=paths[0], expected="a table of image files", found=paths[0])
@@ -145,14 +151,17 @@ def _kind(path: str, layout: str | None) -> str:
         return "file"
     if is_folder(path):
         return "folder"
-    is_table = path.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES, *JSON_LINES_SUFFIXES))
+    is_table = path.lower().endswith((*TABLE_SUFFIXES, *TEXT_SUFFIXES, *JSON_LINES_SUFFIXES, *JSON_SUFFIXES))
     return "manifest" if layout == "manifest" or is_table else "file"
 
 
 def _list_manifest(path: str, root: str | None, trust: Trust) -> Listing:
-    manifest = read_manifest(path, root, trust)
+    try:
+        manifest = read_manifest(path, root, trust)
+    except RecursionError as error:
+        raise FormatError("objects of the manifest are nested too deeply", file=path, found=error) from error
     masks = None if manifest.masks is None else Texts.of(manifest.masks)
-    return Listing(path, manifest.root, Texts.of(manifest.files), masks, columns=dict(manifest.columns))
+    return Listing(path, manifest.root, Texts.of(manifest.files), masks, None, manifest.columns, manifest.unread)
 
 
 def _list_files(files: Sequence[str], layout: str | None) -> list[Listing]:
@@ -204,7 +213,7 @@ def _by_class(path: str, names: Sequence[str]) -> dict[str, list[str]]:
     return classes
 
 
-def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None) -> Listing:
+def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None, trust: Trust) -> Listing:
     """Return the listing of a folder, by the given layout or the one that it has."""
     root = path.rstrip("/") or "/"
     top = read_folder(root)
@@ -216,6 +225,12 @@ def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None) -
             found=_contents(top),
             remedy="check the path",
         )
+    table = None if layout is not None else _metadata(root, top)
+    if table is not None:
+        listing = _list_manifest(table, None, trust)
+        listed = {os.path.normpath(file) for file in listing.images}
+        report_others(path, [file for file in top.files() if os.fsencode(file) not in listed], f"are not in {table!r}")
+        return listing
     while not top.images and len(top.folders) == 1 and not top.folders[0].images and layout in (None, "classes"):
         top = top.folders[0]  # a folder that holds nothing but a folder of folders
     may_be_pairs = layout == "pairs" or (layout is None and not top.images)
@@ -233,6 +248,12 @@ def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None) -
         others += top.images
     report_others(path, others)
     return listing
+
+
+def _metadata(root: str, top: Folder) -> str | None:
+    """Return the table of the images of a folder, as Hugging Face names it; None: there is none."""
+    tables = [f"{root}/{name}" for name in METADATA if name in top.others]
+    return next((table for table in tables if names_images(table, read_head(table))), None)
 
 
 def _contents(folder: Folder) -> str:

@@ -1,11 +1,11 @@
-"""Manifests: tables, or JSON Lines, with a column of image files, and labels or targets beside it."""
+"""Manifests: tables, JSON Lines or annotations of COCO that name image files, with labels or targets beside them."""
 
 from __future__ import annotations
 
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,9 @@ from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.paths import existing_files
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_binary
 from matex_data.readers.csv.options import MISSING
+from matex_data.readers.images.folders.coco import read_coco
 from matex_data.readers.images.folders.contents import is_image
+from matex_data.readers.images.folders.members import Values, columns_of, values_of
 from matex_data.readers.images.texts import Texts
 from matex_data.readers.text.compression import plain_head, plain_text, stored_as
 from matex_data.storage.files import read_bytes
@@ -39,12 +41,14 @@ class Manifest:
     files : of the images, relative to ``root`` or absolute.
     columns : the other columns, by name.
     masks : files of a second column of images, likewise; None: there is none.
+    unread : reason for each column that cannot be read, by name.
     """
 
     root: str
     files: list[str]
-    columns: Mapping[str, Array | Texts]
+    columns: Mapping[str, Values]
     masks: list[str] | None = None
+    unread: Mapping[str, str] = field(default_factory=dict)
 
 
 def names_images(path: str, head: bytes, root: str | None = None) -> bool:
@@ -94,20 +98,20 @@ def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Ma
     FormatError : no column holds names of images, or a record has another number of fields.
     DataError : the table cannot be read, or an image does not exist, or is not trusted.
     """
-    text = _text(path)
+    text, folder = _text(path), _root(path, root)
+    trust |= Trust.of([folder])
+    annotated = read_coco(path, text)
+    if annotated is not None:
+        names_of_files, values, unread = annotated
+        return Manifest(folder, _files(path, folder, names_of_files, trust), values, unread=unread)
     lines = _is_lines(text)
     names, columns = _columns_of_lines(path, text) if lines else _columns_of_table(path, text)
     at = _image_columns(path, [column[0].strip() if isinstance(column[0], str) else "" for column in columns])
-    folder = _root(path, root)
-    files = [_names(path, columns[column]) for column in at]
-    for of_column in files:
-        _check_files(path, folder, of_column, trust | Trust.of([folder]))
-    if is_url(folder):  # whose store does not know ".."
-        files = [[joined(folder, file) if ".." in file else file for file in of_column] for of_column in files]
+    files = [_files(path, folder, columns[column], trust) for column in at]
     others = _others(names, at, len(columns))
     _check_names(path, others, len(at))
-    values_of = _json_values if lines else _values
-    values = {name: values_of(columns[column]) for column, name in others.items()}
+    read = values_of if lines else _values
+    values = {name: read(columns[column]) for column, name in others.items()}
     return Manifest(folder, files[0], values, files[1] if len(at) > 1 else None)
 
 
@@ -169,37 +173,31 @@ def _columns_of_lines(path: str, text: bytes) -> tuple[list[str], list[list[Any]
             ) from error
     if not objects:
         raise _empty(path)
-    names = list(dict.fromkeys(name for members in objects for name in members))
-    return names, [[members.get(name) for members in objects] for name in names]
+    columns = columns_of(objects)
+    return list(columns), list(columns.values())
 
 
 def _empty(path: str) -> FormatError:
     return FormatError("the manifest is empty", file=path, expected="a record for each image", found="no record")
 
 
-def _names(path: str, column: Sequence[Any]) -> list[str]:
-    """Return the names of files; raise ``FormatError`` for an object without one."""
+def _files(path: str, folder: str, column: Sequence[Any], trust: Trust) -> list[str]:
+    """Return the names of files.
+
+    Raises
+    ------
+    FormatError : an object has none.
+    DataError : a file does not exist, or is not trusted.
+    """
     for row, value in enumerate(column):
         if not isinstance(value, str):
             raise FormatError(
                 "an object of the manifest names no image", file=path, row=row, expected="a text", found=repr(value)
             )
-    return [value.strip() for value in column]
-
-
-def _json_values(column: Sequence[Any]) -> Array | Texts:
-    """Return values of JSON as int64, bool or float64, where NaN stands for None; or else as texts, lists as JSON."""
-    present = [value for value in column if value is not None]
-    kinds = {type(value) for value in present}
-    whole = len(present) == len(column)
-    if kinds == {bool} and whole:
-        return np.array(column)
-    if kinds == {int} and whole and all(abs(value) < 1 << 63 for value in present):
-        return np.array(column, np.int64)
-    if kinds and kinds <= {int, float}:
-        return np.array([np.nan if value is None else float(value) for value in column])
-    texts = ("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in column)
-    return Texts.of(list(texts))
+    files = [value.strip() for value in column]
+    _check_files(path, folder, files, trust)
+    # a store does not know ".."
+    return [joined(folder, file) if ".." in file else file for file in files] if is_url(folder) else files
 
 
 def _dialect(text: bytes) -> Dialect:

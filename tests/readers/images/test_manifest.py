@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -71,9 +72,67 @@ def test_json_lines_as_hugging_face_writes_them(tmp_path: Path) -> None:
     same(found["label"], np.array([2, 0, 1]))
     same(found["weight"], np.array([np.nan, 1.5, np.nan]))
     assert found["code"].tolist() == [b"002", b"000", b"001"], "a text is no number"
-    assert found["box"].tolist() == [b"[1, 2]", b"[1, 0]", b"[1, 1]"]
+    same(np.stack(found["box"]), np.array([[1, 2], [1, 0], [1, 1]]))
     assert found["wild"].tolist() == [b"", b"true", b""]
     assert set(open_dataset(path, format="jsonl").schema) >= {"file_name", "label"}
+
+
+def test_objects_of_images_are_lists(tmp_path: Path) -> None:
+    """As Hugging Face's data sets of object detection have them: lists of numbers, and of boxes, beside texts."""
+    images(tmp_path)
+    rows: list[dict[str, Any]] = [
+        {"objects": {"bbox": [[302.0, 109, 73.5, 52], [1, 2, 3, 4]], "categories": [3, 0], "names": ["cat", "dog"]}},
+        {"objects": {"bbox": [], "categories": [], "names": []}, "huge": 10**400, "mixed": [1, [2]]},
+        {"objects": None, "huge": 1, "mixed": [None]},
+    ]
+    lines = [json.dumps({"file_name": f"pictures/{number}.png", **row}) for number, row in enumerate(rows)]
+    data = open_dataset(write(tmp_path, "\n".join(lines), "metadata.jsonl"))
+    found = data.load()
+    assert (data.schema["objects.bbox"].inner, data.schema["objects.categories"].inner) == ((None, 4), (None,))
+    assert [boxes.tolist() for boxes in found["objects.bbox"]] == [rows[0]["objects"]["bbox"], [], []]
+    assert [kinds.tolist() for kinds in found["objects.categories"]] == [[3, 0], [], []]
+    assert found["objects.names"].tolist() == [b'["cat", "dog"]', b"[]", b""]
+    assert found["huge"].tolist() == [b"", str(10**400).encode(), b"1"]
+    assert found["mixed"].tolist() == [b"", b"[1, [2]]", b"[null]"]
+
+
+def test_deep_objects(tmp_path: Path) -> None:
+    images(tmp_path)
+    deep: dict[str, Any] = {"x": 1}
+    for _ in range(100):
+        deep = {"a": deep}
+    line = json.dumps({"file_name": "pictures/0.png", "a": deep, "b": {"c": 2}, "b.c": 3})
+    found = open_dataset(write(tmp_path, line, "metadata.jsonl")).load()
+    assert found["b.c"].tolist() == [3] and found["b"].tolist() == [b'{"c": 2}']
+    (name,) = (name for name in found if name.startswith("a."))
+    assert json.loads(found[name][0])["a"]
+
+
+def test_no_depth_of_lists_is_another_error(tmp_path: Path) -> None:
+    images(tmp_path)
+    for depth in range(900, 1000):  # at one of which Python parses the line, and does not write it again
+        write(tmp_path, '{"file_name": "pictures/0.png", "x": ' + "[" * depth + "]" * depth + "}", "metadata.jsonl")
+        with contextlib.suppress(FormatError):
+            open_dataset(tmp_path / "metadata.jsonl", format="images")
+
+
+@pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
+def test_metadata_beside_the_images(tmp_path: Path, name: str) -> None:
+    """As Hugging Face's ``imagefolder`` reads it: the folder is enough, and images that are not listed are left out."""
+    images(tmp_path)
+    folder = tmp_path / "pictures"
+    frame = pd.DataFrame({"file_name": ["2.png", "./0.png"], "label": [5, 7]})
+    table = frame.to_csv(index=False) if name.endswith("csv") else frame.to_json(orient="records", lines=True)
+    write(folder, table, name)
+    with pytest.warns(UserWarning, match=r"1 files are not in .*metadata.* left out: '1.png'"):
+        found = open_dataset(folder).load()
+    same(found["image"], np.stack([picture(2), picture(0)]))
+    assert found["label"].tolist() == [5, 7]
+    with pytest.warns(UserWarning, match=rf"1 files are no images[\s\S]*open '{name}' itself"):
+        assert set(open_dataset(folder, layout="flat").schema) == {"image", "path"}
+    write(folder, '{"file_name": "absent.png"}\n' if name.endswith("l") else "file_name,label\nabsent.png,1\n", name)
+    with pytest.warns(UserWarning, match="1 files are no images"):
+        assert len(open_dataset(folder)) == 3
 
 
 @pytest.mark.parametrize(
