@@ -271,6 +271,12 @@ FORMATS: dict[str, KnownFormat] = {
         magic=((0, b"- of UlmASE-Trajectory"),),
         extra="matex_data[atoms]",
     ),
+    "asedb": KnownFormat(
+        "matex_data.readers.atoms.database:index",
+        text=rb"SQLite format 3\0(?s:.*?)CREATE TABLE systems \(",  # other databases are not read
+        extra="matex_data[atoms]",
+        concurrent=True,
+    ),
     "root": KnownFormat(
         "matex_data.readers.root.reader:index",
         suffixes=(".root",),

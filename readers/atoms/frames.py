@@ -5,22 +5,24 @@ Names and units are those of ASE, https://ase-lib.org/ase/units.html: positions 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.io.extxyz import per_atom_properties
 
-from matex_data._types import Array
+from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import PARTLY_MISSING, Field
 from matex_data.index.combined import missing_value
-from matex_data.index.model import Index
+from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
+from matex_data.index.model import EMPTY, Index, ReadRequest
 from matex_data.index.scatter import RowIndices
-from matex_data.index.table import Table
+from matex_data.index.table import Outputs, Table
 from matex_data.index.united import united
 from matex_data.readers.catalogue import Catalogue, file_of_table
 
@@ -67,14 +69,14 @@ def _plain(value: Any) -> Array:
     return found.astype(object) if found.dtype.kind == "S" and not found.ndim else found
 
 
-def frames_of(path: str, frames: Sequence[Atoms], table: Callable[[Mapping[str, Field]], Table]) -> Catalogue:
+def frames_of(path: str, frames: Sequence[FrameValues], table: Callable[[Mapping[str, Field]], Table]) -> Catalogue:
     """Return the catalogue of the fields that any of some frames have; those that others lack are marked.
 
     Parameters
     ----------
     table : returns the table of the frames with chosen fields.
     """
-    every = [_schema(FrameValues.of(atoms)) for atoms in frames]
+    every = [_schema(values) for values in frames]
     known: dict[str, Field] = {}
     unread: dict[str, str] = {}
     for name in dict.fromkeys(name for schema in every for name in schema):
@@ -116,7 +118,7 @@ def _units(name: str) -> dict[str, Any]:
     return {"units": UNITS[name]} if name in UNITS else {}
 
 
-def columns_of(path: str, row: int, frames: Sequence[Atoms], fields: Mapping[str, Field]) -> dict[str, Array]:
+def columns_of(path: str, row: int, frames: Sequence[FrameValues], fields: Mapping[str, Field]) -> dict[str, Array]:
     """Return the values of frames by field: [frames, ...], those of atoms as objects.
 
     Parameters
@@ -127,8 +129,7 @@ def columns_of(path: str, row: int, frames: Sequence[Atoms], fields: Mapping[str
     ------
     DecodeError : a frame lacks a field, or has another kind of it.
     """
-    every = [FrameValues.of(atoms) for atoms in frames]
-    return {name: _column(path, row, every, field) for name, field in fields.items()}
+    return {name: _column(path, row, frames, field) for name, field in fields.items()}
 
 
 def _column(path: str, row: int, every: Sequence[FrameValues], field: Field) -> Array:
@@ -168,6 +169,66 @@ def assign(column: Array, rows: RowIndices, out: Array, destination: RowIndices)
     places = range(len(out))[destination] if isinstance(destination, slice) else destination.tolist()
     for place, value in zip(places, column[rows], strict=True):
         out[place] = value
+
+
+BLOCK_ROWS = 16  # of files of which a library reads each frame alone
+LOOKED_AT = 4096  # frames of such a file, evenly over it, whose properties are compared
+
+
+def looked_at(rows: int) -> list[int]:
+    """Return the numbers of the frames that tell the fields of a file."""
+    return np.unique(np.linspace(0, rows - 1, LOOKED_AT, dtype=np.int64)).tolist() if rows else []
+
+
+@dataclass(frozen=True, eq=False)
+class LibraryFrames(DecodedBlocks):
+    """Fields of frames that a library reads, `BLOCK_ROWS` at a time. A subclass implements ``frames``.
+
+    Parameters
+    ----------
+    fields : by name.
+    frame_bytes : size of a frame in memory, about.
+    """
+
+    fields: Mapping[str, Field]
+    frame_bytes: int
+
+    @abstractmethod
+    def frames(self, block: int) -> list[FrameValues]:
+        """Read the frames of a block; whatever it raises says that they are damaged."""
+
+    @property
+    def width(self) -> int:  # type: ignore[override]
+        return len(self.fields)
+
+    def inner_bytes(self, name: str) -> int:
+        return self.frame_bytes * self.rows if self.fields[name].ragged else 0
+
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return self.frame_bytes * BLOCK_ROWS
+
+    def key(self, block: int, outs: Outputs) -> tuple[Any, ...]:
+        return self, block, tuple(name for name, _ in outs)
+
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
+        for i in positions.tolist():
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
+
+    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
+        assign(block[name], rows, out, destination)
+
+    def _decode(self, selection: SelectedBlocks, i: int, _: Bytes) -> None:
+        self.decode_block(selection, i, self._read)
+
+    def _read(self, block: int, names: Sequence[str]) -> dict[str, Array]:
+        start, stop = self.edges[block : block + 2].tolist()
+        try:
+            frames = self.frames(block)
+            if len(frames) != stop - start:
+                raise ValueError(f"{len(frames)} frames, not {stop - start}")
+        except Exception as error:  # libraries raise errors of many kinds
+            raise DecodeError("the frames cannot be read", file=self.path, row=start, found=error) from error
+        return columns_of(self.path, start, frames, {name: self.fields[name] for name in names})
 
 
 def unreadable(path: str, error: Exception, **facts: Any) -> FormatError:

@@ -22,7 +22,7 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
-from matex_data.readers.atoms.frames import assign, columns_of, frames_of, unreadable
+from matex_data.readers.atoms.frames import FrameValues, assign, columns_of, frames_of, unreadable
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
@@ -112,10 +112,10 @@ def _no_frame(path: str, byte: int, expected: str, found: str) -> FormatError:
     return FormatError("the file is no XYZ, or truncated", file=path, byte=byte, expected=expected, found=found)
 
 
-def _parsed(text: bytes) -> list[Atoms]:
+def _parsed(text: bytes) -> list[FrameValues]:
     # Otherwise ASE reads on one rank, and sends the frames to all others, which read others here.
     frames: list[Atoms] = ase.io.read(io.StringIO(text.decode()), index=":", format="extxyz", parallel=False)
-    return frames
+    return [FrameValues.of(atoms) for atoms in frames]
 
 
 @declared

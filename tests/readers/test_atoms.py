@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sqlite3
 import warnings
 from pathlib import Path
 from typing import Any
 
+import ase.db
 import ase.io
 import numpy as np
 import pytest
@@ -184,3 +186,115 @@ def test_compressed_frames_are_read_like_plain_ones(tmp_path: Path, end: str, st
     packed.write_bytes(packed.read_bytes()[:-20])
     with pytest.raises(DataError, match=r"packed\.xyz"):
         open_dataset(packed, comm=MPI.COMM_SELF)
+
+
+def write_database(path: Path, every: list[Atoms], **data: Any) -> None:
+    """Write rows with their notes as key-value pairs, and arrays beside; rows that are deleted again leave gaps."""
+    with ase.db.connect(path) as database:
+        for row, atoms in enumerate(every):
+            beside = {name: values[row] for name, values in data.items()}
+            gone = database.write(atoms) if row % 10 == 7 else None
+            database.write(atoms, key_value_pairs=dict(atoms.info), data=beside)
+            if gone is not None:
+                database.delete([gone])
+
+
+def of_database(path: Path) -> list[Atoms]:
+    """Return the rows as ASE makes frames of them."""
+    with ase.db.connect(path) as database:
+        rows = list(database.select())
+    every = [row.toatoms() for row in rows]
+    for atoms, row in zip(every, rows, strict=True):
+        atoms.info = row.key_value_pairs
+    return every
+
+
+class TestDatabase(FormatSuite):
+    def write(self, folder: Path) -> Case:
+        first = np.cumsum((0, *ROWS[:-1])).tolist()
+        paths = [folder / f"part{i}.db" for i in range(len(ROWS))]
+        for path, rows, at in zip(paths, ROWS, first, strict=True):
+            write_database(path, frames(rows, at))
+        every = [atoms for path in paths for atoms in of_database(path)]
+        return Case(str(folder), expected(every), "run")
+
+    def damage(self, folder: Path) -> Case:
+        case = self.write(folder)
+        with sqlite3.connect(folder / "part0.db") as connection:
+            connection.execute("UPDATE systems SET positions = x'0102' WHERE id = (SELECT MAX(id) - 70 FROM systems)")
+        connection.close()
+        return case
+
+
+def test_what_lies_in_the_data_of_a_database(tmp_path: Path) -> None:
+    """As SchNetPack keeps its properties: arrays in ``data``, for each atom if they are as long as the frame."""
+    every, rng = frames(40), np.random.default_rng(0)
+    forces = [rng.normal(size=(len(atoms), 3)).astype("f4") for atoms in every]
+    gap = rng.normal(size=(40, 1))
+    notes = [{"nested": True}] * 40
+    for i, atoms in enumerate(every):
+        atoms.calc = None
+        atoms.info = {"set": f"train{i}", "good": bool(i % 2), "kelvin": 300} if i else {"set": "x", "kelvin": 1.5}
+        atoms.pbc = [True, False, bool(i % 2)]
+    write_database(
+        tmp_path / "a.db", every, **{"own forces": forces, "gap": gap, "tuple": [[1, 2]] * 40, "notes": notes}
+    )
+    data = open_dataset(tmp_path / "a.db", comm=MPI.COMM_SELF)
+    found = data.load()
+    with ase.db.connect(tmp_path / "a.db") as database:
+        rows = list(database.select())
+    for i, row in enumerate(rows):
+        same(found["data.own forces"][i], row.data["own forces"])
+        same(found["positions"][i], row.positions)
+        assert found["data.gap"][i].tolist() == row.data["gap"].tolist() and found["data.tuple"][i].tolist() == [1, 2]
+        assert found["set"][i].decode() == row.set and found["kelvin"][i] == row.kelvin
+        assert found["pbc"][i].tolist() == row.pbc.tolist()
+    assert data.schema["data.own forces"].dtype == np.float32 and "data.notes" not in data.schema
+    assert np.isnan(found["good"][0]) and found["good"][1] == 1
+
+
+def _sql(path: Path, *statements: str) -> None:
+    with sqlite3.connect(path) as connection:
+        for statement in statements:
+            connection.execute(statement)
+    connection.close()
+
+
+ENDLESS = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i AS id FROM n"
+
+
+@pytest.mark.parametrize(
+    ("statements", "message"),
+    [
+        (("ALTER TABLE systems RENAME TO other", f"CREATE VIEW systems AS {ENDLESS}"), "no table of ASE"),
+        (("ALTER TABLE systems RENAME TO other", "CREATE VIRTUAL TABLE systems USING fts5(id)"), "no table of ASE"),
+        (("ALTER TABLE systems ADD COLUMN x AS (length(positions))",), "computed columns"),
+        (("ALTER TABLE systems DROP COLUMN positions",), "cannot be read"),
+        (("UPDATE information SET value = 4 WHERE name = 'version'",), "ase.db.convert"),
+        (("UPDATE systems SET data = x'ffffffffffffff7f'",), "cannot be read"),
+        (("UPDATE systems SET forces = 'text'",), "cannot be read"),
+        (("UPDATE systems SET energy = zeroblob(1000000)",), "cannot be read"),
+        (('UPDATE systems SET data = \'{"a": {"__ndarray__": [[100000000000], "float64", [1]]}}\'',), "cannot be read"),
+        (("DELETE FROM systems",), "no rows"),
+    ],
+)
+def test_nothing_in_a_database_runs_or_is_trusted(
+    tmp_path: Path, statements: tuple[str, ...], message: str | None
+) -> None:
+    path = tmp_path / "a.db"
+    write_database(path, frames(5))
+    _sql(path, *statements)
+    with pytest.raises(FormatError, match=message):
+        open_dataset(path, format="asedb", comm=MPI.COMM_SELF)
+
+
+def test_a_database_that_is_being_written(tmp_path: Path) -> None:
+    path = tmp_path / "a.db"
+    write_database(path, frames(5))
+    before = path.read_bytes()
+    Path(f"{path}-journal").write_bytes(b"x" * 512)
+    with pytest.raises(FormatError, match=r"being written[\s\S]*a\.db-journal"):
+        open_dataset(path)
+    Path(f"{path}-journal").write_bytes(b"")
+    assert len(open_dataset(path)) == 5 and path.read_bytes() == before
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["a.db", "a.db-journal"]
