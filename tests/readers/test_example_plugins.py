@@ -20,6 +20,7 @@ from tests.support.launch import ROOT
 from tests.support.plugins import installed
 from tests.support.ranks import Pool, Pools
 
+asdf = pytest.importorskip("asdf")
 eccodes = pytest.importorskip("eccodes")
 nibabel = pytest.importorskip("nibabel")
 pydicom = pytest.importorskip("pydicom")
@@ -30,7 +31,7 @@ LEVELS, TIMES = (1000, 850, 500), (0, 6, 12, 18)
 @pytest.fixture(scope="module", autouse=True)
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """Install the packages."""
-    folders = [ROOT / "examples" / "plugins" / name for name in ("nifti", "dicom", "grib")]
+    folders = [ROOT / "examples" / "plugins" / name for name in ("nifti", "dicom", "grib", "asdf")]
     with installed(tmp_path_factory.mktemp("plugins"), *folders) as folder:
         yield folder
 
@@ -200,6 +201,91 @@ def _decoded(path: Path) -> Iterator[tuple[str, np.ndarray[Any, Any]]]:
         while (handle := eccodes.codes_grib_new_from_file(file)) is not None:
             yield eccodes.codes_get(handle, "shortName"), eccodes.codes_get_values(handle)
             eccodes.codes_release(handle)
+
+
+class TestAsdf(PluginSuite):
+    FILE = "visit{}.asdf"
+
+    def write_file(self, path: Path, rows: int, seed: int) -> dict[str, np.ndarray[Any, Any]]:
+        rng = np.random.default_rng(seed)
+        tree = {"meta": {"exposure": 1.5}, "roman": {"data": rng.normal(size=(rows, 4, 5)).astype(">f4"), "dq": None}}
+        tree["roman"]["dq"] = rng.integers(0, 9, (rows, 4), np.uint16)
+        asdf.AsdfFile(tree).write_to(path)
+        with asdf.open(path) as read:
+            return {
+                f"roman/{name}": np.array(read["roman"][name]).astype(kind)
+                for name, kind in (("data", "f4"), ("dq", "u2"))
+            }
+
+
+def _write_asdf(path: Path, tree: dict[str, Any], **options: Any) -> Path:
+    asdf.AsdfFile(tree).write_to(path, **options)
+    return path
+
+
+@pytest.mark.parametrize("packing", ["zlib", "bzp2"])
+def test_compressed_arrays_of_asdf(tmp_path: Path, packing: str) -> None:
+    """Also several views of one block, and arrays with several names."""
+    rng = np.random.default_rng(0)
+    whole, ids = rng.normal(size=(30, 6)), np.arange(30)
+    path = _write_asdf(tmp_path / "a.asdf", {"x": whole, "ids": [ids], "again": ids}, all_array_compression=packing)
+    found = _loaded(path)
+    assert set(found) == {"x", "again"}
+    np.testing.assert_array_equal(found["x"], whole)
+    data = md.open_dataset(path, inputs=["x", "again"], comm=MPI.COMM_SELF)
+    for batch in data.batches(7, shuffle=True, seed=1):
+        np.testing.assert_array_equal(batch["x"], whole[batch["again"]])
+    content = path.read_bytes()
+    at = content.rindex(b"\xd3BLK") + 60
+    path.write_bytes(content[:at] + bytes(40) + content[at + 40 :])
+    with pytest.raises(DataError, match=r"a\.asdf"):
+        _loaded(path)
+
+
+def test_arrays_of_asdf_that_are_left_out(tmp_path: Path) -> None:
+    rows = np.arange(20.0).reshape(10, 2)
+    masked = np.ma.masked_array(np.arange(10), np.arange(10) < 5)
+    tree = {
+        "rows": rows,
+        "half": rows[5:],
+        "columns": np.asfortranarray(rows),
+        "masked": masked,
+        "text": np.array(["a"] * 10),
+    }
+    path = _write_asdf(tmp_path / "a.asdf", {**tree, "more": np.arange(10), "records": np.zeros(10, "i4,f4")})
+    with pytest.warns(UserWarning, match=r"5 arrays[\s\S]*'half': it has 5 rows, others 10[\s\S]*transposed"):
+        found = _loaded(path)
+    assert set(found) == {"rows", "more"}
+    np.testing.assert_array_equal(found["rows"], rows)
+    inline = _write_asdf(tmp_path / "b.asdf", {"x": np.arange(9)}, all_array_storage="inline")
+    with pytest.raises(FormatError, match="lies in the tree"):
+        _loaded(inline)
+
+
+def test_a_stream_of_asdf_has_the_rows_that_are_there(tmp_path: Path) -> None:
+    path, rows = tmp_path / "a.asdf", np.random.default_rng(0).normal(size=(11, 3))
+    with path.open("wb") as file:
+        asdf.AsdfFile({"x": asdf.tags.core.Stream([3], np.float64)}).write_to(file)
+        file.write(rows.tobytes())
+    np.testing.assert_array_equal(_loaded(path)["x"], rows)
+
+
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        (b"shape: [30, 6]", b"shape: [90, 9]"),
+        (b"shape: [30, 6]", b"shape: [-3, 6]"),
+        (b"source: 0", b"source: 9"),
+        (b"datatype: float64", b"datatype: [1, 2]"),
+        (b"source: 0", b"source: !!python/object/apply:os.getcwd []"),
+        (b"x: ", b"y: *x "),
+    ],
+)
+def test_damaged_files_of_asdf(tmp_path: Path, before: bytes, after: bytes) -> None:
+    path = _write_asdf(tmp_path / "a.asdf", {"x": np.zeros((30, 6))})
+    path.write_bytes(path.read_bytes().replace(before, after))
+    with pytest.raises(FormatError, match=r"a\.asdf"):
+        _loaded(path)
 
 
 def test_no_frame_is_decoded_and_no_volume_read_to_index_a_file(
