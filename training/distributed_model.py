@@ -381,13 +381,14 @@ class DistributedModel:
 
 
 def replace_function(
-    replacements: Replacements, model: Any, kind: str, call: Callable[[Callable[[Any], Any], Any], Any]
+    replacements: Replacements, model: Any, kind: str, call: Callable[[Callable[..., Any], Any], Any]
 ) -> None:
     """Run the steps of a model by a function of its train, test or predict function, as it then is, and the data.
 
     Parameters
     ----------
     kind : "train", "test" or "predict".
+    call : gets the function, which with ``single=True`` runs one step of an execution, and the data.
     """
     replacements.set(model, f"{kind}_function", getattr(model, f"{kind}_function"))
     replacements.set(model, f"make_{kind}_function", FunctionMaker(model, kind, call))
@@ -402,22 +403,36 @@ class FunctionMaker:
     wrapped : the model's own method.
     """
 
-    def __init__(self, model: Any, kind: str, call: Callable[[Callable[[Any], Any], Any], Any]) -> None:
+    def __init__(self, model: Any, kind: str, call: Callable[[Callable[..., Any], Any], Any]) -> None:
         self._name = f"{kind}_function"
         self.wrapped = getattr(model, f"make_{self._name}")
         self._model, self._call, self._function = model, call, getattr(model, self._name)
+        self._single: Any = None
 
     def __call__(self, force: bool = False) -> Any:
         """Make the function."""
         anew = force or getattr(self._model, self._name) is None
-        object.__setattr__(self._model, self._name, None if anew else self._function)
-        self.wrapped(force)
-        self._function = getattr(self._model, self._name)
+        self._single = None if anew else self._single
+        self._function = self._made(None if anew else self._function, force)
         object.__setattr__(self._model, self._name, self._run)
         return self._run
 
+    def _made(self, before: Any, force: bool) -> Any:
+        object.__setattr__(self._model, self._name, before)
+        self.wrapped(force)
+        return getattr(self._model, self._name)
+
     def _run(self, data: Any) -> Any:
-        return self._call(lambda given: self._function(given), data)
+        return self._call(self._of_model, data)
+
+    def _of_model(self, data: Any, single: bool = False) -> Any:
+        if not single:
+            return self._function(data)
+        with replaced(self._model, steps_per_execution=1):
+            if self._single is None:
+                self._single = self._made(None, True)
+                object.__setattr__(self._model, self._name, self._run)
+            return self._single(data)
 
 
 def open_context(model: Any) -> DistributedModel | None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import random
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Literal
 
 import tensorflow as tf
 
 from matex_data.mpi.activity import busy
-from matex_data.training.checking.batches import union_spec
+from matex_data.training.checking.batches import taken, union_spec
 from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.shards import ShardComparison
@@ -19,9 +21,6 @@ from matex_data.training.exact.variables import check_equal_weights
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
-
-
-import random
 
 LATER = (1.5, 2.5)
 """Bounds of the steps before a check, in multiples of those before the latest one."""
@@ -67,6 +66,10 @@ class CheckSchedule:
             return True
         factor = END if last_of_fit else EARLIER if first_of_epoch or first_of_fit else LATER[1]
         return self.steps >= min(self._next, max(1, factor * self.checked))
+
+    def due_before(self, steps: int) -> bool:
+        """Return whether one of the steps up to this number may be due by their number alone."""
+        return self.checked is None or steps > min(self._next, max(1, LATER[1] * self.checked))
 
     def note_check(self) -> None:
         """Note that the next step is checked."""
@@ -129,6 +132,53 @@ class SelfCheck:
             return True  # the data are compared, also of models that need no check
         due |= self._distributed.watch.due
         return position.get("first_of_fit", False) or (self.active and (due or self._decides_anew()))
+
+    def execute(
+        self,
+        run: Callable[..., Any],
+        iterator: Any,
+        spec: Any,
+        union: Any,
+        of_root: Callable[[bool], Callable[[list[Any]], list[Any]] | None] = lambda due: None,
+        **position: bool,
+    ) -> Any:
+        """Run an execution of steps, each after its check if one is due; return its logs. *Collective*.
+
+        Of several steps, each is run by itself where one of them may be checked: a check needs the weights that the
+        steps before have left.
+
+        Parameters
+        ----------
+        run : train function of the model, see ``replace_function``.
+        spec : element spec of the batches.
+        union : that of the batches of all ranks.
+        of_root : given whether a check is due, returns what replaces the batches; None: nothing does.
+        position : see ``due``.
+        """
+        count = self._distributed.model.steps_per_execution
+        due = self.due(**position)
+        replace = of_root(due)
+        if not (due or replace or (count > 1 and self._due_within(count))):
+            self.schedule.steps += count
+            return run(iterator)
+        batches, iterator = taken(iterator, count, spec, *filter(None, [replace]))
+        if batches and due:
+            self.before_step(batches[0], union)
+        if not batches or not self.active or count == 1:
+            self.schedule.steps += count
+            return run(iterator)
+        for i, batch in enumerate(batches):
+            if i and self.due():
+                self.before_step(batch, union)
+            logs = run(iterator, single=True)
+            self.schedule.steps += 1
+        return logs
+
+    def _due_within(self, count: int) -> bool:
+        """Return whether one of the next steps may have to be checked."""
+        probe = self._comparison.probe
+        decides = self._mode != "first" and probe is not None and probe.decisions.some
+        return self.active and (decides or self.schedule.due_before(self.schedule.steps + count))
 
     def _decides_anew(self) -> bool:
         """Return whether the next step decides by variables in a way in which no checked step did."""

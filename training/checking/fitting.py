@@ -58,23 +58,17 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         """Check the model again if that is due. *Collective* then."""
         self.check.after_training()
 
-    def _checked(self, run: Callable[[Any], Any], iterator: Any) -> Any:
-        """Run an execution of steps, after the check of its first batch if one is due. *Collective*.
+    def _checked(self, run: Callable[..., Any], iterator: Any) -> Any:
+        """Run an execution of steps, with the checks that are due. *Collective*.
 
         Parameters
         ----------
         run : the train function of the model, as it is when this is called.
         """
-        schedule, executed = self.check.schedule, self.model.steps_per_execution
-        due = self.check.due(first_of_fit=self._first_of_fit, first_of_epoch=self._first_of_epoch)
+        position = {"first_of_fit": self._first_of_fit, "first_of_epoch": self._first_of_epoch}
         self._first_of_fit = self._first_of_epoch = False
-        if self.check.active and due:
-            spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
-            batches, iterator = taken(iterator, executed, spec)
-            if batches:
-                self.check.before_step(batches[0], self.check.spec_of_union(spec))
-        schedule.steps += executed
-        return run(iterator)
+        spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
+        return self.check.execute(run, iterator, spec, self.check.spec_of_union(spec), **position)
 
 
 @functools.cache

@@ -121,6 +121,10 @@ class Decisions:
     graph : function graph of a step without communication.
     own : its inputs that may differ between the ranks: the batch, and the handles of such variables.
     variables : those of TensorFlow that the step uses.
+
+    Attributes
+    ----------
+    some : there are such values.
     """
 
     def __init__(self, graph: Any, own: Iterable[Any], variables: Sequence[Any]) -> None:
@@ -131,6 +135,7 @@ class Decisions:
         self._seen: set[tuple[int, int]] = set()
         self._written: list[Any] = []
         self._evaluate: Any = None
+        self.some = bool(known)
         if known:
             ops = {op.name: op for of_tensor in known.values() for op in of_tensor}
             outside = {inner.name: outer for outer, inner in graph.captures}

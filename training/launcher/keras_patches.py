@@ -21,7 +21,7 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import collective
 from matex_data.mpi.communicator import Equal
-from matex_data.training.checking.batches import taken, without_optionals
+from matex_data.training.checking.batches import without_optionals
 from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
 from matex_data.training.checking.fitting import TestCheck
 from matex_data.training.checking.forward import ForwardProofs
@@ -29,7 +29,7 @@ from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.rows import RowCheck
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, check_not_alone
-from matex_data.training.distributed_model import DistributedModel
+from matex_data.training.distributed_model import DistributedModel, replace_function
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_same, difference
 from matex_data.training.exact.errors import unwrapped_errors
@@ -77,6 +77,7 @@ class PatchedCall:
 
     Attributes
     ----------
+    check : see above.
     spec : element spec of the first dataset; None before Keras iterates over it.
     whole_batches : every rank gets whole batches, of which the training step selects its rows.
     steps : number of batches of every rank, to which empty batches pad shorter data; None: do not pad.
@@ -101,9 +102,10 @@ class PatchedCall:
         self._channel = channel
         self._distributed = distributed
         self._may_evaluate = may_evaluate
-        self._check = check
+        self.check = check
         self._record_sizes = record_sizes
         self._epochs, self._epoch = epochs, -1
+        self._position: dict[str, bool] = {}
         self.spec: Any = None
         self.whole_batches = False
         self.steps: int | None = None
@@ -113,7 +115,7 @@ class PatchedCall:
     def shard(self, dataset: Any, x: Any) -> Any:
         """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
-        trains = first and self._check is not None  # the first dataset is that of training
+        trains = first and self.check is not None  # the first dataset is that of training
         lockstep = self.test is not None and self.test.lockstep and not trains
         if not is_sharded(x):
             if trains:
@@ -134,7 +136,7 @@ class PatchedCall:
 
     def trains(self) -> bool:
         """Return whether the next dataset is that of training."""
-        return self._check is not None and self.spec is None
+        return self.check is not None and self.spec is None
 
     def steps_of_test(self, steps: int | None, local: bool) -> int | None:
         """Return the largest number of batches of any rank for the next evaluation; None if nothing is to be padded.
@@ -146,14 +148,14 @@ class PatchedCall:
         steps : number of batches of this rank; None: unknown.
         local : the data is sharded.
         """
-        if self.test is None or (self._check is not None and self.spec is None):
+        if self.test is None or (self.check is not None and self.spec is None):
             return None
         by_rank = self._channel.host.allgather_object(steps) if local else [steps]
         self.test.set_lockstep(not local or None not in by_rank)
         return max(by_rank) if local and self.test.lockstep else None
 
     def checked_steps(self, steps: Iterator[Any], per_epoch: int | None) -> Iterator[Any]:
-        """Yield the steps of a training epoch, each after the self-check of its batches if one is due. *Collective*.
+        """Yield the executions of a training epoch, and note where they are in training. *Collective* at first.
 
         Parameters
         ----------
@@ -161,44 +163,51 @@ class PatchedCall:
         per_epoch : steps of an epoch, if known.
         """
         assert self._distributed is not None
-        assert self._check is not None
+        assert self.check is not None
         self._epoch += 1
         executed = self._distributed.model.steps_per_execution
-        for *numbers, iterator in steps:
-            first = numbers[0] == 0
-            last = self._epoch == self._epochs - 1 and per_epoch is not None and numbers[0] + executed >= per_epoch
+        for execution in steps:
+            begin = execution[0]
+            first = begin == 0
+            last = self._epoch == self._epochs - 1 and per_epoch is not None and begin + executed >= per_epoch
             fit = first and self._epoch == 0
-            due = self.whole_batches and self._check.due(first_of_fit=fit, first_of_epoch=first, last_of_fit=last)
-            if due or self._root is not None:
-                iterator = self._taken(iterator, executed, due)
-            elif first and not self.whole_batches:
-                self._check.of_shards(self.spec)
-            yield (*numbers, iterator)
-            self._check.schedule.steps += executed
+            self._position = {"first_of_fit": fit, "first_of_epoch": first, "last_of_fit": last}
+            if first and not self.whole_batches:
+                self.check.of_shards(self.spec)
+            yield execution
 
-    def _taken(self, iterator: Any, count: int, due: bool) -> Any:
-        """Return an iterator that begins with the batches of an execution: those of rank 0 where the ranks' differ.
+    def execute(self, run: Callable[..., Any], iterator: Any) -> Any:
+        """Run an execution of steps, each after the self-check of its batch if one is due. *Collective*.
+
+        Parameters
+        ----------
+        run : train function of the model.
+        """
+        assert self.check is not None
+        assert self._distributed is not None
+        if self.whole_batches:
+            return self.check.execute(run, iterator, self.spec, self.spec, self._of_root, **self._position)
+        self.check.schedule.steps += self._distributed.model.steps_per_execution
+        return run(iterator)
+
+    def _of_root(self, due: bool) -> Callable[[list[Any]], list[Any]] | None:
+        """Return what replaces batches by those of rank 0 where the ranks' differ; None if nothing does.
 
         Parameters
         ----------
         due : the self-check of the first one is due.
         """
-        assert self._check is not None
-        check = self._check
+        return functools.partial(self._sent, due) if due or self._root is not None else None
 
-        def of_root(batches: list[Any]) -> list[Any]:
-            if self._draws and due and self._root is None and batches:
-                found = difference(self._channel, tf.nest.map_structure(without_optionals, batches[0]))
-                if found is not None and not any(self._channel.host.allgather_object(self._asked())):
-                    schedule = check.schedule
-                    equal = 0 if schedule.checked is None else schedule.checked + 1
-                    self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
-            return batches if self._root is None else self._root.sent(batches)
-
-        batches, iterator = taken(iterator, count, self.spec, of_root)
-        if batches and due:
-            check.before_step(batches[0], self.spec)
-        return iterator
+    def _sent(self, due: bool, batches: list[Any]) -> list[Any]:
+        assert self.check is not None
+        if self._draws and due and self._root is None and batches:
+            found = difference(self._channel, tf.nest.map_structure(without_optionals, batches[0]))
+            if found is not None and not any(self._channel.host.allgather_object(self._asked())):
+                schedule = self.check.schedule
+                equal = 0 if schedule.checked is None else schedule.checked + 1
+                self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
+        return batches if self._root is None else self._root.sent(batches)
 
     def _recording_sizes(self, dataset: Any) -> Any:
         return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
@@ -370,6 +379,7 @@ class KerasPatches:
         distributed.__enter__()
         object.__setattr__(model, "_matex_distributed", distributed)
         object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
+        replace_function(distributed.replacements, model, "train", functools.partial(_execute, model))
         TestCheck(distributed, self._verify, self._report, CheckSchedule())
         return distributed
 
@@ -551,6 +561,13 @@ class KerasPatches:
         logs = distributed.combined(original(**{**options, **data}, return_dict=True), of_batch=True)
         logs = pythonify_logs(logs)
         return logs if as_dict else model._flatten_metrics_in_order(logs)
+
+
+def _execute(model: Any, run: Callable[..., Any], data: Any) -> Any:
+    """Run the train function of a model, within ``fit`` with the checks that are due. *Collective*."""
+    call = _current_call.get()
+    of_fit = call is not None and call.check is model._matex_check and isinstance(data, tf.data.Iterator)
+    return call.execute(run, data) if of_fit else run(data)
 
 
 def _consumed(model: Any, cause: str) -> PartitionError:

@@ -42,7 +42,7 @@ def _metrics() -> dict[str, Any]:
     return {"spread": spread, "largest": largest}
 
 
-def _model(kind: str) -> Any:
+def _model(kind: str, executed: int = 1) -> Any:
     import keras
     import tensorflow as tf
     from keras import ops
@@ -73,16 +73,23 @@ def _model(kind: str) -> Any:
             )
             return {"after": after}
 
+    class EveryThird(keras.Sequential):  # type: ignore[misc]
+        """A term of the batch in every third step, which is never the first one of an execution."""
+
+        def compute_loss(self, x: Any = None, y: Any = None, y_pred: Any = None, *_: Any, **__: Any) -> Any:
+            acts = ops.cast(self.optimizer.iterations % 3 == 2, "float32")
+            return _losses()["mean"](y, y_pred) + acts * ops.mean(ops.var(y_pred, axis=0))
+
     keras.utils.set_random_seed(1)
     extra = [Centered()] if kind == "centered" else []
     layers = [keras.layers.Dense(8, "tanh"), *extra, keras.layers.Dense(3, use_bias=kind != "nested")]
-    own = Nested if kind == "nested" else keras.Sequential
+    own = {"nested": Nested, "every third": EveryThird}.get(kind, keras.Sequential)
     model = own([keras.Input((problems.FEATURES,)), *layers])
     loss = _losses().get(kind, _losses()["keras"])
     compiled = (
         {} if kind == "nested" else {"loss": loss, "metrics": ["accuracy", *filter(None, [_metrics().get(kind)])]}
     )
-    model.compile(keras.optimizers.SGD(0.1), **compiled)
+    model.compile(keras.optimizers.SGD(0.1), steps_per_execution=executed, **compiled)
     return model
 
 
@@ -95,10 +102,10 @@ class _Messages(logging.Handler):
         self.texts.append(record.getMessage())
 
 
-def _fit(comm: Any, kind: str, samples: int, distributed: bool, **options: Any) -> Any:
+def _fit(comm: Any, kind: str, samples: int, distributed: bool, executed: int = 1, **options: Any) -> Any:
     from matex_data import training
 
-    model, arrays, messages = _model(kind), problems.table(samples), _Messages()
+    model, arrays, messages = _model(kind, executed), problems.table(samples), _Messages()
     logging.getLogger("matex_data.training").addHandler(messages)
     try:
         if distributed:
@@ -131,6 +138,16 @@ def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, s
             np.testing.assert_allclose(history[key], values, rtol=1e-4, err_msg=key)
     said = results[0][2]
     assert ("on whole batches from step 1 on" in said) == (kind in WHOLE and pool.size > 1), said
+
+
+@pytest.mark.rank_counts(2, slow=(1, 3))
+def test_each_step_of_an_execution_is_checked(ranks: Pools, pool: Pool) -> None:
+    (expected, logs, _), *_ = ranks(1).run(_fit, "every third", 72, False, 3)
+    results = pool.run(_fit, "every third", 72, True, 3, timeout=120)
+    problems.assert_same_weights([weights for weights, _, _ in results], expected)
+    for _, history, _ in results:
+        np.testing.assert_allclose(history["loss"], logs["loss"], rtol=1e-4)
+    assert ("on whole batches from step 3 on" in results[0][2]) == (pool.size > 1)
 
 
 def _fit_classes(comm: Any, size: int) -> Any:

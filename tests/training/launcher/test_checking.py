@@ -45,6 +45,7 @@ EQUAL: dict[str, str] = {
         WHOLE,
     ),
     **dict.fromkeys(("growing_term", "growing_in_train_on_batch", "term_by_label", "switched_between_fits"), LATER),
+    **dict.fromkeys(("growing_in_executions", "every_third_in_executions"), LATER),
     **dict.fromkeys(("masked_mean", "switched_by_variable", "switched_by_keras_variable"), LATER),
 }
 """Cases whose numbers have to be those of plain Python, and what is reported."""
@@ -59,7 +60,13 @@ LOUD: dict[str, str] = {
 
 QUICK = (
     *("growing_term", "switched_by_attribute", "applied_if_loss_is_large", "another_order_and_mixing"),
-    *("proven_on_own_shards", "sums_and_counts", "test_step_that_mixes", "metric_of_pairs"),
+    *(
+        "every_third_in_executions",
+        "proven_on_own_shards",
+        "sums_and_counts",
+        "test_step_that_mixes",
+        "metric_of_pairs",
+    ),
 )
 MORE = tuple(name for name in (*EQUAL, *LOUD) if name not in QUICK)
 GROUPS = (QUICK[::2], QUICK[1::2], MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])
@@ -119,7 +126,7 @@ def test_numbers_are_those_of_one_process(name: str, ranks: int) -> None:
         where = f"{path}\n{found.messages[name]}"
         np.testing.assert_allclose(numbers[path], value, rtol=1e-6, atol=5e-7, err_msg=where)
     assert re.search(EQUAL[name], found.messages[name]), found.messages[name]
-    assert not re.search(DOUBT, found.messages[name]) or name.startswith(("switched", "growing", "masked"))
+    assert not re.search(DOUBT, found.messages[name]) or name.startswith(("switched", "growing", "masked", "every"))
 
 
 @pytest.mark.parametrize(("name", "ranks"), cases(LOUD))

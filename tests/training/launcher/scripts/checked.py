@@ -143,6 +143,30 @@ def growing_term():
     return own(Growing)
 
 
+@case
+def growing_in_executions():
+    """Run four steps in one call: the term acts from the second one on."""
+    return own(Growing, compiled={"steps_per_execution": 4})
+
+
+class EveryThird(Own):
+    """A term of the batch in every third step, which is never the first one of an execution."""
+
+    def loss_of(self, x, y, predicted):
+        acts = ops.cast(self.optimizer.iterations % 3 == 2, "float32")
+        return super().loss_of(x, y, predicted) + acts * spread(predicted)
+
+
+@case
+def every_third_in_executions():
+    return own(EveryThird, *table(72), compiled={"steps_per_execution": 3}, callbacks=[BatchLosses()])
+
+
+class BatchLosses(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        self.model.history.history.setdefault("ends", []).append([batch, logs["loss"]])
+
+
 class ByLabel(Own):
     """A term of the batch where it has large targets."""
 
