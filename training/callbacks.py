@@ -39,6 +39,7 @@ TrainedModel = DistributedModel | StagedModel
 _PATHS = ("filepath", "backup_dir", "filename")
 """Attributes of these callbacks that hold files and folders, from which a script may read."""
 _BATCH_ENDS = ("on_batch_end", "on_train_batch_end")
+_TEST_END = "on_test_batch_end"
 _BATCH_HOOKS = ("on_batch_begin", "on_train_batch_begin", *_BATCH_ENDS)
 
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
@@ -82,10 +83,9 @@ def rank_callbacks(
     if channel is not distributed.channel:
         selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
-        hooks = channel.host.allgather_object((_has_batch_hooks(selected), any(map(_reads_batch_logs, selected))))
-        each_batch, reads_logs = (any(of_ranks) for of_ranks in zip(*hooks, strict=True))
-        if reads_logs:
-            selected.insert(0, BatchLogs(distributed))
+        hooks = _has_batch_hooks(selected), any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
+        each_batch, trained, evaluated = channel.communicator.maximum(*hooks)
+        selected[:0] = _batch_logs(distributed, bool(trained), bool(evaluated))
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         selected.append(Synchronization(distributed, each_batch, restored, changed))
@@ -111,6 +111,23 @@ def rank_callbacks(
         in_epochs = any(map(_reads_weights_of_batches, readers))
         selected.insert(0, keras.callbacks.LambdaCallback(**after_epoch, **(after_batch if in_epochs else {})))
     return selected
+
+
+def _batch_logs(distributed: TrainedModel, trained: bool, evaluated: bool) -> list[Any]:
+    return [BatchLogs(distributed, trained, evaluated)] if trained or evaluated else []
+
+
+def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
+    """Return the callbacks of an evaluation, before which logs of batches become those of all ranks. *Collective*.
+
+    Parameters
+    ----------
+    callbacks : as of Keras's ``evaluate``; a ``CallbackList`` stays as it is.
+    """
+    own = isinstance(callbacks, keras.callbacks.CallbackList)
+    given = [] if callbacks is None or own else keras.tree.flatten(callbacks)
+    (reads,) = distributed.channel.communicator.maximum(any(map(_reads_test_logs, given)))
+    return callbacks if own or not reads else [*_batch_logs(distributed, False, True), *given]
 
 
 def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
@@ -216,6 +233,11 @@ def _reads_batch_logs(callback: Any) -> bool:
     )
 
 
+def _reads_test_logs(callback: Any) -> bool:
+    """Return whether a callback may act on the logs of single batches of evaluations."""
+    return _has_hooks(callback, (_TEST_END,)) and not isinstance(callback, keras.callbacks.ProgbarLogger)
+
+
 def _has_hooks(callback: Any, names: Sequence[str]) -> bool:
     """Return whether a callback has a hook of its own of one of these names."""
     base = keras.callbacks.Callback
@@ -247,15 +269,25 @@ class StepSpans(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
 
 
 class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that gives the logs of the global batch to the callbacks after it; there is one if any reads them."""
+    """Callback that gives the logs of the global batch to the callbacks after it; there is one if any reads them.
 
-    def __init__(self, distributed: TrainedModel) -> None:
+    Parameters
+    ----------
+    trained : some read those of batches of training.
+    evaluated : some read those of batches of evaluations.
+    """
+
+    def __init__(self, distributed: TrainedModel, trained: bool, evaluated: bool) -> None:
         super().__init__()
         self._distributed = distributed
+        if trained:
+            self.on_train_batch_end = functools.partial(self._combine, evaluated=False)
+        if evaluated:
+            self.on_test_batch_end = functools.partial(self._combine, evaluated=True)
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+    def _combine(self, batch: int, logs: Any = None, *, evaluated: bool) -> None:
         """Combine the logs of the ranks. *Collective*."""
-        combined = self._distributed.batch_logs(dict(logs or {}))
+        combined = self._distributed.batch_logs(dict(logs or {}), evaluated)
         if logs is not None:
             logs.clear()
             logs.update({key: float(value) if np.size(value) == 1 else value for key, value in combined.items()})

@@ -15,6 +15,7 @@ from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
+from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
 from matex_data.training.comm.channel import Channel, open_channel
@@ -95,7 +96,10 @@ def evaluate(
         batch_weights(channel.communicator).left_to_keras(),
         _evaluating(model, channel, dataset) as (distributed, by_launcher),
     ):
-        data = _marked(dataset, channel) if by_launcher else evaluation_data(distributed, dataset, verify)
+        if by_launcher:
+            return model.evaluate(_marked(dataset, channel), **options)
+        data = evaluation_data(distributed, dataset, verify)
+        options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
         return model.evaluate(data, **options)
 
 

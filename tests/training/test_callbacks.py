@@ -114,6 +114,10 @@ def _batch_logs(comm: Any, kind: str, distributed: bool) -> Any:
             self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
             return {"nll": loss, "rows": tf.shape(y)[0]}
 
+        def test_step(self, data: Any) -> Any:
+            x, y = data
+            return {"largest": tf.reduce_max(self(x)), "rows": tf.shape(y)[0]}
+
     keras.utils.set_random_seed(1)
     layers = [keras.Input((problems.FEATURES,)), keras.layers.Dense(3, "softmax")]
     model = (Own if kind == "own" else keras.Sequential)(layers)
@@ -125,21 +129,30 @@ def _batch_logs(comm: Any, kind: str, distributed: bool) -> Any:
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             found.append({key: float(value) for key, value in logs.items()})
 
+        on_test_batch_end = on_train_batch_end
+
     reader = Reader()
     if kind == "lambda":
         reader = keras.callbacks.LambdaCallback(on_train_batch_end=reader.on_train_batch_end)
+        reader.on_test_batch_end = reader.on_train_batch_end
     options = {"epochs": 2, "callbacks": [reader], "verbose": 0}
-    data = problems.shard(problems.table(37), 12, comm.rank, comm.size)
-    history = training.fit(model, data, comm=comm, **options) if distributed else model.fit(data, **options)
-    return found, history.history
+    data, check = (problems.shard(problems.table(n, seed=n), 12, comm.rank, comm.size) for n in (37, 26))
+    options["validation_data"] = check
+    of_evaluate = {"callbacks": [reader], "verbose": 0, "return_dict": True}
+    if not distributed:
+        history = model.fit(data, **options).history
+        return found, history, model.evaluate(check, **of_evaluate)
+    history = training.fit(model, data, comm=comm, **options).history
+    return found, history, training.evaluate(model, check, comm=comm, **of_evaluate)
 
 
 @pytest.mark.rank_counts(2, 3)
 @pytest.mark.parametrize("kind", ["keras", "lambda", "own"])
 def test_callbacks_read_the_logs_of_global_batches(ranks: Pools, pool: Pool, kind: str) -> None:
-    (batches, epochs), *_ = ranks(1).run(_batch_logs, kind, False)
-    assert len(batches) == 8
-    for found, history in pool.run(_batch_logs, kind, True, timeout=120):
+    (batches, epochs, evaluated), *_ = ranks(1).run(_batch_logs, kind, False)
+    assert len(batches) == 2 * (4 + 3) + 3  # two epochs, with validation, and an evaluation
+    for found, history, result in pool.run(_batch_logs, kind, True, timeout=120):
+        assert result == pytest.approx(evaluated, rel=1e-5)
         for own, expected in zip(found, batches, strict=True):
             assert own == pytest.approx(expected, rel=1e-5)
         for key, values in epochs.items():

@@ -201,7 +201,7 @@ class Probe:
             raise NotCheckable("it decides within tf.cond or tf.while_loop whether it updates the weights")
         model, graph = self._distributed.model, self._function.graph
         if self._whole:
-            _refuse_hidden_state(graph)
+            refuse_hidden_state(graph)
         outside = {id(inner): outer for outer, inner in graph.captures}
         ownership = Ownership(graph, [tensor for tensor in self._function.inputs if id(tensor) not in outside])
         paths = {id(v.value.handle): v.path for v in model.variables}
@@ -249,7 +249,18 @@ class Probe:
                 optimizer.dynamic_scale.assign(1.0)
 
 
-def _refuse_hidden_state(graph: Any) -> None:
+def refuse_eager(model: Any) -> None:
+    """Raise an error if Python code of a model runs whenever a step does.
+
+    Raises
+    ------
+    NotCheckable : it does.
+    """
+    if model.run_eagerly or tf.config.functions_run_eagerly():
+        raise NotCheckable("its Python code runs in every step (run_eagerly), so that a check would run it once more")
+
+
+def refuse_hidden_state(graph: Any) -> None:
     """Raise an error if a step has state that cannot be put back: of tables, of queues, and of Python code.
 
     Raises

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -16,10 +16,10 @@ from matex_data.mpi.activity import busy
 from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.checking.forward import agreed_proof, specs_of
-from matex_data.training.checking.probe import Effects, resources
+from matex_data.training.checking.probe import Effects, NotCheckable, refuse_eager, refuse_hidden_state, resources
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import replace_function
-from matex_data.training.exact.attributes import kept_random_state, kept_variables
+from matex_data.training.exact.attributes import Attributes, kept_random_state, kept_variables
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.replacements import Replacements
 
@@ -37,33 +37,41 @@ class RowCheck:
     channel : ranks that predict.
     model : the model.
     known : it is known to compute each row by itself: nothing is checked.
+    stops : end the prediction if the model cannot be checked, which is then a cause; otherwise rank 0 warns.
     """
 
-    def __init__(self, channel: Channel, model: Any, known: bool) -> None:
-        self._channel, self._model = channel, model
+    def __init__(self, channel: Channel, model: Any, known: bool, stops: bool = False) -> None:
+        self._channel, self._model, self._stops = channel, model, stops
+        self._hindrance: str | None = None
         self._known = known or channel.size == 1
         self._done = self._known
         self._own: str | None = None
 
-    def active(self) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager in which ``model.predict`` is checked once."""
-        replacements = Replacements()
-        if not self._done:
-            replace_function(replacements, self._model, "predict", self._checked)
-        return replacements
+    @contextlib.contextmanager
+    def active(self) -> Iterator[None]:
+        """Context manager in which ``model.predict`` is checked once; it catches the end of a prediction."""
+        with Replacements() as replacements, contextlib.suppress(NotCheckable):
+            if not self._done:
+                replace_function(replacements, self._model, "predict", self._checked)
+            yield
 
     def cause(self) -> str | None:
         """Return how predictions of rows depend on other rows on a rank, as a clause; None if not. *Collective*."""
         if self._known:
             return None
-        by_rank = self._channel.host.allgather_object((self._done, self._own))
-        if self._channel.rank == 0 and not any(done for done, _ in by_rank):
-            log.warning(
-                "the predictions of %s are not checked, since no rank has more than one row of a batch\n"
-                "  remedy: a larger batch_size",
-                self._model.name,
-            )
-        return next((cause for _, cause in by_rank if cause is not None), None)
+        by_rank = self._channel.host.allgather_object((self._done, self._own, self._hindrance))
+        hindrance = next((reason for *_, reason in by_rank if reason is not None), None)
+        cause = next((cause for _, cause, _ in by_rank if cause is not None), hindrance if self._stops else None)
+        if self._channel.rank == 0 and cause is None:
+            if hindrance is not None:
+                log.warning("the predictions of %s are not checked: %s", self._model.name, hindrance)
+            elif not any(done for done, *_ in by_rank):
+                log.warning(
+                    "the predictions of %s are not checked, since no rank has more than one row of a batch\n"
+                    "  remedy: a larger batch_size",
+                    self._model.name,
+                )
+        return cause
 
     def _checked(self, run: Callable[[Any], Any], data: Any) -> Any:
         batch = data[0] if isinstance(data, list) else data
@@ -71,8 +79,17 @@ class RowCheck:
         if not self._done and rows is not None and int(rows) > 1:
             self._done = True
             kept = kept_variables(resources(self._model.non_trainable_variables))
-            with busy("its self-check"), kept_random_state(), kept:
-                self._own = _difference(self._model, batch, int(rows))
+            attributes = Attributes(self._model)
+            try:
+                refuse_eager(self._model)
+                with busy("its self-check"), kept_random_state(), kept:
+                    self._own = _difference(self._model, batch, int(rows))
+            except NotCheckable as reason:
+                self._hindrance = str(reason)
+                if self._stops:
+                    raise
+            finally:
+                attributes.restore()
         return run(data)
 
 
@@ -88,6 +105,12 @@ def known_to_predict_rows(channel: Channel, model: Any, spec: Any) -> bool:
 
 
 def _difference(model: Any, batch: Any, rows: int) -> str | None:
+    """Return how rows depend on other rows, as a clause; None if not.
+
+    Raises
+    ------
+    NotCheckable : the step keeps state that cannot be put back.
+    """
     flags = leaves_per_sample(batch)
     parts = [(0, rows), (0, rows // 2), (rows // 2, rows)]
 
@@ -97,7 +120,10 @@ def _difference(model: Any, batch: Any, rows: int) -> str | None:
             return model.predict_step(rows_between(batch, start, stop, flags))
 
     try:
+        refuse_hidden_state(predict.get_concrete_function(tf.constant(0), tf.constant(rows), batch).graph)
         whole, *halves = (_arrays(predict(tf.constant(start), tf.constant(stop), batch)) for start, stop in parts)
+    except NotCheckable:
+        raise
     except Exception as error:  # the code of the script may raise anything
         return f"its predict_step raises {type(error).__name__} for a part of a batch"
     joined = {name: np.concatenate([half[name] for half in halves]) for name in whole}

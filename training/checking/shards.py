@@ -14,7 +14,7 @@ import tensorflow as tf
 from matex_data.machine import memory_shortage
 from matex_data.training.checking.batches import union_spec
 from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon, finite, other_roundings
-from matex_data.training.checking.probe import Effects, NotCheckable, Probe
+from matex_data.training.checking.probe import Effects, NotCheckable, Probe, refuse_eager
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules
@@ -158,8 +158,10 @@ class ShardComparison:
         total = np.array([rows], np.int64)
         if self._gathers:
             self._channel.host.reduce(total)
-        if model.run_eagerly or tf.config.functions_run_eagerly():
-            return "its Python code runs in every step (run_eagerly), so that a check would run it once more"
+        try:
+            refuse_eager(model)
+        except NotCheckable as reason:
+            return str(reason)
         lengths = {
             int(tf.shape(leaf)[0])
             for leaf, known in zip(tf.nest.flatten(batch), self.flags(self._spec), strict=True)

@@ -21,6 +21,7 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import collective
 from matex_data.mpi.communicator import Equal
+from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.batches import without_optionals
 from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
 from matex_data.training.checking.fitting import TestCheck
@@ -454,6 +455,7 @@ class KerasPatches:
             if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
                 with local_model(model):
                     return call_within(None, original, options)
+            options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
             return call_within(PatchedCall(self._channel, distributed), original, options)
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
@@ -469,7 +471,7 @@ class KerasPatches:
         call = PatchedCall(self._channel, record_sizes=True)
         proof = distributed.model._matex_check.proof if distributed is not None else None
         known = self._verify == "never" or distributed is None or (proof is not None and proof.proven)
-        check = RowCheck(self._channel, model, known)
+        check = RowCheck(self._channel, model, known, stops=True)
         with check.active():
             outputs = call_within(call, original, options)
         cause = check.cause()

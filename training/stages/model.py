@@ -216,7 +216,7 @@ class StagedModel:
         self._optimizing.enter_context(PartOptimizer(optimizer, totals, **clipping))
         self._optimizing.enter_context(replaced(optimizer, finalize_variable_values=self._finalize))
 
-    def batch_logs(self, logs: dict[str, Any]) -> dict[str, Any]:
+    def batch_logs(self, logs: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:
         """Return the logs of a batch: they are those of all ranks."""
         return logs
 

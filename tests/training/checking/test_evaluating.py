@@ -128,6 +128,48 @@ def test_predictions_that_need_other_rows_are_an_error(pool: Pool, kind: str) ->
         pool.run(_predict, kind, True, verify="never")
 
 
+def _observed(comm: Any, eager: bool) -> Any:
+    """Predict with a model whose Python code notes the batches; return what it noted, and what was said."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+    from matex_data.training.checking import rows
+
+    seen: list[int] = []
+
+    class Observing(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            if eager:
+                seen.append(len(x))
+                return x
+            found = tf.numpy_function(lambda array: (seen.append(len(array)), array)[1], [x], tf.float32)
+            return tf.ensure_shape(found, x.shape)
+
+        def compute_output_shape(self, shape: Any) -> Any:
+            return shape
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((problems.FEATURES,)), keras.layers.Dense(3), Observing()])
+    model.compile("sgd", "mse", run_eagerly=eager)
+    seen.clear()
+    said: list[str] = []
+    data = problems.shard(problems.table(40), BATCH, comm.rank, comm.size)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(rows.log, "warning", lambda text, *args: said.append(text % args))
+        training.predict(model, data, comm=comm, verbose=0)
+    return seen, [len(y) for _, y in data], said
+
+
+@pytest.mark.rank_counts(2, slow=(1, 3))
+@pytest.mark.parametrize("eager", [False, True])
+def test_a_check_of_predictions_does_not_run_python_code_again(pool: Pool, eager: bool) -> None:
+    for rank, (seen, batches, said) in enumerate(pool.run(_observed, eager, timeout=120)):
+        assert seen == batches
+        assert bool(said) == (rank == 0 and pool.size > 1)
+        assert not said or "are not checked: its Python code" in said[0] or "are not checked: it calls" in said[0]
+
+
 SCRIPT = """
 import keras, numpy as np
 from keras import ops
@@ -159,3 +201,40 @@ def test_an_unchanged_script_evaluates_and_predicts_whole_batches(tmp_path: Path
     np.testing.assert_allclose(numbers(found), numbers(plain), rtol=1e-5)
     assert "cannot be evaluated on shards" in found.stderr
     assert "cannot predict shards" in found.stderr
+
+
+OBSERVING = """
+import keras, numpy as np, tensorflow as tf
+
+seen = []
+
+def note(array):
+    seen.append(float(len(array)))
+    return array
+
+class Observing(keras.layers.Layer):
+    def call(self, x, training=None):
+        return x if training else tf.ensure_shape(tf.numpy_function(note, [x], tf.float32), x.shape)
+
+    def compute_output_shape(self, shape):
+        return shape
+
+keras.utils.set_random_seed(1)
+model = keras.Sequential([keras.Input((4,)), Observing(), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+model.fit(x, x[:, :1], batch_size=12, verbose=0)
+seen.clear()
+print("NUMBERS", np.abs(model.predict(x, batch_size=40, verbose=0)).sum(), *seen)
+"""
+
+
+def test_python_code_in_predictions_of_an_unchanged_script_sees_whole_batches_once(tmp_path: Path) -> None:
+    plain = run_script(0, OBSERVING, timeout=60)
+    script = tmp_path / "script.py"
+    script.write_text(OBSERVING)
+    found = run_script(2, LAUNCHER, str(script), timeout=120)
+    assert [float(word) for word in found.stdout.split()[1:]] == pytest.approx(
+        [float(word) for word in plain.stdout.split()[1:]], rel=1e-5
+    ), found.stderr
+    assert "cannot predict shards of a batch: it calls Python code" in found.stderr

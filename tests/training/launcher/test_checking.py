@@ -30,6 +30,7 @@ EQUAL: dict[str, str] = {
     "nested_function": CHECKED,
     "sums_and_counts": CHECKED,
     "evaluate_in_a_callback": PROVEN,
+    "logs_of_evaluated_batches": PROVEN,
     "proven_on_own_shards": PROVEN,
     "test_step_that_mixes": "predicts and evaluates all of its data on every rank",
     "metric_of_pairs": "predicts and evaluates all of its data on every rank",

@@ -682,6 +682,29 @@ def sums_and_counts():
     return {**found, "evaluated": model.evaluate(x, y, batch_size=9, verbose=0, return_dict=True)}
 
 
+class TestBatches(keras.callbacks.Callback):
+    """Logs of the batches of evaluations."""
+
+    __test__ = False
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_test_batch_end(self, batch, logs=None):
+        self.found.append(dict(logs))
+
+
+@case
+def logs_of_evaluated_batches():
+    model = dense(keras.layers.Dense(7))
+    model.compile(keras.optimizers.SGD(0.05), "mse", metrics=["mae"])
+    x, y = table(47)
+    reader = TestBatches()
+    found = trained(model, x, y, validation_data=(x[:22], y[:22]), callbacks=[reader])
+    return {**found, "evaluated": model.evaluate(x, y, 9, verbose=0, callbacks=[reader]), "batches": reader.found}
+
+
 class LogsThatMix(Logs):
     def numbers(self, x, y):
         return {"of_positive": ops.sum(y * ops.cast(y > 0, "float32")) / ops.sum(ops.cast(y > 0, "float32"))}
