@@ -84,8 +84,8 @@ def rank_callbacks(
         selected = _saved_together(distributed, user_callbacks, selected)
     if channel.size > 1:
         hooks = _has_batch_hooks(selected), any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
-        each_batch, trained, evaluated = channel.communicator.maximum(*hooks)
-        selected[:0] = _batch_logs(distributed, bool(trained), bool(evaluated))
+        each_batch, trained, evaluated = map(bool, channel.communicator.maximum(*hooks))
+        selected[:0] = _batch_logs(distributed, trained, evaluated)
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         selected.append(Synchronization(distributed, each_batch, restored, changed))

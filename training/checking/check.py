@@ -139,8 +139,8 @@ class SelfCheck:
         iterator: Any,
         spec: Any,
         union: Any,
+        position: dict[str, bool],
         of_root: Callable[[bool], Callable[[list[Any]], list[Any]] | None] = lambda due: None,
-        **position: bool,
     ) -> Any:
         """Run an execution of steps, each after its check if one is due; return its logs. *Collective*.
 
@@ -152,8 +152,8 @@ class SelfCheck:
         run : train function of the model, see ``replace_function``.
         spec : element spec of the batches.
         union : that of the batches of all ranks.
+        position : of the first of them, see ``due``.
         of_root : given whether a check is due, returns what replaces the batches; None: nothing does.
-        position : see ``due``.
         """
         count = self._distributed.model.steps_per_execution
         due = self.due(**position)

@@ -68,7 +68,7 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         position = {"first_of_fit": self._first_of_fit, "first_of_epoch": self._first_of_epoch}
         self._first_of_fit = self._first_of_epoch = False
         spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
-        return self.check.execute(run, iterator, spec, self.check.spec_of_union(spec), **position)
+        return self.check.execute(run, iterator, spec, self.check.spec_of_union(spec), position)
 
 
 @functools.cache
