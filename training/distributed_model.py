@@ -19,6 +19,7 @@ from matex_data.training.average.optimizer import (
     is_distributed,
 )
 from matex_data.training.comm.channel import Channel
+from matex_data.training.comm.runtime import Choice
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
 from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.listed import own_method
@@ -46,6 +47,7 @@ from matex_data.training.exact.variables import (
 )
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import Replacements, replaced
 from matex_data.training.zero.optimizer import OwnedOptimizer, Totals
 
@@ -55,6 +57,8 @@ LOGS = ("compute_metrics", "get_metrics_result")
 """Methods of Keras's models that make logs of metrics."""
 CONTEXT = "_matex_context"
 """Attribute of a model: the context that is open."""
+LATEST = "_matex_latest_context"
+"""Attribute of a model: the context of its latest training, whose traced functions the next one may use."""
 
 
 class DistributedModel:
@@ -80,6 +84,7 @@ class DistributedModel:
     prepared : ``prepare`` has run.
     watch : changes between steps, after which a self-check is due.
     replacements : what entering, and checks, have replaced.
+    checks : self-checks of the model, by kind and mode.
     """
 
     def __init__(
@@ -107,8 +112,19 @@ class DistributedModel:
         self._losses_replaced = False
         self.replacements = Replacements()
         self._replace = self.replacements.set
+        self.checks: dict[tuple[str, str], Any] = {}
+        self._parts: list[Any] = []
 
     def __enter__(self) -> DistributedModel:
+        if self._parts:
+            self.replacements.resume()
+        else:
+            self._replace_methods()
+        for optimizer in self._attached:
+            attach_average(optimizer, self.average, waits=self._waits and optimizer is self.model.optimizer)
+        return self
+
+    def _replace_methods(self) -> None:
         self._replace(self.model, CONTEXT, self)
         self._replace(self.model, "train_step", self.step)
         self._replace(self.model, "train_function", None)
@@ -125,16 +141,20 @@ class DistributedModel:
         self._waits = whole and accumulates(self.model.optimizer)
         if self._waits:
             self._replace(self.model, ACCUMULATED, self._accumulated)
-        for optimizer in self._attached:
-            attach_average(optimizer, self.average, waits=self._waits and optimizer is self.model.optimizer)
         if self.channel.size > 1 and self.model.jit_compile:
             self._disable_xla()
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.replacements.restore()
+    def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
+        self.replacements.suspend()
         for optimizer in self._attached:
             detach_average(optimizer)
+        self._parts = _parts_of(self.model) if kind is None else []  # after an error, steps are traced anew
+
+    def is_unchanged(self) -> bool:
+        """Return whether the model is as it was when the context was left: its steps need not be traced again."""
+        parts = _parts_of(self.model)
+        same = len(parts) == len(self._parts) and all(a is b for a, b in zip(parts, self._parts, strict=True))
+        return self.is_current() and same
 
     @contextlib.contextmanager
     def owned_optimizer(self, totals: Totals = ()) -> Iterator[None]:
@@ -395,6 +415,31 @@ class DistributedModel:
         finally:
             if rows is not None:
                 rows.assign(before)
+
+
+def distributed_model(
+    model: Any,
+    channel: Channel,
+    sync_batch_norm: bool = False,
+    wire_dtype: WireDtype | None = None,
+    collectives: Choice = "auto",
+    verify: str = "proven",
+) -> DistributedModel:
+    """Return the context of a model: that of the latest call with these arguments if it is unchanged. *Collective*."""
+    arguments = (channel, sync_batch_norm, wire_dtype, collectives, verify)
+    before, found = vars(model).get(LATEST, ((), None))
+    if channel.communicator.maximum(before != arguments or not found.is_unchanged())[0]:
+        reducer = Reducer(channel, wire_dtype=wire_dtype, collectives=collectives)
+        found = DistributedModel(model, channel, sync_batch_norm, reducer)
+    object.__setattr__(model, LATEST, (arguments, found))
+    return found  # type: ignore[no-any-return]
+
+
+def _parts_of(model: Any) -> list[Any]:
+    """Return the objects to which the traced steps of a model refer; scripts may replace them."""
+    steps = [vars(model).get(name) for name in ("train_function", "train_step", "test_step")]
+    variables = [v.value for v in (*model.variables, *(v for o in optimizers(model) for v in o.variables))]
+    return [*steps, model.optimizer, *model._flatten_layers(), *variables]
 
 
 def replace_function(

@@ -23,13 +23,24 @@ class Replacements:
 
     def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
+        self._suspended: list[tuple[Any, str, Any]] = []
 
     def set(self, owner: Any, name: str, value: Any) -> None:
         """Replace an attribute."""
-        lazy = isinstance(owner, ModuleType)  # some modules of TensorFlow have no names until these are used
-        shown = lazy or hasattr(getattr(type(owner), name, None), "__set__")  # a property
-        self._before.append((owner, name, getattr(owner, name) if shown else vars(owner).get(name, _ABSENT)))
+        self._before.append((owner, name, _get(owner, name)))
         _set(owner, name, value)
+
+    def suspend(self) -> None:
+        """Restore all attributes, and keep their present values for ``resume``."""
+        present = {(id(owner), name): (owner, name, _get(owner, name)) for owner, name, _ in self._before}
+        self._suspended = list(present.values())
+        self.restore()
+
+    def resume(self) -> None:
+        """Give the attributes the values that they had before ``suspend``."""
+        for owner, name, value in self._suspended:
+            self.set(owner, name, value)
+        self._suspended = []
 
     def restore(self) -> None:
         """Restore all attributes."""
@@ -80,6 +91,13 @@ def patch(owner: Any, call: Callable[..., Any], *names: str) -> None:
             if owner is os and original in supporting:
                 supporting.add(patched)
         setattr(owner, name, patched)
+
+
+def _get(owner: Any, name: str) -> Any:
+    """Return an attribute of the object's own."""
+    lazy = isinstance(owner, ModuleType)  # some modules of TensorFlow have no names until these are used
+    shown = lazy or hasattr(getattr(type(owner), name, None), "__set__")  # a property
+    return getattr(owner, name) if shown else vars(owner).get(name, _ABSENT)
 
 
 def _set(owner: Any, name: str, value: Any) -> None:

@@ -16,10 +16,10 @@ from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.checking.check import Mode
-from matex_data.training.checking.fitting import FitCheck, TestCheck, model_schedule, rank_report
+from matex_data.training.checking.fitting import begin_test_check, fit_check
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.runtime import Choice, runtime_of, warn_of_shared_gpu
-from matex_data.training.distributed_model import DistributedModel
+from matex_data.training.distributed_model import DistributedModel, distributed_model
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.determinism import FirstBatchCheck
 from matex_data.training.exact.digests import check_same
@@ -159,7 +159,7 @@ def fit(
     options = {**keras_fit_options, "shuffle": False, "epochs": epochs, "callbacks": callbacks}
     with (
         sharded(model, mesh, data.element_spec, shard_optimizer) as totals,
-        _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives) as distributed,
+        _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives, verify) as distributed,
         distributed.owned_optimizer(totals)
         if shard_optimizer and isinstance(distributed, DistributedModel)
         else contextlib.nullcontext(),
@@ -177,7 +177,7 @@ def fit(
             validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
             validation_data = evaluation_data(distributed, validation_data, verify if mesh is None else "never")
         if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
-            options["callbacks"].append(FitCheck(distributed, verify, data.element_spec))
+            options["callbacks"].append(fit_check(distributed, verify, data.element_spec))
         with session.running():
             history = model.fit(data, validation_data=validation_data, **options)
         if isinstance(distributed, StagedModel):
@@ -194,6 +194,7 @@ def _distributed(
     options: dict[str, Any],
     options_of_stages: dict[str, Any],
     collectives: Choice,
+    verify: Mode,
 ) -> DistributedModel | StagedModel:
     """Return the context manager in which a model trains, in stages if the mesh has more than one.
 
@@ -212,6 +213,9 @@ def _distributed(
         )
     if mesh is not None and staged:
         return StagedModel(model, mesh, **options_of_stages, **options)
+    if mesh is None and not options["shard_optimizer"]:
+        known = options["sync_batch_norm"], options["wire_dtype"], collectives, verify
+        return distributed_model(model, channel, *known)
     world = channel if mesh is None else open_channel(mesh.world)
     reducer = Reducer(channel, wire_dtype=options["wire_dtype"], collectives=collectives)
     return DistributedModel(model, channel, options["sync_batch_norm"], reducer, world)
@@ -260,7 +264,7 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, v
     if distributed.channel.size == 1:
         return dataset
     distributed.test.gathers = True
-    TestCheck(distributed, verify, rank_report(distributed.channel), model_schedule(distributed.model, "test"))
+    begin_test_check(distributed, verify)
     dataset = distributed.test.pad_batches(dataset)
     return dataset if distributed.test.lockstep else drop_empty_batches(dataset)
 

@@ -108,7 +108,7 @@ class SelfCheck:
         self.schedule = schedule or CheckSchedule()
         self.proof: Proof | None = None
         self._spec: Any = None
-        self._whole_spec: Any = None
+        self._spec_of_shards: Any = None
         self._comparison = ShardComparison(distributed, distributed.step)
         self._traced = 0
         self._latest: Any = None
@@ -138,7 +138,6 @@ class SelfCheck:
         run: Callable[..., Any],
         iterator: Any,
         spec: Any,
-        union: Any,
         position: dict[str, bool],
         of_root: Callable[[bool], Callable[[list[Any]], list[Any]] | None] = lambda due: None,
     ) -> Any:
@@ -151,11 +150,10 @@ class SelfCheck:
         ----------
         run : train function of the model, see ``replace_function``.
         spec : element spec of the batches.
-        union : that of the batches of all ranks.
         position : of the first of them, see ``due``.
         of_root : given whether a check is due, returns what replaces the batches; None: nothing does.
         """
-        count = self._distributed.model.steps_per_execution
+        count, union = self._distributed.model.steps_per_execution, self.spec_of_union(spec) if self.gathers else spec
         due = self.due(**position)
         replace = of_root(due)
         if not (due or replace or (count > 1 and self._due_within(count))):
@@ -228,11 +226,12 @@ class SelfCheck:
         ----------
         spec : element spec of the shards.
         """
-        if self._mode == "never" or (self.proof is not None and not self.is_new(spec)):
+        if self._mode == "never" or (self.proof is not None and f"{self._spec_of_shards}" == f"{spec}"):
             return
         model = self._distributed.model
         proof = agreed_proof(self._channel, model, specs_of(spec))
         self.proof, self._spec = proof, spec
+        self._spec_of_shards = spec
         if proof.proven:
             self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
         elif not self.gathers:
@@ -245,12 +244,9 @@ class SelfCheck:
         ----------
         spec : element spec of this rank's batches.
         """
-        if self._whole_spec is None:
-            flags, size = leaves_per_sample(spec), self._channel.size
-            known = static_rows(spec, flags)
-            rows = None if known is None or self._distributed.step.reducer is not None else known * size
-            self._whole_spec = union_spec(spec, rows)
-        return self._whole_spec
+        flags = leaves_per_sample(spec)
+        known = static_rows(spec, flags)
+        return union_spec(spec, None if self._distributed.step.reducer or known is None else known * self._channel.size)
 
     def after_training(self) -> None:
         """Compare the weights of all ranks, and check the latest batch again if that is due. *Collective*.
@@ -264,6 +260,7 @@ class SelfCheck:
             with busy("its self-check"), kept_random_state():
                 self._check(self._latest)
             self.schedule.note_check()
+        self._latest = None
 
     def _prove(self, spec: Any, batch: Any) -> Proof:
         """Prove the model, and report it; the same result on all ranks. *Collective*.

@@ -36,17 +36,23 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
 
     def __init__(self, distributed: DistributedModel, mode: Mode, spec: Any) -> None:
         super().__init__()
-        self._distributed, self._spec = distributed, spec
+        self._distributed, self._checks = distributed, False
         schedule = None if _has_fixed_rows(distributed.model) else model_schedule(distributed.model)
         self.check = SelfCheck(distributed, mode, rank_report(distributed.channel), schedule)
+        self.begin(spec)
+
+    def begin(self, spec: Any) -> None:
+        """Note that a call of ``fit`` begins, and the element spec of its batches."""
+        self._spec = spec
         self._first_of_fit = self._first_of_epoch = True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Look at the model, and check its steps from now on. *Collective*."""
         self.check.of_shards(self._spec)
-        if self.check.schedule.whole:
+        if self.check.schedule.whole and not self._distributed.step.whole:
             self._distributed.train_on_whole()
-        if self.check.active and self.check.gathers:
+        if self.check.active and self.check.gathers and not self._checks:
+            self._checks = True
             self._distributed.set_sum_losses(self.check.schedule.sums)
             replace_function(self._distributed.replacements, self._distributed.model, "train", self._checked)
 
@@ -68,7 +74,16 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         position = {"first_of_fit": self._first_of_fit, "first_of_epoch": self._first_of_epoch}
         self._first_of_fit = self._first_of_epoch = False
         spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
-        return self.check.execute(run, iterator, spec, self.check.spec_of_union(spec), position)
+        return self.check.execute(run, iterator, spec, position)
+
+
+def fit_check(distributed: DistributedModel, mode: Mode, spec: Any) -> FitCheck:
+    """Return the callback that checks the steps of ``fit``: that of the calls before, whose traced steps it keeps."""
+    found = distributed.checks.get(("train", mode))
+    if found is None:
+        found = distributed.checks["train", mode] = FitCheck(distributed, mode, spec)
+    found.begin(spec)
+    return found  # type: ignore[no-any-return]
 
 
 @functools.cache
@@ -117,8 +132,11 @@ class TestCheck:
         self._compared: str = ""
         if distributed.channel.size > 1:
             replace_function(distributed.replacements, distributed.model, "test", self._checked)
-            if schedule.whole and mode != "never":
-                distributed.evaluate_whole()
+
+    def begin(self) -> None:
+        """Evaluate whole batches if a check has failed before."""
+        if self._schedule.whole and self._mode != "never" and not self._distributed.test.whole:
+            self._distributed.evaluate_whole()
 
     def _checked(self, run: Callable[[Any], Any], iterator: Any) -> Any:
         """Run an execution of steps, the first one of an evaluation after a check if one is due. *Collective* then.
@@ -169,3 +187,11 @@ class TestCheck:
         self._schedule.whole = True
         self._report.evaluates_whole(distributed.model, cause or verdict, self._proofs[f"{spec}"], first)
         distributed.evaluate_whole()
+
+
+def begin_test_check(distributed: DistributedModel, mode: Mode) -> None:
+    """Check evaluations that begin, as those before."""
+    if ("test", mode) not in distributed.checks:
+        schedule = model_schedule(distributed.model, "test")
+        distributed.checks["test", mode] = TestCheck(distributed, mode, rank_report(distributed.channel), schedule)
+    distributed.checks["test", mode].begin()

@@ -187,7 +187,7 @@ class PatchedCall:
         assert self.check is not None
         assert self._distributed is not None
         if self.whole_batches:
-            return self.check.execute(run, iterator, self.spec, self.spec, self._position, self._of_root)
+            return self.check.execute(run, iterator, self.spec, self._position, self._of_root)
         self.check.schedule.steps += self._distributed.model.steps_per_execution
         return run(iterator)
 

@@ -328,3 +328,63 @@ def test_checks_become_fewer_over_repeated_fits(pool: Pool) -> None:
     first, _, third = pool.run(_twice, "rows", timeout=120)[0]
     assert 2 <= first <= 4
     assert third - first <= first + 2
+
+
+def _traces(comm: Any, distributed: bool) -> Any:
+    """Train five times, with changes in between; return how often each call traced a layer, and the weights."""
+    import keras
+
+    from matex_data import training
+
+    traces: list[Any] = []
+
+    class Traced(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.factor = 1.0
+
+        def call(self, x: Any) -> Any:
+            traces.append(x)
+            return self.factor * x
+
+    keras.utils.set_random_seed(1)
+    traced, arrays = Traced(), problems.table(4 * BATCH)
+    model = keras.Sequential(
+        [
+            keras.Input((problems.FEATURES,)),
+            traced,
+            keras.layers.Dense(3, use_bias=False),
+            keras.layers.BatchNormalization(),
+        ]
+    )
+    loss = _losses()["keras"]
+
+    def set_factor() -> None:
+        traced.factor = 0.5
+        model.make_train_function(force=True)
+
+    changes: list[Any] = [None, None, lambda: model.predict(arrays[0], verbose=0), set_factor, None]
+    counts = []
+    model.compile(keras.optimizers.SGD(0.1), loss, metrics=["accuracy"])
+    for change in [*changes, lambda: model.compile("sgd", loss)]:
+        if change is not None:
+            change()
+        traces.clear()
+        data = problems.shard(arrays, BATCH, comm.rank, comm.size)
+        options = {"epochs": 2, "verbose": 0, "validation_data": data}
+        if distributed:
+            training.fit(model, data, comm=comm, sync_batch_norm=True, **options)
+        else:
+            model.fit(data, **options)
+        counts.append(len(traces))
+    return problems.weights(model), counts
+
+
+@pytest.mark.rank_counts(1, 2, slow=(3,))
+def test_a_second_fit_traces_nothing_unless_something_has_changed(ranks: Pools, pool: Pool) -> None:
+    (expected, _), *_ = ranks(1).run(_traces, False)
+    results = pool.run(_traces, True, timeout=120)
+    problems.assert_same_weights([weights for weights, _ in results], expected)
+    for _, (first, again, predicted, forced, after, compiled) in results:
+        assert first and forced and compiled
+        assert not again and not predicted and not after
