@@ -83,7 +83,7 @@ def fit_check(distributed: DistributedModel, mode: Mode, spec: Any) -> FitCheck:
     if found is None:
         found = distributed.checks["train", mode] = FitCheck(distributed, mode, spec)
     found.begin(spec)
-    return found  # type: ignore[no-any-return]
+    return found
 
 
 @functools.cache
