@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib.metadata
 import os
+import re
+import shlex
 import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
@@ -299,3 +302,41 @@ def near_matches(name: str, available: Iterable[str], limit: int = 5) -> str:
         return "nothing"
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
     return ", ".join(repr(other) for other in shown) + more
+
+
+def install_command(extra: str) -> str:
+    """Return the command that installs what an extra of a package requires, by the names of the packages.
+
+    matex_data is installed from a folder, whose name a message does not know, and pip finds the packages anyhow.
+
+    Parameters
+    ----------
+    extra : requirement for pip, such as "matex_data[csv]", or any other.
+
+    Examples
+    --------
+    >>> install_command("matex_data[remote]")
+    "python -m pip install 'obstore>=0.8'  (the extra matex_data[remote])"
+    >>> install_command("tifffile")
+    'python -m pip install tifffile'
+    """
+    packages = _packages(extra)
+    shown = f"  (the extra {extra})" if packages and packages != [extra] else ""
+    return f"python -m pip install {' '.join(map(shlex.quote, packages or [extra]))}{shown}"
+
+
+def _packages(requirement: str) -> list[str]:
+    """Return the requirements of the extras of a package of which this one is installed; else the requirement."""
+    name, _, extras = requirement.partition("[")
+    try:
+        lines = importlib.metadata.requires(name) or []
+    except importlib.metadata.PackageNotFoundError:
+        return [requirement]
+    found: list[str] = []
+    for extra in re.findall(r"[\w-]+", extras):
+        for line in lines:
+            wanted, _, condition = line.partition(";")
+            if re.search(rf"extra == ['\"]{extra}['\"]", condition):
+                own = wanted.strip().lower().replace("-", "_").startswith(f"{name}[")
+                found += _packages(wanted.strip()) if own else [wanted.strip()]
+    return list(dict.fromkeys(found)) or [requirement]

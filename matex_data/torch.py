@@ -1,6 +1,6 @@
 """Data sets for PyTorch's ``DataLoader``. Importing needs no PyTorch; making a data set does.
 
-``python -m pip install 'matex_data[torch]'``
+``python -m pip install torch``
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import numpy as np
 from matex_data._types import Remainder
 from matex_data.batching import Shuffle
 from matex_data.dataset import Dataset as Samples
-from matex_data.errors import PartitionError
+from matex_data.errors import PartitionError, install_command
 from matex_data.sampling.state import State
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ else:
 
             def __init__(self, *_: object, **__: object) -> None:
                 raise ModuleNotFoundError(
-                    "PyTorch is not installed\n  remedy: python -m pip install 'matex_data[torch]'", name="torch"
+                    f"PyTorch is not installed\n  remedy: {install_command('matex_data[torch]')}", name="torch"
                 )
 
         SampleBase = BatchBase

@@ -16,7 +16,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any, TypeVar
 
-from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.errors import DataError, FormatError, install_command, near_matches
 
 GROUP = "matex_data.readers"
 
@@ -464,11 +464,10 @@ def load_function(name: str, function: str | Callable[..., Any]) -> Callable[...
 def missing_package(name: str, error: ModuleNotFoundError, path: str | None = None) -> FormatError:
     """Return the error for a reader whose imports fail, with the install command."""
     extra: Any = format_named(name).extra
-    requirement = extra or (error.name or "").partition(".")[0]
     return FormatError(
         f"the reader of {name!r} files needs a package that is not installed",
         file=path,
         expected=f"the package {error.name!r}",
         found=error,
-        remedy=f"python -m pip install '{requirement}'",
+        remedy=install_command(extra or (error.name or "").partition(".")[0]),
     )

@@ -1,7 +1,7 @@
 #!/bin/bash
 # Unpack a Python environment on each node, so that its thousands of small files do not burden the shared file system.
 # Once, on a login node, at the path where the environment will be used:
-#     python -m venv /tmp/environment && /tmp/environment/bin/pip install 'matex_data[all]'
+#     python -m venv /tmp/environment && /tmp/environment/bin/pip install '.[all]'
 #     tar --create --file environment.tar --directory /tmp environment
 # In each job: docs/clusters/environment.sh environment.tar, then PYTHON=/tmp/environment/bin/python.
 set -euo pipefail

@@ -19,7 +19,7 @@ from rich.table import Table
 
 from matex_data import __version__
 from matex_data.cli.report import TEXT_ALONE, Report, print_error, report
-from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected
+from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected, install_command
 from matex_data.mpi.launch_errors import print_launch_error
 from matex_data.progress import shown
 from matex_data.words import counted
@@ -391,7 +391,7 @@ def _references(paths: list[str], sample_dim: str | None) -> Any:
     try:
         from matex_data.readers.zarr import writing
     except ModuleNotFoundError as error:
-        remedy = "python -m pip install 'matex_data[csv,images,zarr]'"
+        remedy = install_command("matex_data[csv,images,zarr]")
         raise DataError("references need a package that is not installed", found=error, remedy=remedy) from error
     if not paths or _format_of(paths[0], None) != "images":
         return writing.references(paths, sample_dim)

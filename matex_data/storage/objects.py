@@ -19,7 +19,7 @@ from itertools import compress
 from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote
 
-from matex_data.errors import DataError
+from matex_data.errors import DataError, install_command
 from matex_data.paths import LISTED
 
 
@@ -486,7 +486,7 @@ def _obstore(url: str) -> Any:
         import obstore
         import obstore.store
     except ImportError as error:
-        remedy = "python -m pip install 'matex_data[remote]'"
+        remedy = install_command("matex_data[remote]")
         raise DataError("reading URLs needs obstore", file=url, found=error, remedy=remedy) from error
     return obstore
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import h5py
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, install_command
 from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
@@ -24,7 +24,7 @@ def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
     missing = missing_filters(dataset)
     if missing:
         in_plugin = HDF5PLUGIN.issuperset(number for number, _ in missing)
-        advice = "python -m pip install 'matex_data[hdf5]', or " if in_plugin else ""
+        advice = f"{install_command('matex_data[hdf5]')}, or " if in_plugin else ""
         raise FormatError(
             "the dataset is stored with a filter that is not installed",
             file=path,

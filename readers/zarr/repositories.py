@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from matex_data.declared import declared
-from matex_data.errors import DataError
+from matex_data.errors import DataError, install_command
 from matex_data.readers.zarr.stores import Store
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NONE, Trust, joined
@@ -178,7 +178,7 @@ def _icechunk(path: str) -> Any:
     try:
         import icechunk
     except ImportError as error:
-        remedy = "python -m pip install 'matex_data[icechunk]'"
+        remedy = install_command("matex_data[icechunk]")
         raise DataError("Icechunk repositories are read by icechunk", file=path, found=error, remedy=remedy) from error
     return icechunk
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError, install_command
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels
 from matex_data.readers.images.decoding.pillow import ignore_warnings
 
@@ -44,7 +44,7 @@ def _file(data: bytes | memoryview) -> Any:
             "FITS images need a package that is not installed",
             expected=f"the package {error.name!r}",
             found=error,
-            remedy="python -m pip install 'matex_data[images]'",
+            remedy=install_command("matex_data[images]"),
         ) from error
     ignore_warnings(AstropyWarning)
     return fits.open(io.BytesIO(data), memmap=False, lazy_load_hdus=True)

@@ -16,7 +16,7 @@ import numpy as np
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError, install_command
 from matex_data.readers.images.decoding.picture import MODES, TURNED, Header, Pixels, check_pixels, header_of_mode, turn
 from matex_data.storage.objects import Slices
 
@@ -254,7 +254,7 @@ def _file(data: bytes | memoryview) -> Any:
             "this TIFF image needs a package that is not installed",
             expected=f"the package {error.name!r}",
             found=error,
-            remedy="python -m pip install 'matex_data[images]'",
+            remedy=install_command("matex_data[images]"),
         ) from error
     return tifffile.TiffFile(io.BytesIO(data), _multifile=False)
 
