@@ -26,7 +26,7 @@ from typing import Any
 
 from matex_data.mpi.activity import State, meetings, own_state
 from matex_data.mpi.addresses import addresses, machine, reachable
-from matex_data.mpi.census import ANSWER_TIME, Census, RankStates, Tree
+from matex_data.mpi.census import ANSWER_TIME, FAN_OUT, Census, RankStates, Tree
 from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 
@@ -38,8 +38,11 @@ ATTEMPT_INTERVAL = 0.05
 """Seconds from an attempt to call to the next one."""
 CONNECT_TIME = 30.0
 """Seconds after which a rank gives up to reach its neighbour."""
-MOST_STRANGERS = 16
-"""Connections of callers that have not shown a token; the oldest is dropped for another one."""
+MOST_STRANGERS = 2 * FAN_OUT
+"""Connections of callers that have not shown a token, at most: all ranks below call at once, and then some strangers.
+
+The oldest is dropped for another one.
+"""
 MOST_UNSENT = 100
 """Messages that are kept for a neighbour until it is connected."""
 TICK = 0.2
@@ -392,8 +395,8 @@ class Liveness:
         finally:
             if rank is None:
                 stranger.close()
-        if rank is not None:
-            await self._add(stranger, rank, _CONNECTED)
+        if rank is not None:  # no stranger any more, who may be dropped for another one
+            self._tasks.append(self._loop.create_task(self._add(stranger, rank, _CONNECTED)))
 
     async def _introduction(self, stranger: socket.socket) -> int | None:
         """Return the rank of a caller that is coming; None if it does not show the token."""

@@ -9,7 +9,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
@@ -18,7 +18,8 @@ from mpi4py import MPI
 from matex_data.mpi import liveness as module
 from matex_data.mpi.activity import State, busy, own_state
 from matex_data.mpi.addresses import addresses
-from matex_data.mpi.liveness import Liveness
+from matex_data.mpi.census import FAN_OUT
+from matex_data.mpi.liveness import MOST_STRANGERS, Liveness
 from tests.support.launch import run_script
 from tests.support.machine_speed import scaled
 
@@ -141,6 +142,18 @@ def test_a_rank_that_leaves_while_it_is_being_connected_has_not_died(first: int)
             ranks[first].stop()
             time.sleep(0.01)
     assert deaths.empty()
+
+
+def test_strangers_do_not_keep_the_ranks_below_away() -> None:
+    with ExitStack() as stack:
+        ranks = stack.enter_context(connected(FAN_OUT + 1))
+        address = ranks[0]._listener.getsockname()
+        for _ in range(2 * MOST_STRANGERS):
+            stack.enter_context(socket.create_connection(address))
+        assert eventually(lambda: len(ranks[0]._neighbours) == FAN_OUT)
+        assert all(
+            list(rank._neighbours) == [0] for rank in ranks[1:] if eventually(lambda rank=rank: rank._neighbours)
+        )
 
 
 def test_threads_that_end_leave_no_message(caplog: pytest.LogCaptureFixture) -> None:
