@@ -37,9 +37,9 @@ from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
+from matex_data.transforms.sequences import sequence_shape
 from matex_data.transforms.splits import SourceOf, SplitOptions, Unsplit
 from matex_data.transforms.statistics import Statistics, statistics, statistics_by
-from matex_data.transforms.windows import window_shape
 from matex_data.words import counted
 
 if TYPE_CHECKING:
@@ -574,7 +574,7 @@ class Dataset:
         21
         """
         self._check_unmixed("window()")
-        shape = window_shape(window, stride, horizon, lead, self._elements.targets)
+        shape = sequence_shape(window, stride, horizon, lead, self._elements.targets)
         return self._of(self._selected.window(shape, along))
 
     def adapt(self, layer: Any, field: str | None = None) -> None:

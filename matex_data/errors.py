@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 
 Kind = TypeVar("Kind", bound="DataError")
 
+RESTORE = "the file is damaged: restore it from its source"  # remedy of damaged files in all formats
 FULL_TRACEBACK = "MATEX_TRACEBACK"
 """Environment variable; "full": the whole traceback of a ``DataError``."""
 _LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 from matex_data.errors import OutOfMemory, PartitionError
-from matex_data.words import memory_text
+from matex_data.words import nbytes_text
 
 A = TypeVar("A")
 T = TypeVar("T")
@@ -334,8 +334,8 @@ def memory_shortage(
         f"{item} does not fit into the memory",
         file=file,
         field=field,
-        expected=f"at most {memory_text(free)} for this rank{ranks}",
-        found=f"{memory_text(nbytes)} ({nbytes} bytes)",
+        expected=f"at most {nbytes_text(free)} for this rank{ranks}",
+        found=f"{nbytes_text(nbytes)} ({nbytes} bytes)",
         remedy=remedy,
     )
 
@@ -368,7 +368,7 @@ def out_of_memory(error: BaseException, rank: int | None, item: str) -> OutOfMem
     return OutOfMemory(
         f"memory ran out {where}, on the machine {platform.node()!r}",
         expected=f"memory for {item}",
-        found=f"{error or 'none left'}; {memory_text(free_memory())} are left for it",
+        found=f"{error or 'none left'}; {nbytes_text(free_memory())} are left for it",
         remedy=remedy,
     )
 

@@ -30,17 +30,6 @@ def nbytes_text(nbytes: float) -> str:
     return f"{nbytes:.3g} {units[power]}"
 
 
-def memory_text(nbytes: float) -> str:
-    """Return a number of bytes in binary units, those in which memory is counted.
-
-    >>> memory_text(3 * 2**30), memory_text(200 * 2**20), memory_text(512)
-    ('3.0 GiB', '200.0 MiB', '512 B')
-    """
-    if nbytes >= 2**30:
-        return f"{nbytes / 2**30:.1f} GiB"
-    return f"{nbytes / 2**20:.1f} MiB" if nbytes >= 2**20 else f"{nbytes:.0f} B"
-
-
 def shortened(value: object, most: int = 40) -> str:
     """Return a value as text of at most ``most`` characters.
 

@@ -159,7 +159,7 @@ def _indexed(
     options, samples = _samples(name, options)
     stamp = None if options.get("swmr") else stamp
     check_options(name, function, options, leading=1 + takes_names(function))
-    _check_place(name, path)
+    _check_storage(name, path)
     try:
         given = {**options, **_trust_of(name, trust)}
         return samples(_chosen(function, path, names, given)).with_stamps({path: stamp})
@@ -207,7 +207,7 @@ def collective_reader(name: str) -> Callable[..., Index] | None:
     ) -> Index:
         options, samples = _samples(name, options)
         check_options(name, function, options, leading=3)
-        _check_place(name, paths[0])
+        _check_storage(name, paths[0])
         own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
         stamping = StampingRanks(ranks, own)
         given = {**options, **_trust_of(name, trust)}
@@ -238,7 +238,7 @@ def _trust_of(name: str, trust: Trust | None) -> dict[str, Trust]:
     return {TRUST: trust or Trust()} if format_named(name).takes_trust else {}
 
 
-def _check_place(name: str, path: str) -> None:
+def _check_storage(name: str, path: str) -> None:
     """Raise ``FormatError`` if the file is in a store of objects, and a reader of another package reads files only."""
     if is_url(path) and name not in FORMATS and not format_named(name).remote:
         raise FormatError(

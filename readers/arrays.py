@@ -19,7 +19,7 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided, Transposed
@@ -35,7 +35,6 @@ EMPTY_ZIP_MAGIC = b"PK\x05\x06"
 MAX_HEADER_BYTES = 1 << 20
 PLAIN_KINDS = "biufcmMSUV"  # of ``numpy.dtype.kind``, without pointers to objects
 MAX_EMPTY_ROWS = 1 << 20  # samples of no bytes, of which a damaged header can claim any number
-RESTORE = "the file is damaged: restore it from its source"
 
 _LONG = re.compile(r"(?<=\d)L(?=\s*[,)])")  # behind an integer, as Python 2 wrote it
 _PARSING = Lock()  # until Python 3.12.1, two threads that parse at once may fail (CPython's issue 106905)

@@ -20,7 +20,7 @@ MAX_SHOWN = 8  # fields in an error or a warning
 Entry = tuple[Field, Callable[[], Layout]] | str | DataError
 """A field and the function that makes the layout of its rows; or the reason why it cannot be read, and is left out; or
 the error that reading it raises."""
-Finish = Callable[[Mapping[str, Field], Mapping[str, Layout]], Index]
+MakeIndex = Callable[[Mapping[str, Field], Mapping[str, Layout]], Index]
 """Makes an index of fields and the layouts of their rows."""
 
 
@@ -65,7 +65,7 @@ class Catalogue:
         entries: Mapping[str, Entry],
         kind: str = "field",
         listed: Collection[str] | None = None,
-        finish: Finish | None = None,
+        finish: MakeIndex | None = None,
     ) -> Catalogue:
         """Return the catalogue of entries, of which layouts are made if they are chosen.
 
@@ -218,7 +218,7 @@ def shown(unread: Mapping[str, str], separator: str = "; ") -> str:
 SUBSETS = ("train", "test")
 
 
-def of_subset(path: str, subset: str | None) -> Finish:
+def of_subset(path: str, subset: str | None) -> MakeIndex:
     """Return the function that makes the index of a file, without samples unless it is of the subset; None: of any.
 
     Raises

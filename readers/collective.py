@@ -134,7 +134,7 @@ def agreed(ranks: IndexingRanks, task: Callable[[], T]) -> T:
     return results.pop()
 
 
-def read_each(
+def read_own_ranges(
     ranks: IndexingRanks, path: str, ranges: Sequence[tuple[int, int]], take: Callable[[int, Bytes], None]
 ) -> None:
     """Read byte ranges of a file one after the other, other ones on each rank. *Collective*.
@@ -150,7 +150,7 @@ def read_each(
     --------
     >>> with open("words.txt", "w") as file:
     ...     length = file.write("one,two")
-    >>> read_each(SingleRank(), "words.txt", [(0, 3), (4, 3)], lambda i, data: print(i, data.tobytes()))
+    >>> read_own_ranges(SingleRank(), "words.txt", [(0, 3), (4, 3)], lambda i, data: print(i, data.tobytes()))
     0 b'one'
     1 b'two'
     """

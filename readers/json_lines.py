@@ -23,8 +23,8 @@ from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.members import Chosen, columns_of, fields_of
-from matex_data.readers.parquet.values import Values
+from matex_data.readers.parquet.members import Leaves, columns_of, fields_of
+from matex_data.readers.parquet.values import ColumnValues
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary, reading
@@ -55,7 +55,7 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
         offset, nbytes, edges = _blocks(path, text, types)
     schema, missing = types.result(dtype or {})
 
-    def make(chosen: Chosen) -> Index:
+    def make(chosen: Leaves) -> Index:
         members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
         columns = {member.column for member in members.values()}
         wanted = pa.schema([field for field in schema if field.name in columns])
@@ -173,7 +173,7 @@ class LineBlocks(ArrowBlocks):
     def _decode(self, selection: SelectedBlocks, i: int, stored: Bytes) -> None:
         self.decode_block(selection, i, lambda block, names: self._values(block, names, stored))
 
-    def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, Values]:
+    def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, ColumnValues]:
         columns = {self.members[name].column for name in names}
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
         try:

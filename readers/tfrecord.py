@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError as ProtobufError
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import Index
@@ -37,7 +37,6 @@ BLOCK_BYTES = 256 << 10  # of whole records
 READ_BYTES = 8 << 20
 INFERRED = 256  # first records, and as many evenly over the file, from which kinds and lengths of the features follow
 PYTHON_VALUES = 1 << 16  # of a list that are Python's objects at a time: these take four times the memory
-RESTORE = "the file is damaged there: restore it from its source"
 _MASK = 0xA282EAD8
 _KINDS: dict[str, np.dtype[Any]] = {
     "int64_list": np.dtype(np.int64),
@@ -162,7 +161,7 @@ class _Features:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._found: dict[str, _Feature] = {}
+        self._features: dict[str, _Feature] = {}
         self._examined = 0
 
     def add(self, example: Any, row: int) -> None:
@@ -173,7 +172,7 @@ class _Features:
             self._learn(name, [feature], row, False)
         for name, features in lists.items():
             self._learn(name, features.feature, row, True)
-        for name, known in self._found.items():
+        for name, known in self._features.items():
             if not known.is_list and name not in context:
                 known.counts.add(0)
 
@@ -183,7 +182,7 @@ class _Features:
             if kind is None:
                 continue
             is_new = not is_list and self._examined > 1
-            known = self._found.setdefault(name, _Feature(kind, {0} if is_new else set(), is_list))
+            known = self._features.setdefault(name, _Feature(kind, {0} if is_new else set(), is_list))
             count = len(getattr(feature, kind).value)
             if known.is_list != is_list:
                 raise FormatError(
@@ -195,10 +194,10 @@ class _Features:
 
     def result(self) -> dict[str, _Feature]:
         """Return the features by name, sorted."""
-        if not self._found:
+        if not self._features:
             expected = "records of tf.train.Example"
             raise FormatError("the records have no features", file=self._path, expected=expected)
-        return dict(sorted(self._found.items()))
+        return dict(sorted(self._features.items()))
 
 
 def _other_kind(error: type[DataError], path: str, name: str, row: int, expected: str, found: str) -> DataError:

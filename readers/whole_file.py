@@ -13,7 +13,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError
+from matex_data.errors import RESTORE, DataError, DecodeError
 from matex_data.machine import check_fits
 from matex_data.readers.kept import KeptRows
 from matex_data.storage.files import is_of_system, open_sequential, open_zip
@@ -90,7 +90,7 @@ class CompressedFileRows(KeptRows):
                 file=self.path,
                 field=field,
                 found=error,
-                remedy="the file is damaged: restore it from its source",
+                remedy=RESTORE,
             ) from error
         if found < nbytes or (found > nbytes and self.member is None):
             raise DecodeError(
@@ -99,7 +99,7 @@ class CompressedFileRows(KeptRows):
                 field=field,
                 expected=f"{nbytes} bytes",
                 found=f"{found} bytes",
-                remedy="the file is damaged: restore it from its source",
+                remedy=RESTORE,
             )
         return data.view(self.dtype).reshape(self.shape, order="F" if self.fortran else "C")
 

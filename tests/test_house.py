@@ -203,13 +203,34 @@ ALIKE = {"Dataset": ["matex_data/dataset.py", "matex_data/torch.py", "training/l
 """Public names, the second that of PyTorch; the third replaces netCDF4's class, whose name it has."""
 
 
-def test_no_two_public_classes_have_one_name() -> None:
+def test_no_two_classes_or_types_have_one_name() -> None:
+    """Look at public ones. A type variable is none of them."""
     modules: dict[str, list[str]] = {}
     for path in SOURCES:
-        for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
-                modules.setdefault(node.name, []).append(_id(path))
+        tree = ast.parse(path.read_text())
+        names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
+                names += [target.id for target in node.targets if isinstance(target, ast.Name)]
+        for name in names:
+            if re.match("[A-Z][a-z]", name):
+                modules.setdefault(name, []).append(_id(path))
     assert {name: paths for name, paths in modules.items() if len(paths) > 1} == ALIKE
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=_id)
+def test_names_are_no_pronouns(path: Path) -> None:
+    """Look at functions, classes, parameters, variables and attributes; ``in_place`` is a term of the field."""
+    nodes = list(ast.walk(ast.parse(path.read_text())))
+    names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
+    names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
+    names |= {node.arg for node in nodes if isinstance(node, ast.arg)}
+    words = {word: name for name in names for word in name.lower().replace("in_place", "").split("_")}
+    assert {words[word] for word in words.keys() & PRONOUNS} == set()
+
+
+PRONOUNS = {"place", "places", "piece", "pieces", "some", "several", "together", "turn", "turns", "each"}
 
 
 def test_mpi_files_are_opened_in_one_module() -> None:

@@ -114,8 +114,8 @@ def test_check_fits(tree: Tree) -> None:
         machine.check_fits(32 * GIB, "the array", file="a.npz", field="x", remedy="use more machines")
     error = caught.value
     assert (error.file, error.field, error.remedy) == ("a.npz", "x", "use more machines")
-    assert error.expected == "at most 8.0 GiB for this rank, one of 4 on this machine"
-    assert error.found == f"32.0 GiB ({32 * GIB} bytes)"
+    assert error.expected == "at most 8.59 GB for this rank, one of 4 on this machine"
+    assert error.found == f"34.4 GB ({32 * GIB} bytes)"
 
 
 def test_free_memory_of_this_machine() -> None:

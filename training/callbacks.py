@@ -23,7 +23,7 @@ from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.variables import learning_rate
 from matex_data.training.progress import ThroughputBar
 from matex_data.training.restart.resume import EPOCH_ENDS
-from matex_data.training.saving import saving_together
+from matex_data.training.saving import saving_on_all
 from matex_data.training.stages.model import StagedModel
 
 WRITERS = (
@@ -81,14 +81,14 @@ def rank_callbacks(
     if channel is not distributed.channel or gather is not None:  # replicas of several ranks each
         _check_backups(user_callbacks)
     if channel is not distributed.channel:
-        selected = _saved_together(distributed, user_callbacks, selected)
+        selected = _saved_on_all(distributed, user_callbacks, selected)
     if channel.size > 1:
         hooks = _has_batch_hooks(selected), any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
-        each_batch, trained, evaluated = map(bool, channel.communicator.maximum(*hooks))
+        batch_hooks, trained, evaluated = map(bool, channel.communicator.maximum(*hooks))
         selected[:0] = _batch_logs(distributed, trained, evaluated)
         restored = any(getattr(callback, "restores", False) for callback in trailing)
         changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
-        selected.append(Synchronization(distributed, each_batch, restored, changed))
+        selected.append(Synchronization(distributed, batch_hooks, restored, changed))
     if channel.size > 1 or trailing:
         given = element_spec if callable(element_spec) else lambda: (element_spec,)
         create = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: distributed.prepare(*given()))
@@ -101,8 +101,8 @@ def rank_callbacks(
     ):
         selected.append(ThroughputBar(lambda: int(distributed.samples_seen.numpy())))
     if channel.size > 1:
-        each_batch = _has_batch_hooks(user_callbacks, writers=True)
-        report = ActivityReport(stack, True, each_batch), ActivityReport(stack, False, each_batch)
+        batch_hooks = _has_batch_hooks(user_callbacks, writers=True)
+        report = ActivityReport(stack, True, batch_hooks), ActivityReport(stack, False, batch_hooks)
         selected = [report[0], *selected, report[1]]
     readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]
     if gather is not None and readers:
@@ -174,22 +174,22 @@ def _check_backups(user_callbacks: list[Any]) -> None:
         )
 
 
-def _saved_together(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
+def _saved_on_all(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
     """Return the callbacks with those that save the model on every rank, since each has a part of it."""
-    together = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
-    for callback in together:
+    savers = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    for callback in savers:
         for name in _HOOKS:
             vars(callback).pop(name, None)  # not alone
             hook = getattr(type(callback), name)
             if hook is not getattr(keras.callbacks.Callback, name):
-                setattr(callback, name, _together(functools.partial(hook, callback), distributed))
-    here = {id(callback) for callback in [*selected, *together]}
+                setattr(callback, name, _on_all_ranks(functools.partial(hook, callback), distributed))
+    here = {id(callback) for callback in [*selected, *savers]}
     return [callback for callback in user_callbacks if id(callback) in here]
 
 
-def _together(hook: Callable[..., Any], distributed: TrainedModel) -> Callable[..., Any]:
+def _on_all_ranks(hook: Callable[..., Any], distributed: TrainedModel) -> Callable[..., Any]:
     def called(*args: Any, **kwargs: Any) -> Any:
-        with saving_together(distributed.model, distributed.world.user):
+        with saving_on_all(distributed.model, distributed.world.user):
             return hook(*args, **kwargs)
 
     return called
@@ -300,15 +300,15 @@ class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras h
     ----------
     stack : exit stack of the pair.
     begins : True for the first of the pair.
-    each_batch : report around the hooks of batches, too.
+    batch_hooks : report around the hooks of batches, too.
     """
 
     async_safe = True
 
-    def __init__(self, stack: contextlib.ExitStack, begins: bool, each_batch: bool) -> None:
+    def __init__(self, stack: contextlib.ExitStack, begins: bool, batch_hooks: bool) -> None:
         super().__init__()
         self._stack, self._begins = stack, begins
-        if each_batch:
+        if batch_hooks:
             self.on_train_batch_begin = self.on_train_batch_end = self._report
 
     def _report(self, *_: Any, **__: Any) -> None:
@@ -327,14 +327,14 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     Parameters
     ----------
     distributed : model that the ranks train; they agree about changes between its steps.
-    each_batch : synchronize after each batch, too.
+    batch_hooks : synchronize after each batch, too.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
     """
 
-    def __init__(self, distributed: TrainedModel, each_batch: bool, restored: bool, changed: bool) -> None:
+    def __init__(self, distributed: TrainedModel, batch_hooks: bool, restored: bool, changed: bool) -> None:
         super().__init__()
-        if each_batch:
+        if batch_hooks:
             self.on_train_batch_end = lambda batch, logs: self._synchronize(of_batch=True)
         self._distributed = distributed
         self._channel = distributed.world

@@ -23,7 +23,7 @@ from matex_data.training.comm.runtime import Choice
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
 from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.listed import own_method
-from matex_data.training.exact.logs import Reduction
+from matex_data.training.exact.logs import LogReduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, distributed_losses, is_unreduced
 from matex_data.training.exact.metrics import (
     combine_metrics,
@@ -385,7 +385,7 @@ class DistributedModel:
     def combined(self, logs: Any, of_batch: bool = False, evaluated: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
         step = self.test if evaluated or not (self.step.reductions or self.step.possible) else self.step
-        kinds: dict[str, Reduction | None] = dict(step.reductions)
+        kinds: dict[str, LogReduction | None] = dict(step.reductions)
         for key, possible in step.possible.items():  # where the graph does not tell it, the checks may
             known = kinds.get(key) or (
                 "mean" if "mean" in possible or len(possible) > 1 else next(iter(possible), None)

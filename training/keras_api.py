@@ -49,13 +49,13 @@ class _Absent(type):
 
 
 def _imported(path: str, feature: str = TRAINING) -> Any:
-    """Return a module, or an object in it; a stand-in, with an entry in ``_not_found``, if there is neither."""
+    """Return a module, or an object in it; a stand-in, with an entry in ``_lacking``, if there is neither."""
     module, _, name = path.rpartition(".")
     try:
         owner = importlib.import_module(module)
         return getattr(owner, name) if hasattr(owner, name) else importlib.import_module(path)
     except ImportError:
-        _not_found.append((feature, path))
+        _lacking.append((feature, path))
         return _Absent(name, (), {"path": path})
 
 
@@ -76,7 +76,7 @@ def _ranges() -> str:
     return ", ".join(f"{name} {oldest} to {newest}" for name, (oldest, newest) in TESTED.items())
 
 
-_not_found: list[tuple[str, str]] = []
+_lacking: list[tuple[str, str]] = []
 
 keras_random: Any = _imported("keras.src.backend.random", RUN)
 """Module with the random functions of the backend, which layers and ``keras.random`` call."""
@@ -154,8 +154,8 @@ SET_BY_KERAS = ("_build_shapes_dict", "_self_", "_tracked_")
 CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
 """Attributes of layers that Keras itself changes when a layer is called."""
 
-Names = tuple[tuple[Any, tuple[str, ...]], ...]
-ATTRIBUTES: dict[str, Names] = {
+PrivateNames = tuple[tuple[Any, tuple[str, ...]], ...]
+ATTRIBUTES: dict[str, PrivateNames] = {
     TRAINING: (
         (
             keras.Model,
@@ -197,7 +197,7 @@ ATTRIBUTES: dict[str, Names] = {
 }
 """Attributes of classes and modules: private ones, and public ones that this package replaces."""
 
-OBJECT_ATTRIBUTES: dict[str, Names] = {
+OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
     TRAINING: (
         (
             keras.Model,
@@ -312,7 +312,7 @@ def missing(feature: str) -> list[str]:
     An attribute of objects counts if the methods of the class use its name. Creating an object instead might initialize
     devices before the script configures them.
     """
-    found = [path for needed, path in _not_found if needed == feature]
+    found = [path for needed, path in _lacking if needed == feature]
     for listed, has in ((ATTRIBUTES, hasattr), (OBJECT_ATTRIBUTES, _uses)):
         known = [(owner, names) for owner, names in listed.get(feature, ()) if not isinstance(owner, _Absent)]
         found += [f"{_name(owner)}.{name}" for owner, names in known for name in names if not has(owner, name)]

@@ -30,7 +30,11 @@ JOINED_BYTES = 1 << 26
 
 
 def write_predictions(
-    comm: Communicator, target: str | os.PathLike[str], ids: Columns, windows: Iterable[Any], check: Callable[[], None]
+    comm: Communicator,
+    target: str | os.PathLike[str],
+    ids: Columns,
+    windows: Iterable[Any],
+    check: Callable[[], None],
 ) -> None:
     """Write outputs, beside other fields of the same samples, to a file that replaces another one whole. *Collective*.
 

@@ -169,13 +169,13 @@ class ValuesElsewhere:
         return keras.ops.convert_to_tensor(self._variables.at_root(number))
 
 
-def saving_together(model: Any, comm: MPI.Intracomm) -> Replacements:
+def saving_on_all(model: Any, comm: MPI.Intracomm) -> Replacements:
     """Return a context manager: ``save`` and ``save_weights`` of a model are *collective*, as all ranks call them."""
 
-    def together(path: Any, **options: Any) -> None:
+    def save_on_all(path: Any, **options: Any) -> None:
         save(model, path, comm=comm, **options)
 
-    return replaced(model, save=together, save_weights=together)
+    return replaced(model, save=save_on_all, save_weights=save_on_all)
 
 
 def save_by_renaming(model: Any) -> None:

@@ -285,10 +285,10 @@ def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: b
             found="fit without stages",
             remedy="resume from its checkpoint with a new model, or write it with training.save and load that",
         )
-    several = mesh is not None and mesh.shape[2] > 1
-    if several or shard_optimizer:
+    is_cut = mesh is not None and mesh.shape[2] > 1
+    if is_cut or shard_optimizer:
         build_without_optimizer(model, element_spec)
-    if mesh is None or not several:
+    if mesh is None or not is_cut:
         initialize_absent(model)
         yield []
         return

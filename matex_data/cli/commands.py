@@ -47,9 +47,9 @@ def restart_with_hash_seed() -> None:
 
 app = typer.Typer(add_completion=False, no_args_is_help=True, invoke_without_command=True)
 
-Paths = Annotated[list[str], typer.Argument(help="Files, glob patterns or directories of one dataset.")]
-Format = Annotated[str | None, typer.Option(help="Name of the format; detected from the files by default.")]
-Inputs = Annotated[list[str] | None, typer.Option("--field", help="Field to read; may be repeated. Default: all.")]
+PathArguments = Annotated[list[str], typer.Argument(help="Files, glob patterns or directories of one dataset.")]
+FormatName = Annotated[str | None, typer.Option(help="Name of the format; detected from the files by default.")]
+FieldNames = Annotated[list[str] | None, typer.Option("--field", help="Field to read; may be repeated. Default: all.")]
 
 Limit = Annotated[float, typer.Option(help="Seconds in which the HDF5 library has to open a file or to read a block.")]
 
@@ -82,9 +82,9 @@ Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 @app.command(epilog='Example: matex inspect "run*.nc" --option sample_dim=time --plot samples.png')
 def inspect(
-    paths: Paths,
-    format: Format = None,
-    field: Inputs = None,
+    paths: PathArguments,
+    format: FormatName = None,
+    field: FieldNames = None,
     batch_size: Annotated[int, typer.Option(help="Samples of a global batch, for the quality of the shuffle.")] = 256,
     option: Options = None,
     plot: Annotated[Path | None, typer.Option(help="File of a picture of the first samples.")] = None,
@@ -114,9 +114,9 @@ def inspect(
 
 @app.command(epilog='Example: mpiexec -n 4 matex stats "run*.h5" --field energy')
 def stats(
-    paths: Paths,
-    format: Format = None,
-    field: Inputs = None,
+    paths: PathArguments,
+    format: FormatName = None,
+    field: FieldNames = None,
     option: Options = None,
     as_json: Json = False,
     html: Html = None,
@@ -146,8 +146,8 @@ def plan(
     ] = None,
     ranks: Annotated[int | None, typer.Option(help="Number of ranks of the job.")] = None,
     batch_size: Annotated[int | None, typer.Option(help="Samples of a global batch; a multiple of the ranks.")] = None,
-    format: Format = None,
-    field: Inputs = None,
+    format: FormatName = None,
+    field: FieldNames = None,
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Ranks of a machine, for its memory; with --train, the cores by default.", min=1)
     ] = None,
@@ -197,7 +197,7 @@ def plan(
 
 @app.command(epilog='Example: matex index "day*.nc" --to days.json')
 def index(
-    paths: Paths,
+    paths: PathArguments,
     to: Annotated[str, typer.Option(help="A file for JSON; a folder for Parquet if the name ends with .parquet.")],
     sample_dim: Annotated[str | None, typer.Option(help="Dimension along which the files follow one another.")] = None,
 ) -> None:
@@ -219,9 +219,9 @@ def index(
 
 @app.command(epilog='Example: mpiexec -n 4 matex validate "run*.h5"')
 def validate(
-    paths: Paths,
-    format: Format = None,
-    field: Inputs = None,
+    paths: PathArguments,
+    format: FormatName = None,
+    field: FieldNames = None,
     batch_size: Annotated[int, typer.Option(help="Samples that are read at once.")] = 1024,
     limit: Limit = 60.0,
     html: Html = None,
@@ -252,9 +252,9 @@ def validate(
 
 @app.command(epilog='Example: mpiexec -n 2 matex bench "run*.h5" --batch-size 256')
 def bench(
-    paths: Paths,
-    format: Format = None,
-    field: Inputs = None,
+    paths: PathArguments,
+    format: FormatName = None,
+    field: FieldNames = None,
     batch_size: Annotated[int, typer.Option(help="Samples of a global batch.")] = 256,
     epochs: Annotated[int, typer.Option(help="Number of epochs; the first one may find cold caches.")] = 3,
     html: Html = None,

@@ -32,7 +32,7 @@ SECONDS = 60.0  # limit of a step of the library: to open a file, or to read one
 START_SECONDS = 300.0  # limit of the start of the child
 CHILD = (sys.executable, "-m", "matex_data.cli.probing")
 
-Step = Callable[[], None]
+ProbeStep = Callable[[], None]
 
 
 def is_hdf5(path: str) -> bool:
@@ -162,7 +162,7 @@ def main() -> None:
             out.write("sound\n")
 
 
-def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step: Step) -> None:
+def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step: ProbeStep) -> None:
     """Open one file, and read the rows that only the library can read.
 
     Raises

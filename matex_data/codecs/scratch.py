@@ -26,8 +26,8 @@ def aligned_arrays(memory: Memory, specs: Sequence[tuple[tuple[int, ...], np.dty
     sizes = [prod(shape) * dtype.itemsize for shape, dtype in specs]
     starts = np.cumsum([0] + [size + -size % ALIGNMENT for size in sizes]).tolist()
     block = memory(starts[-1])
-    pieces = (block[start : start + size] for start, size in zip(starts, sizes, strict=False))
-    return [piece.view(dtype).reshape(shape) for piece, (shape, dtype) in zip(pieces, specs, strict=True)]
+    views = (block[start : start + size] for start, size in zip(starts, sizes, strict=False))
+    return [view.view(dtype).reshape(shape) for view, (shape, dtype) in zip(views, specs, strict=True)]
 
 
 class _Scratch(local):

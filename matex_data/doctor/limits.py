@@ -7,7 +7,7 @@ import resource
 from pathlib import Path
 
 from matex_data.doctor.report import Section
-from matex_data.words import memory_text
+from matex_data.words import nbytes_text
 
 _FILES = 8192  # an eighth of it are the files that a reader keeps open
 _VARIABLES = (
@@ -31,15 +31,15 @@ def examine() -> Section:
         )
     locked, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
     unlimited = locked == resource.RLIM_INFINITY
-    section.add("locked memory", None if unlimited else locked, "unlimited" if unlimited else memory_text(locked))
+    section.add("locked memory", None if unlimited else locked, "unlimited" if unlimited else nbytes_text(locked))
     if not unlimited and any(Path("/sys/class/infiniband").glob("*")):
         section.advise(
-            f"a process may lock {memory_text(locked)} of memory, which InfiniBand needs without limit",
+            f"a process may lock {nbytes_text(locked)} of memory, which InfiniBand needs without limit",
             "ulimit -l unlimited on the nodes; under Slurm PropagateResourceLimitsExcept=MEMLOCK in slurm.conf",
         )
     space, _ = resource.getrlimit(resource.RLIMIT_AS)
     if space != resource.RLIM_INFINITY:
-        section.add("address space", space, f"{memory_text(space)} (ulimit -v)")
+        section.add("address space", space, f"{nbytes_text(space)} (ulimit -v)")
     values = {name: os.environ[name] for name in _VARIABLES if name in os.environ}
     section.facts["variables"] = values
     section.rows.append(("HDF5_USE_FILE_LOCKING", values.get("HDF5_USE_FILE_LOCKING", "not set: HDF5 locks files")))

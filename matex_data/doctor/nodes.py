@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from matex_data import machine
 from matex_data.doctor.report import Section, span
 from matex_data.launching.start import gpus
-from matex_data.words import memory_text
+from matex_data.words import nbytes_text
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
@@ -84,7 +84,7 @@ def _line(members: list[dict[str, Any]]) -> str:
     return (
         f"{cores} of {members[0]['online']} cores; a rank: {span([rank['cores'] for rank in members])} cores, "
         f"{span([rank['threads'] for rank in members])} decoding threads, {memory['reading_threads']} reading threads, "
-        f"{memory_text(memory['memory'])} of memory (least: {memory['memory_limit']}); "
+        f"{nbytes_text(memory['memory'])} of memory (least: {memory['memory_limit']}); "
         f"{accelerators or 'no'} GPU{'' if accelerators == 1 else 's'}"
         + ("" if seen is None else f", {seen} seen by TensorFlow")
     )
@@ -116,7 +116,7 @@ def _judge(section: Section, node: str, members: list[dict[str, Any]]) -> None:
     least = min(members, key=lambda rank: rank["memory"])
     if least["memory"] < LEAST_MEMORY:
         section.advise(
-            f"{node}: {memory_text(least['memory'])} of memory for a rank, by the {least['memory_limit']}",
+            f"{node}: {nbytes_text(least['memory'])} of memory for a rank, by the {least['memory_limit']}",
             "start fewer ranks on a machine, or ask for more memory (sbatch --mem)",
         )
     if 0 < members[0]["gpus"] < len(members):

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matex_data.doctor.report import Section
 from matex_data.io.modes import choose, mount_of
-from matex_data.words import memory_text
+from matex_data.words import nbytes_text
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
@@ -116,7 +116,7 @@ def _describe_shm(section: Section, by_node: dict[str, dict[str, Any]], ranks: i
     worst = min(by_node.values(), key=lambda rank: rank["shm"]["free"])
     shm = worst["shm"]
     section.add(
-        SHM, shm, f"{memory_text(shm['free'])} free" if shm["writable"] else f"cannot be written to: {shm['error']}"
+        SHM, shm, f"{nbytes_text(shm['free'])} free" if shm["writable"] else f"cannot be written to: {shm['error']}"
     )
     if not shm["writable"]:
         section.fail(
@@ -125,7 +125,7 @@ def _describe_shm(section: Section, by_node: dict[str, dict[str, Any]], ranks: i
         )
     elif shm["free"] < _LEAST_SHM * -(-ranks // len(by_node)):
         section.advise(
-            f"{SHM} of {worst['node']} has {memory_text(shm['free'])} left, which MPI and the shared index may exceed",
+            f"{SHM} of {worst['node']} has {nbytes_text(shm['free'])} left, which MPI and the shared index may exceed",
             "make it larger (docker run --shm-size=1g), or remove what jobs have left there",
         )
 
@@ -195,7 +195,7 @@ def _describe_speed(section: Section, speeds: list[dict[str, Any]], is_shared: b
         (
             "speed",
             f"open {_time(opening)}, 4 KiB in {_time(latency)}"
-            + (f", {memory_text(bandwidth)}/s by 4 MiB" if bandwidth else ", no file of 4 MiB to measure the bandwidth")
+            + (f", {nbytes_text(bandwidth)}/s by 4 MiB" if bandwidth else ", no file of 4 MiB to measure the bandwidth")
             + ("" if len(speeds) == 1 else f" (the slowest of {len(speeds)} nodes at once)")
             + "; what the system has in its cache is faster",
         )
@@ -250,9 +250,9 @@ def speed_of(path: str) -> Speed | None:
         return None
     file = max(files, key=lambda name: Path(name).stat().st_size)
     opened = []
-    for each in files[:20]:
+    for name in files[:20]:
         begin = time.perf_counter()
-        descriptor = os.open(each, os.O_RDONLY)
+        descriptor = os.open(name, os.O_RDONLY)
         os.fstat(descriptor)
         opened.append(time.perf_counter() - begin)
         os.close(descriptor)

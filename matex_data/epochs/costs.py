@@ -190,8 +190,8 @@ def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
     many = reads * schedule.segments.total / ranks > FEW_READS
     if not many or counted.nbytes >= GOOD_READ_BYTES * counted.reads:
         return False
-    together, _ = _plan_windows(Shared(source, schedule, ranks), CHOICE_EFFORT)
-    return reads * together.samples > FEWER_READS * together.reads
+    shared, _ = _plan_windows(Shared(source, schedule, ranks), CHOICE_EFFORT)
+    return reads * shared.samples > FEWER_READS * shared.reads
 
 
 class _Counted:

@@ -301,31 +301,31 @@ class _RankCounts:
 
     Parameters
     ----------
-    each : int64[ranks], number of items.
+    count : int64[ranks], number of items.
     first : int64[ranks], position of the first item.
     """
 
-    each: Integers
+    count: Integers
     first: Integers
 
     @classmethod
-    def of(cls, each: Integers) -> _RankCounts:
+    def of(cls, count: Integers) -> _RankCounts:
         """Return counts of items in the order of the ranks."""
-        return cls(each.astype(np.int64), np.cumsum(each) - each)
+        return cls(count.astype(np.int64), np.cumsum(count) - count)
 
     @property
     def total(self) -> int:
         """Return the number of items of all ranks."""
-        return int(self.each.sum())
+        return int(self.count.sum())
 
     def __iter__(self) -> Iterator[Integers]:
         """Yield counts and offsets, in the order of a buffer specification of mpi4py."""
-        return iter((self.each, self.first))
+        return iter((self.count, self.first))
 
     def exchanged(self, comm: Communicator) -> _RankCounts:
         """Return the counts of each rank for this one. *Collective*."""
-        received = np.empty_like(self.each)
-        comm.poll(comm.mpi.Ialltoall(self.each, received))
+        received = np.empty_like(self.count)
+        comm.poll(comm.mpi.Ialltoall(self.count, received))
         return _RankCounts.of(received)
 
 
@@ -355,7 +355,7 @@ class _Transfer:
 
     def from_others(self, rank: int) -> int:
         """Return the number of bytes that other ranks send to ``rank``."""
-        return int(self.received.total - self.received.each[rank]) * self.item_bytes
+        return int(self.received.total - self.received.count[rank]) * self.item_bytes
 
     def exchange(self, comm: Communicator) -> None:
         """Send and receive. *Collective*."""
@@ -371,10 +371,10 @@ class _Transfer:
     def unpack(self, out: Array, order: Integers) -> None:
         """Scatter the received rows into ``out[order]``."""
         if self.field.array_dtype.hasobject:
-            ends = np.cumsum(self.received.each).tolist()
+            ends = np.cumsum(self.received.count).tolist()
             rows = [
                 row
-                for end, size in zip(ends, self.received.each.tolist(), strict=True)
+                for end, size in zip(ends, self.received.count.tolist(), strict=True)
                 if size
                 for row in pickle.loads(self.memory[end - size : end].tobytes())
             ]
@@ -400,10 +400,10 @@ def _pack(
     context : memory.
     """
     if field.array_dtype.hasobject:
-        ends = np.cumsum(requested.each).tolist()
+        ends = np.cumsum(requested.count).tolist()
         pickles = [
             pickle.dumps(list(shard[local[end - n : end]])) if n else b""
-            for end, n in zip(ends, requested.each.tolist(), strict=True)
+            for end, n in zip(ends, requested.count.tolist(), strict=True)
         ]
         sizes = _RankCounts.of(np.array([len(data) for data in pickles], np.int64))
         return _Transfer(field, sizes, sizes, 1, np.frombuffer(b"".join(pickles), np.uint8), _NO_BYTES)

@@ -26,6 +26,7 @@ from matex_data.reading.context import ReadContext
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
 from matex_data.sampling.sizing import WINDOW_LIMIT
+from matex_data.words import nbytes_text
 
 READ_BYTES = 64 << 20  # of one read of a rank, about, at most; each read costs Python time
 LEAST_READ_BYTES = 4 << 20
@@ -191,7 +192,7 @@ class Streamed(Strategy):
         if source.options.window_bytes is None and window > max(WINDOW_LIMIT, schedule.batch_size * source.row_bytes):
             own = self.read_steps * (schedule.batch_size // self.ranks) * source.row_bytes
             rank = f"rank {source.comm.rank} of {self.ranks}"
-            purpose = f"shuffled windows of {window >> 20} MiB, of which {rank} has its share,"
+            purpose = f"shuffled windows of {nbytes_text(window)}, of which {rank} has its share,"
             remedy = (
                 f"open the files with window_bytes={WINDOW_LIMIT >> 20} << 20 (another order), or use more machines"
             )

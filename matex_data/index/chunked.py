@@ -16,7 +16,7 @@ from matex_data.codecs.bounded import BrokenChunk
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.codecs.scratch import thread_scratch
 from matex_data.declared import declared
-from matex_data.errors import DecodeError
+from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import Chunk, ChunkCache, Reserved
 from matex_data.index.model import EMPTY, Composed, Layout, ReadRequest, RowSelection
@@ -180,8 +180,8 @@ class Chunked(Layout):
 
     def _groups(self, chunks: Integers) -> Iterator[Integers]:
         """Split the chunks into groups for one thread each: large ones, but enough for all threads."""
-        (least, most), each = DECODE_BYTES, max(1, self.pipeline.nbytes)
-        count = max(1, min(most, max(least, len(chunks) * each // tasks_of_window())) // each)
+        (least, most), nbytes = DECODE_BYTES, max(1, self.pipeline.nbytes)
+        count = max(1, min(most, max(least, len(chunks) * nbytes // tasks_of_window())) // nbytes)
         return (chunks[start : start + count] for start in range(0, len(chunks), count))
 
     def _decode(self, selection: SelectedChunks, chunks: Integers, stored: Bytes) -> None:
@@ -221,7 +221,7 @@ class Chunked(Layout):
             row=int(self.number[entry]) // self.band_cells * self.chunk_shape[0],
             byte=int(self.offset[entry]),
             found=error,
-            remedy="the file is damaged there: restore it from its source",
+            remedy=RESTORE,
         )
 
     def _decode_chunk(self, selection: SelectedChunks, i: int, entry: int, rows: _Rows, stored: Bytes) -> None:

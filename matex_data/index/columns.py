@@ -167,7 +167,7 @@ def compact(column: Array) -> Array:
     return column.astype(dtype) if dtype.kind in "iub" and dtype.itemsize < column.itemsize else column
 
 
-def joined(columns: Sequence[Array]) -> Array:
+def join_columns(columns: Sequence[Array]) -> Array:
     """Return columns, of whatever widths, one after the other."""
     return compact(np.concatenate(columns)) if len(columns) > 1 else columns[0]
 
@@ -190,7 +190,7 @@ class ColumnTable:
     @classmethod
     def joined(cls, tables: Sequence[Self]) -> Self:
         """Return the numbers of the files of several tables, one after the other."""
-        return cls(*(joined([getattr(table, name) for table in tables]) for name in cls._names()))
+        return cls(*(join_columns([getattr(table, name) for table in tables]) for name in cls._names()))
 
     def to_json(self, columns: ColumnWriter) -> Any:
         """Return the table as a value of JSON."""
@@ -227,10 +227,10 @@ class Lists:
         return cls._with_lengths(np.concatenate(arrays), np.array([len(array) for array in arrays], np.int64))
 
     @classmethod
-    def joined(cls, several: Sequence[Lists]) -> Lists:
+    def joined(cls, objects: Sequence[Lists]) -> Lists:
         """Return the lists of several objects, one after the other."""
-        lengths = np.concatenate([np.diff(lists.ends.astype(np.int64), prepend=0) for lists in several])
-        return cls._with_lengths(np.concatenate([lists.values for lists in several]), lengths)
+        lengths = np.concatenate([np.diff(lists.ends.astype(np.int64), prepend=0) for lists in objects])
+        return cls._with_lengths(np.concatenate([lists.values for lists in objects]), lengths)
 
     @classmethod
     def _with_lengths(cls, values: Array, lengths: Integers) -> Lists:
@@ -393,7 +393,7 @@ class Group:
         first = groups[0]
         if len(groups) == 1:
             return first
-        numbers = [joined(columns) for columns in zip(*(group.numbers for group in groups), strict=True)]
+        numbers = [join_columns(columns) for columns in zip(*(group.numbers for group in groups), strict=True)]
         arrays = [Lists.joined(lists) for lists in zip(*(group.arrays for group in groups), strict=True)]
         return cls(sum(map(len, groups)), first.described, numbers, arrays, first.origin)
 

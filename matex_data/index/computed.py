@@ -25,7 +25,7 @@ from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, sca
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 
-Place = Callable[[Mapping[str, Any]], Mapping[str, Any]]
+Views = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Callable that gets the arrays of results, and returns by argument the views of them into which rows may be read."""
 
 
@@ -98,7 +98,7 @@ class Computation:
     inputs : the variable of each argument, by name.
     results : the variable of each result, by name.
     fields : of the results, by name.
-    place : see `Place`; None: arguments are read to arrays of their own.
+    views : see `Views`; None: arguments are read to arrays of their own.
     fills : it replaces missing values, and does no more: text that identifies by what. "": it does not.
     draws : the function draws numbers by the epoch and the number of a sample.
     """
@@ -107,7 +107,7 @@ class Computation:
     inputs: Mapping[str, str]
     results: Mapping[str, str]
     fields: Schema
-    place: Place | None = None
+    views: Views | None = None
     fills: str = ""
     draws: bool = False
 
@@ -118,7 +118,7 @@ def compute(
     given: Sequence[str],
     fields: Schema,
     *,
-    place: Place | None = None,
+    views: Views | None = None,
     fills: str = "",
     draws: bool = False,
 ) -> Index:
@@ -127,7 +127,7 @@ def compute(
     Parameters
     ----------
     index : of the samples.
-    function, place, fills, draws : see `Computation`. The function can be pickled.
+    function, views, fills, draws : see `Computation`. The function can be pickled.
     given : names of the fields that the function gets.
     fields : those that it computes, by name.
 
@@ -146,7 +146,7 @@ def compute(
         known = Computed(index, (), {name: name for name in index.fields})
     inputs = {name: known.delivered[name] for name in given}
     results = {name: f"{name}\0{len(known.steps)}" for name in fields}
-    step = Computation(function, inputs, results, fields, place, fills, draws)
+    step = Computation(function, inputs, results, fields, views, fills, draws)
     made = Computed(known.base, (*known.steps, step), {**known.delivered, **results})
     return made.index({**index.fields, **fields}, index)
 
@@ -291,7 +291,7 @@ class _Window:
             self.memory[variable] = self._empty(variable, count)
         for step in reversed(self._steps):
             outs = {name: self.memory[v] for name, v in step.results.items() if v in self.memory}
-            views = step.place(outs) if step.place is not None else {}
+            views = step.views(outs) if step.views is not None else {}
             of_step = [name for name, variable in step.inputs.items() if name in views and variable not in used]
             for name in of_step:  # in order: adjacent columns of a table are read as a matrix
                 self.memory[step.inputs[name]] = views[name]

@@ -396,7 +396,7 @@ class _Reader:
             return lambda entry: _float_of(entry.numbers[at])
         return lambda entry: entry.numbers[at]
 
-    def _together(self, make: Callable[[list[Any]], Any], descriptors: Iterable[Descriptor]) -> _Make:
+    def _composite(self, make: Callable[[list[Any]], Any], descriptors: Iterable[Descriptor]) -> _Make:
         """Return what makes an object of the list of those that it consists of."""
         makers = [self.maker(descriptor) for descriptor in descriptors]
         template = [maker.value if isinstance(maker, _Known) else None for maker in makers]
@@ -438,7 +438,7 @@ class _Reader:
         before, kind, names = self._objects, self._class(name), descriptors[::2]
         if list(names) != list(_fields_of(kind)):
             raise ValueError(f"{name} with the fields {list(names)!r:.200}")
-        maker = self._together(lambda values: kind(**dict(zip(names, values, strict=True))), descriptors[1::2])
+        maker = self._composite(lambda values: kind(**dict(zip(names, values, strict=True))), descriptors[1::2])
         if kind is Trust and not self._origin.of_job:
             maker = _Known(self._origin.trust)
         if isinstance(maker, _Known) and kind.__eq__ is object.__eq__:
@@ -473,13 +473,13 @@ class _Reader:
                 raise TypeError(f"{values[0]!r:.100} instead of a function")
             return partial(values[0], *values[1], **values[2])
 
-        return self._together(make, (function, arguments, keywords))
+        return self._composite(make, (function, arguments, keywords))
 
     def _array(self, dtype: Any, *shape: Descriptor) -> _Make:
         made = dtype_from_json(dtype)
         if made.hasobject or len(shape) > 1:
             raise ValueError(f"an array of {made}")
-        at, lengths = self._next_array(), self._together(tuple, shape[0]) if shape else None
+        at, lengths = self._next_array(), self._composite(tuple, shape[0]) if shape else None
 
         def make(entry: _Entry) -> Array:
             of_shape = lengths.value if isinstance(lengths, _Known) else lengths and lengths(entry)
@@ -502,7 +502,7 @@ class _Reader:
             array[:] = contents
             return array.reshape(lengths)
 
-        return self._kept(self._together(make, (("tuple", *shape), *items)), 1)
+        return self._kept(self._composite(make, (("tuple", *shape), *items)), 1)
 
     def _pickled(self, name: str) -> _Make:
         if not self._origin.of_job:
@@ -547,28 +547,28 @@ _MAKERS: dict[str, Callable[..., _Make]] = {
     "again": _Reader._again,
     "array": _Reader._array,
     "bytes": lambda reader, data: reader._value(partial(base64.b64decode, validate=True), data),
-    "complex": lambda reader, *parts: reader._together(lambda values: complex(*values), parts),
+    "complex": lambda reader, *parts: reader._composite(lambda values: complex(*values), parts),
     "date": lambda reader, text: reader._value(date.fromisoformat, text),
-    "datetime": lambda reader, text, zone: reader._together(
+    "datetime": lambda reader, text, zone: reader._composite(
         lambda values: datetime.fromisoformat(values[0]).replace(tzinfo=values[1]), (text, zone)
     ),
     "declared": _Reader._function,
-    "dict": lambda reader, *items: reader._together(lambda v: dict(zip(v[::2], v[1::2], strict=True)), items),
+    "dict": lambda reader, *items: reader._composite(lambda v: dict(zip(v[::2], v[1::2], strict=True)), items),
     "dtype": lambda reader, dtype: reader._value(dtype_from_json, dtype),
     "int": lambda reader, digits: reader._value(int, digits),
     "json": _Reader._of_json,
-    "list": lambda reader, *items: reader._together(list, items),
+    "list": lambda reader, *items: reader._composite(list, items),
     "objects": _Reader._objects_array,
     "of": _Reader._object,
     "partial": _Reader._partial,
     "path": lambda reader, text: reader._value(Path, text),
     "pickled": _Reader._pickled,
-    "range": lambda reader, *limits: reader._together(lambda values: range(*values), limits),
+    "range": lambda reader, *limits: reader._composite(lambda values: range(*values), limits),
     "scalar": lambda reader, dtype, data: reader._value(_scalar, dtype, data),
-    "slice": lambda reader, *limits: reader._together(lambda values: slice(*values), limits),
-    "timedelta": lambda reader, *parts: reader._together(lambda values: timedelta(*values), parts),
-    "timezone": lambda reader, offset: reader._together(lambda values: timezone(*values), (offset,)),
-    "tuple": lambda reader, *items: reader._together(tuple, items),
+    "slice": lambda reader, *limits: reader._composite(lambda values: slice(*values), limits),
+    "timedelta": lambda reader, *parts: reader._composite(lambda values: timedelta(*values), parts),
+    "timezone": lambda reader, offset: reader._composite(lambda values: timezone(*values), (offset,)),
+    "tuple": lambda reader, *items: reader._composite(tuple, items),
 }
 
 

@@ -157,8 +157,8 @@ class Jagged(Composed, Table):
         """Return the elements of the samples, one after the other."""
         start = self.offsets[rows.start].astype(np.int64)
         count = self.offsets[rows.stop].astype(np.int64) - start
-        some = count > 0
-        runs = merge(Runs(start[some], count[some]))
+        filled = count > 0
+        runs = merge(Runs(start[filled], count[filled]))
         return RowSelection(runs.start, runs.start + runs.count, np.arange(runs.total, dtype=np.int64))
 
     def _cut(self, rows: RowSelection, outputs: list[tuple[Array, Array]]) -> None:

@@ -22,7 +22,7 @@ from matex_data.locks import cached_property
 
 RAGGED_BYTES = 1024  # least estimate for a ragged sample in memory: not every layout has one
 LONG_LIST = 256  # elements on average from which one copy for each list is faster than an index for each element
-PIECE = 1 << 13  # lists that are copied in one go: the indices of short ones stay in the processor's cache
+TILE = 1 << 13  # lists that are copied in one go: the indices of short ones stay in the processor's cache
 MARGIN = 1.03  # of the memory for elements over their mean number
 
 
@@ -243,9 +243,9 @@ def take_lists(content: Array, begin: Integers, lengths: Integers, memory: Memor
     offsets, values = aligned_arrays(memory, [((len(lengths) + 1,), np.dtype(np.int64)), (shape, content.dtype)])
     offsets[0] = 0
     np.cumsum(lengths, out=offsets[1:])
-    for start in range(0, len(lengths), PIECE):
-        piece = slice(start, start + PIECE)
-        _copy(content, values, begin[piece], offsets[start : start + PIECE + 1])
+    for start in range(0, len(lengths), TILE):
+        tile = slice(start, start + TILE)
+        _copy(content, values, begin[tile], offsets[start : start + TILE + 1])
     return RaggedArray(values, offsets)
 
 

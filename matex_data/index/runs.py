@@ -84,7 +84,7 @@ class Runs:
         return found
 
 
-def join(a: Runs, b: Runs) -> Runs:
+def join_runs(a: Runs, b: Runs) -> Runs:
     """Concatenate two sequences."""
     return Runs(np.concatenate([a.start, b.start]), np.concatenate([a.count, b.count]))
 
@@ -249,10 +249,10 @@ class Chosen:
         found = self.before[tile].copy()
         inner = np.flatnonzero(rest)
         for low in range(0, len(inner), _STEP):
-            some = inner[low : low + _STEP]
-            rows = self.bits.reshape(-1, TILE // 8)[tile[some]]
+            group = inner[low : low + _STEP]
+            rows = self.bits.reshape(-1, TILE // 8)[tile[group]]
             counts = np.cumsum(np.unpackbits(rows, axis=1), axis=1, dtype=np.int32)
-            found[some] += counts[np.arange(len(some)), rest[some] - 1]
+            found[group] += counts[np.arange(len(group)), rest[group] - 1]
         return found if self.positions is None else self.positions.rank(found)
 
     def tiles(self) -> Iterator[Runs]:
@@ -270,9 +270,9 @@ class Chosen:
         """Return the numbers of all chosen samples of some tiles, ascending."""
         rows, found = self.bits.reshape(-1, TILE // 8), [np.empty(0, np.int64)]
         for low in range(0, len(tiles), _STEP):
-            some = tiles[low : low + _STEP]
-            tile, inner = np.nonzero(np.unpackbits(rows[some], axis=1))
-            found.append(some[tile] * TILE + inner)
+            group = tiles[low : low + _STEP]
+            tile, inner = np.nonzero(np.unpackbits(rows[group], axis=1))
+            found.append(group[tile] * TILE + inner)
         return np.concatenate(found)
 
 

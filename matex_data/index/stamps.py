@@ -41,10 +41,10 @@ class Stamp:
         ------
         OSError : the file does not exist or is not accessible.
         """
-        return cls.of_object(objects.state(path)) if objects.is_url(path) else cls.found(Path(path).stat())
+        return cls.of_object(objects.state(path)) if objects.is_url(path) else cls.of_status(Path(path).stat())
 
     @classmethod
-    def found(cls, status: os.stat_result) -> Stamp:
+    def of_status(cls, status: os.stat_result) -> Stamp:
         """Return the state of a file that the system has told."""
         return cls(status.st_size, status.st_mtime_ns, status.st_ino)
 
@@ -55,13 +55,13 @@ class Stamp:
         tag = hashlib.blake2b(state.tag.encode(), digest_size=8).digest()
         return cls(state.size, 1000 * microseconds, int.from_bytes(tag, "little"))
 
-    def fits(self, found: Stamp) -> bool:
-        """Return whether a file with the state ``found`` on any rank may be the one of this stamp."""
-        return (self.size, self.mtime_ns) == (found.size, found.mtime_ns)
+    def fits(self, other: Stamp) -> bool:
+        """Return whether a file with the state ``other`` on any rank may be the one of this stamp."""
+        return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
-    def is_of(self, path: str, found: Stamp) -> bool:
-        """Return whether a file or object with the state ``found`` on any rank may be the one of this stamp."""
-        return found == self if objects.is_url(path) else self.fits(found)
+    def is_of(self, path: str, other: Stamp) -> bool:
+        """Return whether a file or object with the state ``other`` on any rank may be the one of this stamp."""
+        return other == self if objects.is_url(path) else self.fits(other)
 
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)

@@ -120,7 +120,7 @@ class Strided(Layout):
 RANGE_BYTES = 64 * 1024  # of one byte range of a block: the block size aims at it,
 BLOCK_BYTES = 4 * 1024 * 1024  # unless a block would exceed this
 
-Numbers = range | tuple[int, ...]
+Indices = range | tuple[int, ...]
 """Numbers of entries along an axis, of 0 or more."""
 
 
@@ -154,7 +154,7 @@ class Segments(Layout):
     rows: int
     offset: int
     stride: int
-    outer: tuple[tuple[int, Numbers], ...]
+    outer: tuple[tuple[int, Indices], ...]
     run: int
     dtype: np.dtype[Any]
     shape: tuple[int, ...]

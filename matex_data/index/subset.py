@@ -17,9 +17,9 @@ from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
-from matex_data.index.strided import BLOCK_BYTES, Numbers, Segments, Strided, Transposed, c_strides
+from matex_data.index.strided import BLOCK_BYTES, Indices, Segments, Strided, Transposed, c_strides
 
-Axis = Numbers | int | None
+Axis = Indices | int | None
 """Entries to take along an axis; int: a single one, without its axis; None: all."""
 SEGMENT_BYTES = 256  # shorter ranges that lie apart are read as one, with what is between them
 
@@ -73,7 +73,7 @@ def subset(layout: Layout, shape: tuple[int, ...], axes: Sequence[Axis]) -> Layo
     return Picked(layout, shape, tuple(axes))
 
 
-def _ascending(axis: Numbers | int) -> Numbers:
+def _ascending(axis: Indices | int) -> Indices:
     """Return the entries in ascending order, each once."""
     if isinstance(axis, int):
         return range(axis, axis + 1)
@@ -85,7 +85,7 @@ def _ascending(axis: Numbers | int) -> Numbers:
     return regular if list(regular) == numbers else tuple(numbers)
 
 
-def _picked(layout: Layout, shape: tuple[int, ...], axes: Sequence[Axis], read: Sequence[Numbers | None]) -> Layout:
+def _picked(layout: Layout, shape: tuple[int, ...], axes: Sequence[Axis], read: Sequence[Indices | None]) -> Layout:
     """Return the layout of the entries ``axes``, given that of the entries ``read``, which are ascending."""
     picks = tuple(None if a is None or r is None else _positions(a, r) for a, r in zip(axes, read, strict=True))
     if all(pick is None for pick in picks):
@@ -95,7 +95,7 @@ def _picked(layout: Layout, shape: tuple[int, ...], axes: Sequence[Axis], read: 
     return Picked(layout, shape, picks)
 
 
-def _positions(axis: Numbers | int, read: Numbers) -> Axis:
+def _positions(axis: Indices | int, read: Indices) -> Axis:
     if isinstance(axis, int):
         return read.index(axis)
     if list(axis) == list(read):
@@ -201,7 +201,7 @@ def _segments(
     return _picked(segments, tuple(map(len, in_order)), wanted, in_order)
 
 
-def subset_rows(layout: Layout, numbers: Numbers) -> Layout:
+def subset_rows(layout: Layout, numbers: Indices) -> Layout:
     """Return the layout of some rows, which ascend."""
     if isinstance(numbers, range) and numbers.step == 1:
         if len(numbers) == layout.rows:
@@ -222,7 +222,7 @@ class SomeRows(Converted):
     numbers : of the rows among them, ascending.
     """
 
-    numbers: Numbers
+    numbers: Indices
 
     @property
     def rows(self) -> int:  # type: ignore[override]

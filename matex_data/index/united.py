@@ -235,8 +235,8 @@ _MARKS = (ALL_MISSING, ALL_ROWS, PARTLY_MISSING, AS_TEXT)
 
 
 def _reduced(unions: Iterable[UnitedFields]) -> UnitedFields | None:
-    several = list(unions)
-    return reduce(UnitedFields.joined, several) if several else None
+    listed = list(unions)
+    return reduce(UnitedFields.joined, listed) if listed else None
 
 
 def united(first: Field, other: Field) -> Field | None:

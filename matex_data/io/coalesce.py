@@ -152,8 +152,8 @@ def _tasks(groups: list[list[ReadRequest]], gap_bytes: int, task_bytes: int) -> 
     if not groups:
         return
     requests = [request for group in groups for request in group]
-    group_of = np.repeat(np.arange(len(groups)), [sum(len(each.offset) for each in group) for group in groups])
-    offset, nbytes = (np.concatenate([getattr(each, name) for each in requests]) for name in ("offset", "nbytes"))
+    group_of = np.repeat(np.arange(len(groups)), [sum(len(request.offset) for request in group) for group in groups])
+    offset, nbytes = (np.concatenate([getattr(request, name) for request in requests]) for name in ("offset", "nbytes"))
     sizes = np.bincount(group_of, nbytes).astype(np.int64)
     addresses = [address for request in requests if (address := request.address) is not None]
     if addresses:

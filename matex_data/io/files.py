@@ -212,7 +212,7 @@ class _OpenFile:
 
     def stamp(self) -> Stamp:
         """Return the state of the file."""
-        return Stamp.found(os.fstat(self._descriptor))
+        return Stamp.of_status(os.fstat(self._descriptor))
 
     def read(self, task: ReadTask) -> int:
         """Make the reads of a task, and return the number of bytes; raise ``OSError`` like ``preadv.read``."""

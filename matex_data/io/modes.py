@@ -84,7 +84,7 @@ def _parse(line: str) -> tuple[int, Mount]:
 MOST_SHARED_FILES = 64  # that all ranks open with ``io="auto"``; of more files, each rank opens those that it reads
 
 
-class Mode(NamedTuple):
+class IoMode(NamedTuple):
     """Choice whether the ranks make the reads of a file as one.
 
     Attributes
@@ -101,7 +101,7 @@ class Mode(NamedTuple):
         return f"{how}: {self.reason}"
 
 
-def choose(io: str, paths: Sequence[str], ranks: int = 2) -> Mode:
+def choose(io: str, paths: Sequence[str], ranks: int = 2) -> IoMode:
     """Return the mode in which ranks read files, as far as one of them can tell.
 
     Parameters
@@ -116,17 +116,17 @@ def choose(io: str, paths: Sequence[str], ranks: int = 2) -> Mode:
     all ranks as one, by MPI-IO: as io= says
     """
     if ranks == 1:
-        return Mode(False, "there is one")
+        return IoMode(False, "there is one")
     if len(paths) and is_url(paths[0]):
-        return Mode(False, "MPI does not read from a store of objects")
+        return IoMode(False, "MPI does not read from a store of objects")
     if io != "auto":
-        return Mode(io == "collective", "as io= says")
+        return IoMode(io == "collective", "as io= says")
     if len(paths) > MOST_SHARED_FILES:
-        return Mode(False, f"there are more than {MOST_SHARED_FILES} files")
+        return IoMode(False, f"there are more than {MOST_SHARED_FILES} files")
     if os.environ.get("MATEX_IO_HINTS"):
-        return Mode(True, "MATEX_IO_HINTS is set")
+        return IoMode(True, "MATEX_IO_HINTS is set")
     table = mount_table()
     mounts = [mount_of(folder, table) for folder in dict.fromkeys(str(Path(path).parent) for path in paths)]
     types = sorted({"unknown" if mount is None else mount.type for mount in mounts})
     parallel = bool(types) and PARALLEL.issuperset(types)
-    return Mode(parallel, f"the type of the file system is {', '.join(types)}" if types else "there are no files")
+    return IoMode(parallel, f"the type of the file system is {', '.join(types)}" if types else "there are no files")

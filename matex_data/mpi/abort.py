@@ -52,7 +52,7 @@ def install() -> None:
     previous = sys.excepthook
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> Any:
-        if _several_ranks():
+        if _is_parallel():
             _fail(kind, error)
         if isinstance(error, DataError) and previous is sys.__excepthook__:
             return sys.stderr.write(traceback_text(error))
@@ -63,7 +63,7 @@ def install() -> None:
 
 def end_without_hook() -> None:
     """End the job after an uncaught error before ``install`` has set the hook; do nothing afterwards."""
-    if not install.cache_info().currsize and _several_ranks():
+    if not install.cache_info().currsize and _is_parallel():
         time.sleep(GRACE)  # the other ranks may print errors of their own
         abort_job("this rank aborts the job, since the error above has ended its program")
 
@@ -82,7 +82,7 @@ def exit_with(code: int, message: str = "") -> None:
     code : exit code of the process.
     message : text for stderr, printed once if all ranks have the same.
     """
-    if code and _several_ranks():
+    if code and _is_parallel():
         _requested_exit[:] = [(code, message)]
         if not _exit_registered:
             _end_at_exit()
@@ -103,7 +103,7 @@ def run_exit_handlers_first() -> None:
 
 
 def _end_at_exit() -> None:
-    if _requested_exit and _several_ranks():
+    if _requested_exit and _is_parallel():
         code, message = _requested_exit.pop()
         _end(code, message=message)
 
@@ -147,7 +147,7 @@ def replace_exit() -> None:
     original, process = os._exit, os.getpid()
 
     def exit_job(status: int) -> NoReturn:
-        if os.getpid() == process and _several_ranks():
+        if os.getpid() == process and _is_parallel():
             _end(status, "it called os._exit")
         original(status)
 
@@ -173,7 +173,7 @@ def _end(code: int, reason: str = "", message: str = "") -> NoReturn:
     _finalize(_comms[0], code)
 
 
-def _several_ranks() -> bool:
+def _is_parallel() -> bool:
     if is_child_process() or not MPI.Is_initialized() or MPI.Is_finalized():
         return False
     return MPI.COMM_WORLD.size > 1

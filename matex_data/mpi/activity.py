@@ -15,7 +15,7 @@ READ_AHEAD = "matex-read"
 """Name of threads that read data ahead of the program."""
 
 
-class State(IntEnum):
+class RankState(IntEnum):
     """State of a rank, as it reports it to others."""
 
     RUNNING = 0
@@ -144,14 +144,14 @@ def note_end() -> bool:
     return before
 
 
-def own_state() -> tuple[State, str]:
+def own_state() -> tuple[RankState, str]:
     """Return the state of this rank, and its activity or its location."""
     if _left:
-        return State.LEFT, ""
+        return RankState.LEFT, ""
     for thread, activity in reversed(list(_busy.values())):
         if thread not in _waiting:
-            return State.BUSY, activity
-    return (State.WAITING if _waiting else State.RUNNING), user_location()
+            return RankState.BUSY, activity
+    return (RankState.WAITING if _waiting else RankState.RUNNING), user_location()
 
 
 def waits_for_ranks() -> bool:

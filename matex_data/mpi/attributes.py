@@ -37,8 +37,8 @@ def attached(comm: MPI.Intracomm, make: Callable[[MPI.Intracomm], T]) -> T:
 
 def _close(comm: MPI.Comm, _: int, objects: dict[Any, Closable]) -> None:
     if comm != MPI.COMM_WORLD:  # MPI ends with it
-        for each in reversed(objects.values()):
-            each.close()
+        for owned in reversed(objects.values()):
+            owned.close()
 
 
 _KEYS: list[int] = []

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from matex_data.mpi.activity import State
+from matex_data.mpi.activity import RankState
 
 FAN_OUT = 32
 """Ranks below each rank of the tree: 10,000 ranks have three levels below the first."""
@@ -101,21 +101,21 @@ class RankStates:
     lines : two of the lines at which they are, at most, without folders.
     """
 
-    counts: dict[State, int] = field(default_factory=dict)
-    found: dict[State, dict[int, str]] = field(default_factory=dict)
+    counts: dict[RankState, int] = field(default_factory=dict)
+    found: dict[RankState, dict[int, str]] = field(default_factory=dict)
     meeting: int = 0
     met: int = 0
     lines: frozenset[str] = frozenset()
 
     @classmethod
-    def of(cls, rank: int, state: State, text: str = "", met: int | None = None) -> RankStates:
+    def of(cls, rank: int, state: RankState, text: str = "", met: int | None = None) -> RankStates:
         """Return the summary of one rank, which is in a meeting if ``met`` is not None."""
         lines = frozenset() if met is None else frozenset([text.rpartition("/")[2]])
         return cls({state: 1}, {state: {rank: text}}, int(met is not None), met or 0, lines)
 
     def __add__(self, other: RankStates) -> RankStates:
         """Return the summary of both sets, which have no rank in common."""
-        counts = {s: self.count(s) + other.count(s) for s in State if self.count(s) or other.count(s)}
+        counts = {s: self.count(s) + other.count(s) for s in RankState if self.count(s) or other.count(s)}
         found = {s: dict(sorted((self.ranks(s) | other.ranks(s)).items())[:KEPT]) for s in counts}
         lines = self.lines | other.lines
         lines = lines if len(lines) < 3 else frozenset(sorted(lines)[:2])
@@ -126,11 +126,11 @@ class RankStates:
         """Number of meetings so far if all ranks are in one, at different lines; None if not."""
         return self.met if self.meeting == sum(self.counts.values()) and len(self.lines) > 1 else None
 
-    def count(self, state: State) -> int:
+    def count(self, state: RankState) -> int:
         """Return the number of ranks in a state."""
         return self.counts.get(state, 0)
 
-    def ranks(self, state: State) -> dict[int, str]:
+    def ranks(self, state: RankState) -> dict[int, str]:
         """Return the lowest ranks in a state, in ascending order, with their activity or location."""
         return self.found.get(state, {})
 
@@ -156,13 +156,13 @@ class Census:
 
     Examples
     --------
-    >>> from matex_data.mpi.activity import State
-    >>> census = Census(0, 1, lambda: (State.RUNNING, "a.py, line 1"))
+    >>> from matex_data.mpi.activity import RankState
+    >>> census = Census(0, 1, lambda: (RankState.RUNNING, "a.py, line 1"))
     >>> census.ask(0, now=0.0)
     >>> census.tick(now=0.1)
     []
     >>> census.result(since=0.0).counts
-    {<State.RUNNING: 0>: 1}
+    {<RankState.RUNNING: 0>: 1}
     """
 
     def __init__(self, rank: int, size: int, own_state: Callable[[], tuple[Any, ...]]) -> None:
@@ -191,7 +191,7 @@ class Census:
         for neighbour, end in list(self._asked.items()):
             if now >= end:
                 count = self._tree.behind(self._rank, neighbour)
-                silent = RankStates({State.SILENT: count}, {State.SILENT: {neighbour: ""}})
+                silent = RankStates({RankState.SILENT: count}, {RankState.SILENT: {neighbour: ""}})
                 self.receive(neighbour, Answer(0.0, silent), now)
         sent: list[Sent] = []
         for rank, since in list(self._asking.items()):

@@ -19,7 +19,7 @@ from contextlib import contextmanager, nullcontext
 from matex_data.errors import PartitionError
 from matex_data.machine import seconds_of
 from matex_data.mpi.abort import abort_job
-from matex_data.mpi.activity import State, collective_call, inside, note_end, user_location, waiting
+from matex_data.mpi.activity import RankState, collective_call, inside, note_end, user_location, waiting
 from matex_data.mpi.census import RankStates
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness, all_threads
@@ -95,7 +95,7 @@ class Wait:
         states = self._liveness.census(over) if self._liveness is not None else RankStates()
         if states is None:
             return None
-        if states.count(State.LEFT):
+        if states.count(RankState.LEFT):
             return _left_error(states)
         now, own = time.monotonic(), self._liveness.rank if self._liveness is not None else 0
         self._met = [*self._met[1 - STANDSTILL :], states.ranks_met]
@@ -104,7 +104,7 @@ class Wait:
         if now - self._begin >= MESSAGE_AFTER and not self._told:
             self._told = True
             self._tell(states, own, now - self._begin)
-        activity = next((text for rank, text in states.ranks(State.BUSY).items() if rank != own), None)
+        activity = next((text for rank, text in states.ranks(RankState.BUSY).items() if rank != own), None)
         if activity is not None:
             self._deadline = now + self._seconds
             if now - self._begin >= self._seconds and not self._warned:
@@ -118,8 +118,8 @@ class Wait:
 
     def _tell(self, states: RankStates, own: int, seconds: float) -> None:
         """Log which ranks are missing, on the first rank that waits for them."""
-        missing = _described(states, own, (State.RUNNING, State.BUSY, State.SILENT))
-        if missing and own <= min(states.ranks(State.WAITING), default=own):
+        missing = _described(states, own, (RankState.RUNNING, RankState.BUSY, RankState.SILENT))
+        if missing and own <= min(states.ranks(RankState.WAITING), default=own):
             call = collective_call() or self._call or "a collective operation"
             log.warning("waiting in %s for %.0f s: %s", call, seconds, missing)
 
@@ -224,7 +224,7 @@ def _expected() -> str:
 
 
 def _left_error(states: RankStates) -> PartitionError:
-    left = ", ".join(map(str, states.ranks(State.LEFT)))
+    left = ", ".join(map(str, states.ranks(RankState.LEFT)))
     return PartitionError(
         f"rank {left} has come to the end of its program, and this one waits for it",
         expected=_expected(),
@@ -237,13 +237,13 @@ def _standstill_error(states: RankStates, own: int) -> PartitionError:
     return PartitionError(
         "the ranks wait for one another in different calls",
         expected=_expected(),
-        found=f"this rank is at {user_location()}; {_described(states, own, (State.WAITING,))}",
+        found=f"this rank is at {user_location()}; {_described(states, own, (RankState.WAITING,))}",
         remedy="call what is collective on every rank, in the same order",
     )
 
 
 def _absent_error(states: RankStates, own: int, seconds: float, call: str) -> PartitionError:
-    order = (State.RUNNING, State.BUSY, State.SILENT, State.WAITING)
+    order = (RankState.RUNNING, RankState.BUSY, RankState.SILENT, RankState.WAITING)
     if call:
         return PartitionError(
             f"MPI does not return from {call}: this rank has waited {seconds:.0f} s",
@@ -261,17 +261,17 @@ def _absent_error(states: RankStates, own: int, seconds: float, call: str) -> Pa
     )
 
 
-def _described(states: RankStates, own: int, order: tuple[State, ...]) -> str:
+def _described(states: RankStates, own: int, order: tuple[RankState, ...]) -> str:
     """Return what the first four of the other ranks do, as text: those of the first state in ``order`` first."""
     words = {
-        State.RUNNING: "is at",
-        State.WAITING: "waits for other ranks, too, at",
-        State.BUSY: "is busy with",
-        State.SILENT: "does not answer",
+        RankState.RUNNING: "is at",
+        RankState.WAITING: "waits for other ranks, too, at",
+        RankState.BUSY: "is busy with",
+        RankState.SILENT: "does not answer",
     }
     found = [(rank, state, text) for state in order for rank, text in states.ranks(state).items() if rank != own]
     shown = [f"rank {rank} {words[state]} {text}".rstrip() for rank, state, text in found[:_DESCRIBED]]
-    this = State.WAITING in order or own in states.ranks(State.BUSY)
+    this = RankState.WAITING in order or own in states.ranks(RankState.BUSY)
     more = sum(map(states.count, order)) - this - len(shown)
     return "; ".join(shown) + (f"; and {more} more" if more > 0 else "")
 
@@ -294,7 +294,7 @@ def leave() -> None:
 
     while not poll(all_left, CHECK_INTERVAL):
         states = [liveness.census(all_left) or RankStates() for liveness in threads]
-        if not any(each.count(State.SILENT) for each in states):  # a rank that has passed the barriers answers no more
+        if not any(state.count(RankState.SILENT) for state in states):  # a rank behind the barriers answers no more
             last_answer = time.monotonic()
         elif time.monotonic() - last_answer > timeout():
             abort_job(f"the job ends: a rank has not answered for {timeout():g} s")

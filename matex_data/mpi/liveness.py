@@ -24,7 +24,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from matex_data.mpi.activity import State, meetings, own_state
+from matex_data.mpi.activity import RankState, meetings, own_state
 from matex_data.mpi.addresses import addresses, machine, reachable
 from matex_data.mpi.census import ANSWER_TIME, FAN_OUT, Census, RankStates, Tree
 from matex_data.mpi.library import MPI
@@ -105,7 +105,7 @@ class Liveness:
         self._sockets: weakref.WeakSet[socket.socket] = weakref.WeakSet([self._listener])
         above = self._exchange_addresses()
         self._loop = asyncio.SelectorEventLoop()
-        self._tasks = [self._loop.create_task(each) for each in (self._accept(), self._tick_on(), self._call(above))]
+        self._tasks = [self._loop.create_task(loop) for loop in (self._accept(), self._tick_on(), self._call(above))]
         self._thread = threading.Thread(target=self._run, name="matex-liveness", daemon=True)
         self._thread.start()
         _ALL.add(self)
@@ -134,10 +134,10 @@ class Liveness:
                 self._changed.wait(TICK)
         return None
 
-    def states(self, ranks: Sequence[int]) -> dict[int, tuple[State, str]]:
+    def states(self, ranks: Sequence[int]) -> dict[int, tuple[RankState, str]]:
         """Return the state and the activity or location of a few ranks, by rank. ``census`` is for all of them."""
-        states: dict[int, tuple[State, str]] = self._query(ranks, None)
-        return {rank: states.get(rank, (State.SILENT, "")) for rank in ranks}
+        states: dict[int, tuple[RankState, str]] = self._query(ranks, None)
+        return {rank: states.get(rank, (RankState.SILENT, "")) for rank in ranks}
 
     def query(self, ranks: Sequence[int], query: bytes) -> dict[int, bytes]:
         """Return the answers of ``on_query`` on other ranks, by rank, without the ranks that do not answer."""
@@ -209,8 +209,8 @@ class Liveness:
         self._loop.call_soon(self._loop.stop)
 
     def _close_sockets(self) -> None:
-        for each in list(self._sockets):
-            each.close()
+        for connection in list(self._sockets):
+            connection.close()
 
     async def _tick_on(self) -> None:
         while True:
@@ -450,7 +450,7 @@ def _packed(*message: Any) -> bytes:
     return _LENGTH.pack(len(content)) + content
 
 
-def _short_state() -> tuple[State, str]:
+def _short_state() -> tuple[RankState, str]:
     state, text = own_state()
     return state, text.encode()[-_TEXT:].decode(errors="replace")
 

@@ -27,9 +27,9 @@ from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import NewFields
 from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
 from matex_data.transforms.patches import PatchShape, patch_shape, ties_of
+from matex_data.transforms.sequences import SequenceShape, sequence_shape, sliding_sequences
 from matex_data.transforms.stack import Stack, check_stack, stack_fields
 from matex_data.transforms.where import find_where
-from matex_data.transforms.windows import WindowShape, sliding_windows, window_shape
 
 
 @dataclass(frozen=True)
@@ -69,8 +69,8 @@ class EventOptions:
         """Return the options with names that have slashes quoted in ``where``."""
         return self if self.expression is None else replace(self, where=self.expression.quoted(is_field).text)
 
-    def check_windows(self, weights: str | None) -> None:
-        """Raise ``PartitionError`` if windows of the samples would have gaps or no weight."""
+    def check_sequences(self, weights: str | None) -> None:
+        """Raise ``PartitionError`` if sequence windows of the samples would have gaps or no weight."""
         given = {"where": self.where, "flatten": self.flatten, "weights": weights}
         excluded = [name for name, value in given.items() if value]
         if excluded:
@@ -135,7 +135,7 @@ class SampleOptions:
 
     Parameters
     ----------
-    elements, events, created, window : structure of a batch, selection, new fields, extent of windows.
+    elements, events, created, window : structure of a batch, selection, new fields, extent of sequence windows.
     patches : extent of patches; None: samples are whole.
     categories : fields that become codes.
     one_hot, stack, static_as_inputs, along, missing : arguments of ``open_dataset``.
@@ -148,7 +148,7 @@ class SampleOptions:
     elements: ElementSpec
     events: EventOptions
     created: NewFields
-    window: WindowShape | None
+    window: SequenceShape | None
     one_hot: Names
     stack: Stack
     static_as_inputs: bool
@@ -165,7 +165,7 @@ class SampleOptions:
             "elements": taken(ElementSpec, arguments),
             "events": taken(EventOptions, arguments),
             "created": NewFields.of(*(arguments[name] for name in ("file_fields", "derive", "missing_values"))),
-            "window": None if extent["window"] is None else window_shape(**extent),
+            "window": None if extent["window"] is None else sequence_shape(**extent),
             "patches": patch_shape(arguments["patch"], arguments["patches_per_image"]),
         }
         return taken(cls, {**arguments, **parts})
@@ -178,7 +178,7 @@ class SampleOptions:
                 remedy="call window() or flatten() of the data set",
             )
         if self.window is not None:
-            self.events.check_windows(self.elements.weights)
+            self.events.check_sequences(self.elements.weights)
         check_missing(self.missing)
         check_stack(self.stack)
         check_elements(self.elements)
@@ -200,7 +200,7 @@ class SampleOptions:
         return named
 
     def spans(self, files: int) -> bool:
-        """Return whether windows may reach from one file into the next."""
+        """Return whether sequence windows may reach from one file into the next."""
         return self.window is not None and files > 1
 
 
@@ -256,7 +256,7 @@ def assemble(
     if request.stack:
         index, elements = _stacked(index, elements, request.stack)
     if request.window is not None:
-        slid = sliding_windows(index, elements.inputs, elements.targets, request.window, continues)
+        slid = sliding_sequences(index, elements.inputs, elements.targets, request.window, continues)
         index, elements = slid.index, ElementSpec(slid.inputs, slid.targets)
         ties, reshape = slid.ties, slid.reshape
     else:

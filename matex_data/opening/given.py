@@ -27,7 +27,7 @@ FIRST_BLOCK = 1 << 12  # paths that are looked for at once
 MOST_NAMED = 4  # paths in an error
 MOST_OF_WEB = 1_000_000  # files of a range on a web server
 
-Arrays = Any
+MemoryArrays = Any
 """Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 

@@ -21,7 +21,7 @@ from matex_data.machine import return_freed_memory
 from matex_data.mpi.communicator import Communicator
 from matex_data.opening.assembly import SampleOptions, assemble
 from matex_data.opening.further import FurtherFields, is_known, refuse_hidden, with_weights
-from matex_data.opening.given import Arrays, Given, Paths, equal_on_all
+from matex_data.opening.given import Given, MemoryArrays, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
 from matex_data.reading.source import ReadOptions, open_source, taken
 from matex_data.transforms.categories import requested_categories, without_categories
@@ -41,7 +41,7 @@ WITH_CATEGORIES = ("csv",)  # formats whose readers know all values of a column
 
 
 def open_dataset(
-    paths: Paths | Arrays,
+    paths: Paths | MemoryArrays,
     *,
     format: str | None = None,
     sample: str | None = None,

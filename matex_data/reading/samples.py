@@ -69,11 +69,11 @@ class SampleReader:
         numbers = self._samples.numbers(different)
         step = max(1, LOAD_BYTES // source.row_bytes)
         for low in range(0, len(numbers), step):
-            some = numbers[low : low + step]
-            rows = np.arange(low, low + len(some))
+            part = numbers[low : low + step]
+            rows = np.arange(low, low + len(part))
             error: Exception | None = GivenUp("no read yet")
             while isinstance(error, GivenUp):
-                plan = plan_reads(source.index, compress(some), rows, arrays, chunks, source.scratch)
+                plan = plan_reads(source.index, compress(part), rows, arrays, chunks, source.scratch)
                 error = run(plan, context.session.files)
             source.comm.agree(error)
         ascending = len(different) == len(positions) and bool((np.diff(inverse) > 0).all())
@@ -140,14 +140,14 @@ def positions_of(key: Any, total: int) -> tuple[Integers, bool]:
         return _in_range(np.array([operator.index(key)]), total), True
     except TypeError:
         pass  # no single number
-    several: Array = np.array(list(key)) if _listed(key) else np.empty((0, 0))
-    if several.ndim == 1 and several.dtype == bool:
-        if len(several) != total:
-            raise IndexError(f"the mask has {len(several)} numbers, the data set {total} samples")
-        return np.flatnonzero(several), False
-    if several.ndim != 1 or (several.size and several.dtype.kind not in "iu"):
+    listed: Array = np.array(list(key)) if _listed(key) else np.empty((0, 0))
+    if listed.ndim == 1 and listed.dtype == bool:
+        if len(listed) != total:
+            raise IndexError(f"the mask has {len(listed)} numbers, the data set {total} samples")
+        return np.flatnonzero(listed), False
+    if listed.ndim != 1 or (listed.size and listed.dtype.kind not in "iu"):
         raise TypeError(f"samples are selected by an int, a slice, or a sequence of int, not by {key!r}")
-    return _in_range(several.astype(np.int64), total), False
+    return _in_range(listed.astype(np.int64), total), False
 
 
 def _listed(key: Any) -> bool:

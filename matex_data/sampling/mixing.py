@@ -187,16 +187,16 @@ class MixedOrder(EpochOrder):
 
     def window(self, begin: int, end: int, rank: int, size: int) -> Window:
         """Return the window of a rank for steps ``begin`` to ``end``. A sample may be in it several times."""
-        each = self.schedule.batch_size // size
+        shard_rows = self.schedule.batch_size // size
         numbers, destination = [_NONE], [_NONE]
-        for number, low, own_rows in self._shares(rank * each, each):
+        for number, low, own_rows in self._shares(rank * shard_rows, shard_rows):
             for order, first, last, at in self._passes(number, begin, end):
                 runs, steps, rows = _rows(order, first, last, low, len(own_rows))
                 runs = order.schedule.of_positions(runs) if order.schedule.chosen is not None else runs
                 own = (steps >= first) & (steps < last)
                 numbers.append(ranges(runs.start, runs.count)[own])
-                destination.append(((steps - first + at) * each + own_rows[rows])[own])
-        sizes = np.full(max(0, end - begin), each, np.int64)
+                destination.append(((steps - first + at) * shard_rows + own_rows[rows])[own])
+        sizes = np.full(max(0, end - begin), shard_rows, np.int64)
         every, to = np.concatenate(numbers), np.concatenate(destination)
         order_of = np.argsort(every, kind="stable")
         every, to = every[order_of], to[order_of]
@@ -204,26 +204,26 @@ class MixedOrder(EpochOrder):
         firsts = np.delete(np.arange(len(every)), again)
         copied = to[firsts][np.searchsorted(every[firsts], every[again])]
         copies = np.stack([copied, to[again]]) if len(again) else None
-        return Window(compress(every[firsts]), to[firsts], sizes, each * len(sizes), copies)
+        return Window(compress(every[firsts]), to[firsts], sizes, shard_rows * len(sizes), copies)
 
     def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
         """Return the samples of a rank in steps ``begin`` to ``end`` of uniform permutations."""
-        each = self.schedule.batch_size // size
-        sizes = np.full(max(0, end - begin), each, np.int64)
-        positions = np.empty((len(sizes), each), np.int64)
-        for number, low, own_rows in self._shares(rank * each, each):
+        shard_rows = self.schedule.batch_size // size
+        sizes = np.full(max(0, end - begin), shard_rows, np.int64)
+        positions = np.empty((len(sizes), shard_rows), np.int64)
+        for number, low, own_rows in self._shares(rank * shard_rows, shard_rows):
             for order, first, last, at in self._passes(number, begin, end):
                 drawn = order.drawn(first, last, low, len(own_rows)) + self.schedule.positions[number]
                 positions[at : at + last - first, own_rows] = drawn.reshape(-1, len(own_rows))
         return StepPositions(positions.reshape(-1), sizes, positions.size)
 
-    def _shares(self, low: int, each: int) -> Iterator[tuple[int, int, Integers]]:
-        """Yield the data sets with rows among ``low`` to ``low + each`` of a batch.
+    def _shares(self, low: int, count: int) -> Iterator[tuple[int, int, Integers]]:
+        """Yield the data sets with rows among ``low`` to ``low + count`` of a batch.
 
         Each with its first row there, counted within its share, and its rows, counted from ``low``.
         """
         for number, rows in enumerate(alternating([part.batch_size for part in self.schedule.parts])):
-            first, last = np.searchsorted(rows, (low, low + each)).tolist()
+            first, last = np.searchsorted(rows, (low, low + count)).tolist()
             if first < last:
                 yield number, first, rows[first:last] - low
 
@@ -264,23 +264,23 @@ def alternating(sizes: Sequence[int]) -> list[Integers]:
     return [np.flatnonzero(owner == number) for number in range(len(sizes))]
 
 
-def _rows(order: EpochOrder, first: int, last: int, low: int, each: int) -> tuple[Runs, Integers, Integers]:
-    """Return samples of a pass, and for each its step and its row among ``low`` to ``low + each`` of the share.
+def _rows(order: EpochOrder, first: int, last: int, low: int, count: int) -> tuple[Runs, Integers, Integers]:
+    """Return samples of a pass, and for each its step and its row among ``low`` to ``low + count`` of the share.
 
     Of a window that is shuffled as a whole, all steps are returned.
     """
     schedule = order.schedule
     if schedule.uniform:
-        positions = order.drawn(first, last, low, each)
+        positions = order.drawn(first, last, low, count)
         order_of = np.argsort(positions, kind="stable")
         found = order.sequence.numbers(positions[order_of])
         runs = Runs(found, np.ones_like(found))
-        steps, rows = np.divmod(order_of, each)
+        steps, rows = np.divmod(order_of, count)
         return runs, first + steps, rows
     if schedule.seed is None:
-        runs, to = order.in_order(first, last, low, each)
+        runs, to = order.in_order(first, last, low, count)
     else:
         first -= first % schedule.window_steps
-        runs, to = order.shuffled(first, min(first + schedule.window_steps, schedule.full_steps), low, each)
-    steps, rows = np.divmod(to, each)
+        runs, to = order.shuffled(first, min(first + schedule.window_steps, schedule.full_steps), low, count)
+    steps, rows = np.divmod(to, count)
     return runs, first + steps, rows

@@ -21,7 +21,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
 from matex_data.index.model import ranges
-from matex_data.index.runs import Chosen, Runs, Samples, compress, join, sort
+from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, sort
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import Permutation, orders, permutation, salts
 
@@ -34,9 +34,9 @@ def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
     >>> [rank_range(10, rank, 3) for rank in range(3)]
     [(0, 4), (4, 7), (7, 10)]
     """
-    each, more = divmod(total, size)
-    start = rank * each + min(rank, more)
-    return start, start + each + (rank < more)
+    least, more = divmod(total, size)
+    start = rank * least + min(rank, more)
+    return start, start + least + (rank < more)
 
 
 @dataclass(frozen=True)
@@ -196,20 +196,20 @@ class EpochOrder:
             runs, destination = _in_file_order(self.sequence.numbers(own.positions))
             return Window(schedule.of_positions(runs), destination, own.sizes, own.rows)
         full = min(end, schedule.full_steps)
-        each = schedule.batch_size // size
-        sizes = np.full(max(0, full - begin), each, np.int64)
-        rows = each * len(sizes)
+        shard_rows = schedule.batch_size // size
+        sizes = np.full(max(0, full - begin), shard_rows, np.int64)
+        rows = shard_rows * len(sizes)
         if schedule.seed is None:
-            runs, destination = self.in_order(begin, full, rank * each, each)
+            runs, destination = self.in_order(begin, full, rank * shard_rows, shard_rows)
         else:
-            runs, destination = self.shuffled(begin, full, rank * each, each)
+            runs, destination = self.shuffled(begin, full, rank * shard_rows, shard_rows)
         if schedule.left_over and end > schedule.full_steps:
             start, stop = rank_range(schedule.left_over, rank, size)
             last = self._slice([schedule.full_steps * schedule.batch_size + start], [stop - start])
             runs, destination = _sort(
-                join(runs, last), np.concatenate([destination, np.arange(rows, rows + stop - start)])
+                join_runs(runs, last), np.concatenate([destination, np.arange(rows, rows + stop - start)])
             )
-            sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
+            sizes = np.append(sizes, shard_rows if schedule.remainder == "pad" else stop - start)
             rows += int(sizes[-1])
         return Window(schedule.of_positions(runs), destination, sizes, rows)
 
@@ -256,8 +256,8 @@ class EpochOrder:
         lanes = self.schedule.lanes
         groups = gcd(size, lanes)
         group, inner = np.divmod(self._lane_of_block[segments], lanes // groups)
-        turn = self._number_in_lane[segments] * (lanes // groups) + inner
-        readers: Integers = group * (size // groups) + turn % (size // groups)
+        number = self._number_in_lane[segments] * (lanes // groups) + inner
+        readers: Integers = group * (size // groups) + number % (size // groups)
         return readers
 
     @cached_property
@@ -295,20 +295,21 @@ class EpochOrder:
     def step_positions(self, begin: int, end: int, rank: int, size: int) -> StepPositions:
         """Return the samples of a rank in steps ``begin`` to ``end`` of a uniform permutation."""
         schedule = self.schedule
-        each, batch_size = schedule.batch_size // size, schedule.batch_size
-        first = np.arange(begin, max(begin, min(end, schedule.full_steps)), dtype=np.int64) * batch_size + rank * each
-        positions = (first[:, None] + np.arange(each)).reshape(-1)
-        sizes = np.full(len(first), each, np.int64)
+        shard_rows, batch_size = schedule.batch_size // size, schedule.batch_size
+        steps = np.arange(begin, max(begin, min(end, schedule.full_steps)), dtype=np.int64)
+        first = steps * batch_size + rank * shard_rows
+        positions = (first[:, None] + np.arange(shard_rows)).reshape(-1)
+        sizes = np.full(len(first), shard_rows, np.int64)
         if schedule.left_over and end > schedule.full_steps:
             start, stop = rank_range(schedule.left_over, rank, size)
             positions = np.append(positions, np.arange(start, stop) + schedule.full_steps * batch_size)
-            sizes = np.append(sizes, each if schedule.remainder == "pad" else stop - start)
+            sizes = np.append(sizes, shard_rows if schedule.remainder == "pad" else stop - start)
         return StepPositions(self._permutation(positions), sizes, int(sizes.sum()))
 
-    def drawn(self, begin: int, end: int, low: int, each: int) -> Integers:
-        """Return positions ``low`` to ``low + each`` of each full batch of a uniform permutation, or in order."""
+    def drawn(self, begin: int, end: int, low: int, count: int) -> Integers:
+        """Return positions ``low`` to ``low + count`` of each full batch of a uniform permutation, or in order."""
         first = np.arange(begin, end, dtype=np.int64) * self.schedule.batch_size + low
-        return self._permutation((first[:, None] + np.arange(each)).reshape(-1))
+        return self._permutation((first[:, None] + np.arange(count)).reshape(-1))
 
     @cached_property
     def _permutation(self) -> Permutation:
@@ -317,27 +318,27 @@ class EpochOrder:
     def _slice(self, start: Any, count: Any) -> Runs:
         return self.sequence.slice(np.asarray(start, np.int64), np.asarray(count, np.int64))
 
-    def in_order(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
-        """Return positions ``low`` to ``low + each`` of each batch, in the order of the files."""
+    def in_order(self, begin: int, end: int, low: int, count: int) -> tuple[Runs, Integers]:
+        """Return positions ``low`` to ``low + count`` of each batch, in the order of the files."""
         start = np.arange(begin, max(begin, end), dtype=np.int64) * self.schedule.batch_size + low
-        runs = self._slice(start, np.full(len(start), each))
+        runs = self._slice(start, np.full(len(start), count))
         return _sort(runs, np.arange(runs.total, dtype=np.int64))
 
-    def shuffled(self, begin: int, end: int, low: int, each: int) -> tuple[Runs, Integers]:
-        """Return positions ``low`` to ``low + each`` of each batch; the lanes at both ends may extend beyond them."""
+    def shuffled(self, begin: int, end: int, low: int, count: int) -> tuple[Runs, Integers]:
+        """Return positions ``low`` to ``low + count`` of each batch; the lanes at both ends may extend beyond them."""
         schedule = self.schedule
         if begin >= end:
             return self._slice([], []), _NO_POSITIONS
         width = schedule.batch_size // schedule.lanes  # samples that a lane contributes to a batch
-        lanes = np.arange(low // width, -(-(low + each) // width))
+        lanes = np.arange(low // width, -(-(low + count) // width))
         step, lane, start, size = self._sections(begin, end, lanes)
         runs = self._slice(start, size)
         sorted_position, destination, done = _sorted_positions(runs), np.empty(runs.total, np.int64), 0
         full, salt = int((size == size[0]).sum()), salts(schedule.seed or 0, self.number, step, lane)
         for tile in (*_tiles(0, full, size[0]), *_tiles(full, len(size), size[-1])):
             order = orders(salt[tile], int(size[tile.start]))
-            shift, first = lane[tile] * width - low, (step[tile] - begin) * each
-            found = _window_positions(order, width, shift, each, first).reshape(-1)
+            shift, first = lane[tile] * width - low, (step[tile] - begin) * count
+            found = _window_positions(order, width, shift, count, first).reshape(-1)
             of_tile = slice(*np.searchsorted(runs.first, (done, done + len(found))))
             destination[ranges(sorted_position[of_tile], runs.count[of_tile])] = found
             done += len(found)
@@ -368,7 +369,7 @@ def _tiles(begin: int, end: int, size: int) -> Iterator[slice]:
     return (slice(i, min(i + count, end)) for i in range(begin, end, count))
 
 
-def _window_positions(order: Integers, width: int, shift: Integers, each: int, first: Integers) -> Integers:
+def _window_positions(order: Integers, width: int, shift: Integers, length: int, first: Integers) -> Integers:
     """Return the position in the window of each sample of some sections; -1 for samples of another rank.
 
     Parameters
@@ -376,14 +377,14 @@ def _window_positions(order: Integers, width: int, shift: Integers, each: int, f
     order : int64[sections, n], the samples of each section in random order, counted from 0.
     width : samples of a lane in one batch.
     shift : int64[sections], where the section's lane begins in this rank's range of the batch.
-    each : length of this rank's range of the batch.
+    length : length of this rank's range of the batch.
     first : int64[sections], position in the window of the first step's first sample.
     """
     step, position = np.divmod(order, width) if width > 1 else (order, np.zeros_like(order))
     position += shift[:, None]
-    found = step * each + position + first[:, None]
-    if shift.min() < 0 or shift.max() > each - width:
-        found[(position < 0) | (position >= each)] = -1
+    found = step * length + position + first[:, None]
+    if shift.min() < 0 or shift.max() > length - width:
+        found[(position < 0) | (position >= length)] = -1
     return found
 
 

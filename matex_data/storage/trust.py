@@ -165,16 +165,16 @@ class Trust:
 NONE = Trust()
 
 
-def joined(folder: str, name: str) -> str:
+def resolved(folder: str, name: str) -> str:
     """Return the path or URL of a file that another one names relative to a folder, or as a whole.
 
     Examples
     --------
-    >>> joined("s3://bucket/tables", "../images/1.png"), joined("data", "/images/1.png"), joined("data", "file:///a%20b")
+    >>> resolved("s3://bucket/tables", "../images/1.png"), resolved("data", "/images/1.png"), resolved("data", "file:///a%20b")
     ('s3://bucket/images/1.png', '/images/1.png', '/a b')
     """
     if name.startswith(LOCAL):
-        return joined(folder, unquote(name.partition("://")[2]))
+        return resolved(folder, unquote(name.partition("://")[2]))
     if is_url(name) or name.startswith("/"):
         return name
     if not is_url(folder) or ".." not in name:

@@ -1,1 +1,1 @@
-"""Transforms of samples: missing numbers, sliding windows, stacked fields; and statistics of them."""
+"""Transforms of samples: missing numbers, sequence windows, stacked fields; and statistics of them."""

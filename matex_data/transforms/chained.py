@@ -20,9 +20,9 @@ from matex_data.transforms.expressions import parse
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.new_fields import Derive, NewFields
 from matex_data.transforms.pad import Keep, Pad, check_pad, pad_fields
+from matex_data.transforms.sequences import Chains, SequenceShape, sliding_sequences
 from matex_data.transforms.splits import SourceOf
 from matex_data.transforms.where import find_where
-from matex_data.transforms.windows import Chains, WindowShape, sliding_windows
 
 
 @dataclass(frozen=True, eq=False)
@@ -74,15 +74,15 @@ class Selected:
         whole = Runs(np.array([0]), np.array([len(flat.index)]))
         return replace(reshaped, samples=whole)._with_fields(flat.index, self.elements, f"flatten {flat.digest}")
 
-    def window(self, shape: WindowShape, along: str | None) -> Selected:
+    def window(self, shape: SequenceShape, along: str | None) -> Selected:
         """Make sequence windows of consecutive rows, all of which are samples, the samples. *Collective*."""
         self._check_untied("window()")
         index, elements = self.source.index, self.elements
         if elements.weights is not None:
             raise PartitionError("windows have no weights", expected="no weights=", found=repr(elements.weights))
         continues = continuing(partial(self.source.of_index, transforms=""), index, along)
-        slid = sliding_windows(index, elements.inputs, elements.targets, shape, continues)
-        within = windows_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)
+        slid = sliding_sequences(index, elements.inputs, elements.targets, shape, continues)
+        within = sequences_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)
         if not within.total:
             raise PartitionError(
                 "no window has its rows among the samples",
@@ -134,25 +134,25 @@ class _Reshaped:
         return source.of_index(self.reshape(source.index.select([found])), ""), found
 
 
-def windows_within(samples: Samples, rows: Index, chains: Chains, shape: WindowShape) -> Runs:
+def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: SequenceShape) -> Runs:
     """Return the sequence windows of which all rows, those of the target included, are samples.
 
     Parameters
     ----------
     samples : rows, ascending.
     rows : index of the rows.
-    chains : files of the rows, and the windows that begin in each of them.
-    shape : extent of the windows.
+    chains : files of the rows, and the sequence windows that begin in each of them.
+    shape : extent of the sequence windows.
     """
     whole = merge(samples.slice(np.array([0]), np.array([samples.total])))
-    first_window: Integers = np.cumsum(chains.windows) - chains.windows
+    first: Integers = np.cumsum(chains.counts) - chains.counts
 
     def before(row: Integers) -> Integers:
-        """Return the number of windows that begin in front of each row."""
-        file = np.clip(np.searchsorted(rows.first_row, row, side="right") - 1, 0, len(chains.windows) - 1)
+        """Return the number of sequence windows that begin in front of each row."""
+        file = np.clip(np.searchsorted(rows.first_row, row, side="right") - 1, 0, len(chains.counts) - 1)
         begin = rows.first_row[file] + -chains.begin[file] % shape.stride
-        windows: Integers = first_window[file] + np.clip(-(-(row - begin) // shape.stride), 0, chains.windows[file])
-        return windows
+        number: Integers = first[file] + np.clip(-(-(row - begin) // shape.stride), 0, chains.counts[file])
+        return number
 
     low, high = before(whole.start), before(whole.start + whole.count - shape.span + 1)
     filled = high > low

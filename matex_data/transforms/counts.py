@@ -18,7 +18,7 @@ from matex_data.reading.source import Source
 from matex_data.transforms.missing import is_missing
 
 MOST_VALUES = 1_000_000  # that all ranks keep: some 100 MB of Python objects
-Counts = Mapping[Any, int]
+ValueCounts = Mapping[Any, int]
 
 
 def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
@@ -46,12 +46,12 @@ def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
     return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
 
 
-def by_value(counts: Counts) -> dict[Any, int]:
+def by_value(counts: ValueCounts) -> dict[Any, int]:
     """Return the counts in the order of the values."""
     return dict(sorted(counts.items()))
 
 
-def class_weights(counts: Counts) -> dict[Any, float]:
+def class_weights(counts: ValueCounts) -> dict[Any, float]:
     """Return the weight of each class that gives all classes the same sum: samples / (classes * count).
 
     Source: King and Zeng, Logistic Regression in Rare Events Data (2001), as "balanced" in scikit-learn.
@@ -101,7 +101,7 @@ def as_value(value: Any) -> Any:
     return value.decode("utf-8", "surrogateescape") if isinstance(value, bytes) else value
 
 
-def merged_counts(comm: Communicator, name: str, own: Counts) -> Counter[Any]:
+def merged_counts(comm: Communicator, name: str, own: ValueCounts) -> Counter[Any]:
     """Return the sum of the counts of all ranks. *Collective*.
 
     Raises

@@ -152,8 +152,8 @@ class Elements:
         return Elements(*arguments)
 
 
-Made = Reduction | Element | Elements
-Operand = Numbers | TextTest | TimePart | Made
+OfExpressions = Reduction | Element | Elements
+Operand = Numbers | TextTest | TimePart | OfExpressions
 
 
 @dataclass(frozen=True)
@@ -237,7 +237,7 @@ class Expression:
         )
 
 
-def _of(made: Made, names: str) -> list[str]:
+def _of(made: OfExpressions, names: str) -> list[str]:
     """Return the names that the arguments have."""
     return [name for argument in made.arguments for name in getattr(argument, names)]
 
@@ -358,9 +358,9 @@ def _level(whole: Expression, quoted: Mapping[str, str], tree: ast.expr) -> Expr
     """Return the expression of a syntax tree: the whole one, or the argument of a reduction."""
     operands = _Operands(whole, quoted)
     code = ast.unparse(operands.visit(tree))
-    if not operands.found:
+    if not operands.operands:
         raise whole.error("an expression without a field")
-    return replace(whole, code=code, operands=operands.found)
+    return replace(whole, code=code, operands=operands.operands)
 
 
 def _check_syntax(whole: Expression, tree: ast.Expression) -> None:
@@ -397,12 +397,12 @@ class _Operands(ast.NodeTransformer):
 
     def __init__(self, whole: Expression, quoted: Mapping[str, str]) -> None:
         self._whole, self._quoted = whole, quoted
-        self.found: dict[str, Operand] = {}
+        self.operands: dict[str, Operand] = {}
         self._variables: dict[str, str] = {}  # for equal operands
 
     def _variable(self, operand: Operand) -> ast.Name:
         variable = self._variables.setdefault(repr(operand), f"operand_{len(self._variables)}")
-        self.found.setdefault(variable, operand)
+        self.operands.setdefault(variable, operand)
         return ast.Name(variable, ast.Load())
 
     def _field(self, node: ast.expr) -> str | None:

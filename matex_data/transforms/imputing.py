@@ -30,8 +30,8 @@ from matex_data.transforms.counts import merged_counts
 from matex_data.transforms.missing import KEEP, MEAN, MEDIAN, MODE, RULES, is_missing, replace_missing
 from matex_data.transforms.stack import column_axis
 
-Rule = str | float
-Rules = Mapping[str, Rule]
+FillRule = str | float
+Rules = Mapping[str, FillRule]
 """Treatment of missing values by field name or pattern: one of `RULES`, a number, or a text."""
 MOST_KEPT = 1 << 27  # numbers of a rank of which it finds the median: a gigabyte
 
@@ -51,7 +51,7 @@ class FilledColumn:
     name: str
     number: int | None
     axis: int
-    rule: Rule
+    rule: FillRule
 
     def of(self, array: Array) -> Array:
         """Return the view of an array of rows that has the column."""
@@ -100,7 +100,7 @@ def _columns(field: Field) -> Iterator[tuple[str, int | None, int]]:
         yield name.partition("[")[0], number, axis
 
 
-def _applies(field: Field, name: str, rule: Rule, named: bool) -> bool:
+def _applies(field: Field, name: str, rule: FillRule, named: bool) -> bool:
     """Return whether a rule applies to a field; raise ``FormatError`` if it is one for this field that cannot."""
     whole = MISSING_INTEGER in field.attributes and isinstance(rule, Real)
     numbers = (field.dtype.kind == "f" or whole) and not field.ragged
@@ -185,7 +185,7 @@ class Imputation:
         for name in dict.fromkeys(column.name for column in self.columns):
             of_field = tuple((column, value) for column, value in values if column.name == name)
             fill = partial(_fill, name, of_field)
-            index = compute(index, fill, [name], {name: fields[name]}, place=dict, fills=f"missing {digest}")
+            index = compute(index, fill, [name], {name: fields[name]}, views=dict, fills=f"missing {digest}")
         return source.with_index(index, f"{self.transforms}missing {digest}")
 
 

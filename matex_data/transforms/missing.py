@@ -88,7 +88,7 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
             number = field.dtype.type(0 if isinstance(missing, str) else missing)
             fields = {field.name: field, **(mask if field in masked else {})}
             fill = partial(_fill, field, number)
-            index = compute(index, fill, [field.name], fields, place=dict, fills=f"missing {number}")
+            index = compute(index, fill, [field.name], fields, views=dict, fills=f"missing {number}")
     return index
 
 

@@ -15,11 +15,11 @@ from matex_data.sampling.schedule import rank_range
 
 AT_ONCE = 1 << 20  # samples whose numbers are computed at once
 MOST_RUNS = 1 << 16  # of samples, that are kept as such: more of them take gigabytes where bits take megabytes
-Condition = Callable[[Mapping[str, Array]], Array]
+Predicate = Callable[[Mapping[str, Array]], Array]
 """Callable that gets arrays of samples by field name, and returns bool[samples]."""
 
 
-def select_samples(source: Source, samples: Samples, names: Sequence[str], condition: Condition) -> Samples:
+def select_samples(source: Source, samples: Samples, names: Sequence[str], condition: Predicate) -> Samples:
     """Return the samples that meet a condition, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters

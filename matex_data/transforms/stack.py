@@ -76,7 +76,7 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
     field = Field(name, whole, dtype, attributes={"columns": columns, COLUMNS_AXIS: axis})
     views = partial(_views, name, tuple(names), axis, counts)
     same = tuple(n for n, own in zip(names, fields, strict=True) if own.dtype == dtype)
-    stacked = compute(index, partial(_fill, name, views), names, {name: field}, place=partial(_places, views, same))
+    stacked = compute(index, partial(_fill, name, views), names, {name: field}, views=partial(_read_views, views, same))
     return stacked.select([name, *kept])
 
 
@@ -94,7 +94,7 @@ def _views(
     return found
 
 
-def _places(
+def _read_views(
     views: Callable[[Mapping[str, Array]], dict[str, Array]], names: Sequence[str], outs: Mapping[str, Array]
 ) -> dict[str, Array]:
     """Return the views of the fields that have the dtype of the stack."""

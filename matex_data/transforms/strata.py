@@ -143,7 +143,7 @@ def group(source: Source, samples: Samples, name: str, fractions: Sequence[float
     return Assignment(source, samples, len(fractions), set_of[codes])
 
 
-def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any], windows: bool = False) -> Assignment:
+def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any], slid: bool = False) -> Assignment:
     """Assign the samples to sets by a field: below the first border, from it to below the second one, and so on.
 
     *Collective*.
@@ -153,14 +153,14 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
     source, samples : see `stratify`.
     name : of a field of numbers, of times whose units tell from when they count, or of dates as text (ISO 8601).
     borders : ascending, at least one: numbers, or dates as text.
-    windows : samples are windows, of which the value of the first row counts.
+    slid : samples are sequence windows, of which the value of the first row counts.
 
     Raises
     ------
     PartitionError : the borders do not ascend, or are of another type than the field.
     FieldNotFound, FormatError, DataError : see ``Dataset.split``.
     """
-    field = _checked(source, name, windows)
+    field = _checked(source, name, slid)
     edges, convert = _edges(field, borders)
     own = np.full(source.block(samples).total, UNREAD, np.int32)
 
@@ -242,9 +242,9 @@ def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Inte
     return numbers[codes], np.array([merged[value] for value in ordered], np.int64)
 
 
-def _checked(source: Source, name: str, windows: bool = False) -> Field:
+def _checked(source: Source, name: str, slid: bool = False) -> Field:
     field = field_of(source.index.fields, name)
-    if field.ragged or len(field.shape) != windows or field.dtype.kind not in "biufSUO":
+    if field.ragged or len(field.shape) != slid or field.dtype.kind not in "biufSUO":
         raise FormatError(
             "a split by values needs one value for each sample",
             field=name,

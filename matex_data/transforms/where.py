@@ -41,8 +41,8 @@ def find_where(opened: Callable[[Index], Source], index: Index, samples: Samples
     found = add_expressions(index, {name: expression})
     field = found.fields[name]
     if field.dtype != bool or field.ragged or field.shape:
-        several = (index.fields[other] for other in expression.outside if index.fields[other].sample_shape)
-        causes = "".join(f"; {other.name!r} is {other.description}" for other in several)
+        arrays = (index.fields[other] for other in expression.outside if index.fields[other].sample_shape)
+        causes = "".join(f"; {other.name!r} is {other.description}" for other in arrays)
         raise expression.error(f"values of {field.description}{causes}")
     columns = {key: operand.name for key, operand in expression.operands.items() if isinstance(operand, Numbers)}
     if columns:

@@ -19,7 +19,7 @@ from matex_data.index.model import Index
 from matex_data.readers.arrow.messages import Message, column_borders, is_batch, is_dictionary, nodes, read_messages
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
-from matex_data.readers.parquet.members import Chosen, columns_of, fields_of, leaf_numbers
+from matex_data.readers.parquet.members import Leaves, columns_of, fields_of, leaf_numbers
 from matex_data.storage.files import open_binary, reading
 
 
@@ -48,7 +48,7 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     return columns_of(path, schema, dtype or {}, partial(_of_batches, path, schema, messages))
 
 
-def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Chosen) -> Index:
+def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Leaves) -> Index:
     """Return the index of chosen fields.
 
     Parameters

@@ -19,7 +19,7 @@ from matex_data.index.model import ReadRequest
 from matex_data.locks import Lock
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.values import Values
+from matex_data.readers.parquet.values import ColumnValues
 from matex_data.storage.files import open_binary, reading
 
 _preambles = LeastRecentlyUsed[bytes](64 << 20)  # bytes of beginnings of streams in memory
@@ -70,14 +70,14 @@ class RecordBatches(ArrowBlocks):
     def _decode(self, selection: SelectedBlocks, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
         is_kept = i in selection.reserved  # Arrow's arrays are views of the bytes, whose memory is reused
 
-        def values(block: int, names: Sequence[str]) -> dict[str, Values]:
+        def values(block: int, names: Sequence[str]) -> dict[str, ColumnValues]:
             return self._values(block, names, offset, nbytes, stored.copy() if is_kept else stored)
 
         self.decode_block(selection, i, values)
 
     def _values(
         self, block: int, names: Sequence[str], offset: Integers, nbytes: Integers, stored: Bytes
-    ) -> dict[str, Values]:
+    ) -> dict[str, ColumnValues]:
         """Decode the rows of fields in a record batch."""
         self.check_fits(block, names)
         head = int(nbytes[0])

@@ -166,9 +166,9 @@ def assign(column: Array, rows: RowIndices, out: Array, destination: RowIndices)
     if column.dtype != object:
         out[destination] = column[rows]
         return
-    places = range(len(out))[destination] if isinstance(destination, slice) else destination.tolist()
-    for place, value in zip(places, column[rows], strict=True):
-        out[place] = value
+    positions = range(len(out))[destination] if isinstance(destination, slice) else destination.tolist()
+    for position, value in zip(positions, column[rows], strict=True):
+        out[position] = value
 
 
 BLOCK_ROWS = 16  # of files of which a library reads each frame alone

@@ -18,7 +18,7 @@ from ase import Atoms
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
@@ -32,7 +32,6 @@ BLOCK_BYTES = 64 << 10  # of whole frames
 EXAMPLES = 64  # frames with other properties, which are looked at
 _KEY = re.compile(rb"([A-Za-z_][\w-]*)\s*=")
 _COLUMNS = re.compile(rb"Properties=\"?([^\"\s]+)")
-RESTORE = "the file is damaged there: restore it from its source"
 
 
 def index(path: str) -> Catalogue:

@@ -20,7 +20,7 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
-from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_each
+from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_own_ranges
 from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
 from matex_data.readers.csv.options import CsvOptions, check_options
 from matex_data.readers.csv.parse import Parser
@@ -385,7 +385,7 @@ def _summarize_large(
         found.append(_summarize(data, file, columns, options, rows, int(line[own[i]])))
 
     ranges = list(zip(offset[own].tolist(), (offset[own + 1] - offset[own]).tolist(), strict=True))
-    read_each(ranks, file.parser.path, ranges, take)
+    read_own_ranges(ranks, file.parser.path, ranges, take)
     return merge_summaries(ranks.allgather(merge_summaries(found)))
 
 
@@ -414,7 +414,7 @@ def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
     """Warn, on rank 0, if first records of numbers are samples. *Collective*."""
     samples = [file for file in files if file.first is not None and not file.first.named]
     by_rank = ranks.allgather((len(samples), [(file.parser.path, file.first) for file in samples[:1]]))
-    shown = [one for _, some in by_rank for one in some]
+    shown = [one for _, own in by_rank for one in own]
     if shown:
         path, first = shown[0]
         cells = ", ".join(first.cells[:6]) + (", ..." if len(first.cells) > 6 else "")

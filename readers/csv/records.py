@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
-from matex_data.readers.collective import IndexingRanks, read_each
+from matex_data.readers.collective import IndexingRanks, read_own_ranges
 from matex_data.readers.csv.dialect import Dialect
-from matex_data.readers.text.scan import block_bytes, first_of_each, parts_of, scan_segment
+from matex_data.readers.text.scan import block_bytes, parts_of, run_starts, scan_segment
 
 LF, CR = 10, 13
 PROBE_BYTES = 64 << 10  # in which a segment looks for its first line
@@ -208,7 +208,7 @@ class RecordScanner:
             fits = [_all_fit(data, quotes, inside, self.dialect) for inside in (False, True)]
             self.began = self.state = fits == [False, True]
         starts, self.state, open_quote = record_starts(data, ends, self.state, self.dialect)
-        block = first_of_each((starts + self.offset) // self.step)
+        block = run_starts((starts + self.offset) // self.step)
         lines = np.searchsorted(ends, starts[block], side="right") + self.lines
         self.blocks.append((starts[block] + self.offset, block + self.count, lines))
         self.count += len(starts)
@@ -220,7 +220,7 @@ class RecordScanner:
         self.offset += len(data)
 
 
-def join(segments: Sequence[RecordScanner], line: int) -> Records:
+def join_segments(segments: Sequence[RecordScanner], line: int) -> Records:
     """Join neighbouring segments of a text, of which the first begins behind ``line`` lines."""
     count, open_quote = 0, -1
     columns: list[BlockColumns] = [(_EMPTY, _EMPTY, _EMPTY)]
@@ -229,7 +229,7 @@ def join(segments: Sequence[RecordScanner], line: int) -> Records:
         count, line = count + segment.count, line + segment.lines
         open_quote = max(open_quote, segment.open_quote)
     offset, first, before = (np.concatenate(column) for column in zip(*columns, strict=True))
-    block = first_of_each(offset // segments[0].step)
+    block = run_starts(offset // segments[0].step)
     return Records(
         np.append(offset[block], segments[-1].offset),
         np.append(first[block], count),
@@ -244,7 +244,7 @@ def scan_text(text: Bytes, offset: int, line: int, step: int, dialect: Dialect) 
     """Find the records of a text in memory from byte ``offset`` on, which ``line`` lines precede."""
     scanner = RecordScanner(offset, step, dialect)
     scanner.feed(text[offset:], last=True)
-    return join([scanner], line)
+    return join_segments([scanner], line)
 
 
 def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ranks: IndexingRanks) -> Records:
@@ -262,7 +262,7 @@ def scan_file(path: str, offset: int, line: int, size: int, dialect: Dialect, ra
     def scanner(inside: bool | None) -> RecordScanner:
         return RecordScanner(begin, block_bytes(size), dialect, first if inside is None else inside)
 
-    return join(ranks.allgather(scan_segment(path, begin, end, scanner, ranks)), line)
+    return join_segments(ranks.allgather(scan_segment(path, begin, end, scanner, ranks)), line)
 
 
 def _segment_borders(path: str, offset: int, size: int, ranks: IndexingRanks) -> list[int]:
@@ -273,6 +273,6 @@ def _segment_borders(path: str, offset: int, size: int, ranks: IndexingRanks) ->
     def take(_: int, data: Bytes) -> None:
         borders.extend(start + end for end in line_ends(data[: last_line_end(data)])[:1].tolist())
 
-    read_each(ranks, path, parts_of(start, min(size, start + PROBE_BYTES * (ranks.rank > 0)), PROBE_BYTES), take)
+    read_own_ranges(ranks, path, parts_of(start, min(size, start + PROBE_BYTES * (ranks.rank > 0)), PROBE_BYTES), take)
     found = ranks.allgather(borders[-1])
     return [*np.maximum.accumulate(found).tolist(), size]

@@ -74,10 +74,10 @@ class CsvRows(DecodedBlocks):
         nbytes, targets = self.offset[number + 1] - self.offset[number], _targets(selection.outs)
         total = nbytes.sum()
         group = (np.cumsum(nbytes) - nbytes) * max(1, round(total / PARSE_BYTES)) // max(1, total)
-        for some in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(group)) + 1):
-            if len(some):
-                complete = partial(self._parse, selection, positions[some], targets)
-                yield ReadRequest(self.offset[number[some]], nbytes[some], on_complete=complete)
+        for indices in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(group)) + 1):
+            if len(indices):
+                complete = partial(self._parse, selection, positions[indices], targets)
+                yield ReadRequest(self.offset[number[indices]], nbytes[indices], on_complete=complete)
 
     def block_sizes(self, blocks: Integers) -> Integers:
         """Return the number of records of each block, int64[blocks]."""

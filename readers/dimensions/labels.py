@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.index.strided import Numbers
+from matex_data.index.strided import Indices
 from matex_data.index.subset import Axis
 from matex_data.readers.dimensions.cf import ORIGIN
 
@@ -67,7 +67,7 @@ class Labels:
             return self._entry(wanted)
         return tuple(self._entry(value) for value in wanted)
 
-    def samples(self, wanted: Any) -> Numbers:
+    def samples(self, wanted: Any) -> Indices:
         """Return the entries of the samples; of the values of a list, another file may have those that are not here."""
         if isinstance(wanted, slice):
             if wanted.step not in (None, 1):

@@ -20,7 +20,7 @@ from matex_data.machine import check_fits
 from matex_data.readers.catalogue import check_known, warn_of
 from matex_data.readers.dimensions.cf import PACKING_ATTRIBUTES, CfDecoding, cf_decoding
 from matex_data.readers.dimensions.contiguous import Observations
-from matex_data.readers.dimensions.selection import Coordinate, Selection, select
+from matex_data.readers.dimensions.selection import ReadCoordinate, Selection, selection_of
 from matex_data.readers.dimensions.variables import FileContent, Variable
 
 COMMON_ATTRIBUTES = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
@@ -117,7 +117,7 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
         of_variable = decoding(variable, None)
         return of_variable.decode(variable.values()), of_variable.attributes
 
-    selection = select(content, dimension, options.sel, options.isel, values, options.method is not None)
+    selection = selection_of(content, dimension, options.sel, options.isel, values, options.method is not None)
     along = content.alike(dimension)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
@@ -178,7 +178,7 @@ def _facts(
     dimensions: set[str],
     packing: bool,
     selection: Selection,
-    decoded: Coordinate,
+    decoded: ReadCoordinate,
 ) -> dict[str, str]:
     """Return facts that all files of a data set have in common: units, calendars, and the other coordinates."""
     keys = COMMON_ATTRIBUTES if packing else COMMON_ATTRIBUTES + PACKING_ATTRIBUTES

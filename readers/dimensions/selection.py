@@ -11,12 +11,12 @@ from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import Field
 from matex_data.index.model import Layout
-from matex_data.index.strided import Numbers
+from matex_data.index.strided import Indices
 from matex_data.index.subset import Axis, subset, subset_rows, take, taken_shape
 from matex_data.readers.dimensions.labels import Labels, is_list, no_entry
 from matex_data.readers.dimensions.variables import FileContent, Variable
 
-Coordinate = Callable[[Variable], tuple[Array, Mapping[str, Any]]]
+ReadCoordinate = Callable[[Variable], tuple[Array, Mapping[str, Any]]]
 """Callable that returns the decoded values of a coordinate, and its attributes."""
 
 
@@ -32,7 +32,7 @@ class Selection:
     """
 
     axes: Mapping[str, Axis]
-    rows: Numbers | None = None
+    rows: Indices | None = None
     listed: int | None = None
 
     def of_dimensions(self, names: Sequence[str]) -> tuple[Axis, ...]:
@@ -59,12 +59,12 @@ class Selection:
         return take(values, axes + (None,) * (values.ndim - len(axes)))
 
 
-def select(
+def selection_of(
     content: FileContent,
     dimension: str,
     sel: Mapping[str, Any] | None,
     isel: Mapping[str, Any] | None,
-    coordinate: Coordinate,
+    coordinate: ReadCoordinate,
     nearest: bool = False,
 ) -> Selection:
     """Return the selection of a file.
@@ -86,7 +86,7 @@ def select(
     if not sel and not isel:
         return Selection({})
     axes: dict[str, Axis] = {}
-    rows: Numbers | None = None
+    rows: Indices | None = None
     listed: int | None = None
     for option, wanted in (("sel", sel), ("isel", isel)):
         if not isinstance(wanted or {}, Mapping):

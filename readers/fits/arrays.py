@@ -15,7 +15,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows
@@ -24,7 +24,7 @@ from matex_data.index.scatter import Convert
 from matex_data.index.strided import Strided, Transposed
 from matex_data.locks import Lock
 from matex_data.readers.fits.columns import decoded
-from matex_data.readers.fits.headers import RESTORE, Unit
+from matex_data.readers.fits.headers import Unit
 from matex_data.readers.text.unpacked import content
 from matex_data.storage.files import is_of_system, open_binary
 from matex_data.storage.objects import is_url

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DecodeError
+from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.scatter import Convert
 from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.decoding import Decoding
@@ -272,8 +272,7 @@ class TextNumbers:
         try:
             numbers = texts.astype(self.dtype)
         except (ValueError, OverflowError) as error:
-            remedy = "the file is damaged: restore it from its source"
-            raise DecodeError("a text is no number", expected=self.dtype, found=error, remedy=remedy) from error
+            raise DecodeError("a text is no number", expected=self.dtype, found=error, remedy=RESTORE) from error
         if self.dtype.kind == "f":
             numbers = numbers * self.scale + self.zero
         out[...] = numbers

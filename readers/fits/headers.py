@@ -11,13 +11,12 @@ from dataclasses import dataclass
 from math import prod
 from typing import IO, Any
 
-from matex_data.errors import FormatError
+from matex_data.errors import RESTORE, FormatError
 
 BLOCK = 2880  # bytes, of which headers and data are multiples
 CARD = 80  # bytes
 MAX_HEADER = 1 << 24  # bytes
 _VALUE = re.compile(r"\s*(?:'((?:[^']|'')*)'|([^/]*))")
-RESTORE = "the file is damaged: restore it from its source"
 
 
 @dataclass(frozen=True)

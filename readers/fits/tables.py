@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import FormatError
+from matex_data.errors import RESTORE, FormatError
 from matex_data.fields import Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.interleaved import group_interleaved
@@ -23,7 +23,7 @@ from matex_data.index.strided import Strided
 from matex_data.readers.catalogue import Catalogue, file_of_rows
 from matex_data.readers.decoding import narrow
 from matex_data.readers.fits.columns import Bits, FitsColumn, binary_columns, text_columns
-from matex_data.readers.fits.headers import RESTORE, Unit
+from matex_data.readers.fits.headers import Unit
 from matex_data.readers.text.unpacked import content
 from matex_data.storage.files import open_binary
 from matex_data.storage.objects import is_url, read_ranges
@@ -74,9 +74,9 @@ class HeapRows(Layout):
             length = self.length[numbers].astype(np.int64)
             offset = self.begin + self.offset[numbers].astype(np.int64)
             nbytes = length * self.stored.itemsize
-            some = nbytes > 0
+            filled = nbytes > 0
             on_complete = partial(self._scatter, tile.destination, length, out)
-            yield ReadRequest(offset[some], nbytes[some], on_complete=on_complete)
+            yield ReadRequest(offset[filled], nbytes[filled], on_complete=on_complete)
 
     def _scatter(self, destination: Integers, length: Integers, out: Array, data: Bytes) -> None:
         edges = np.append(0, np.cumsum(length))
@@ -129,7 +129,7 @@ def heap_rows(
             row=row,
             expected=f"{nbytes} bytes",
             found=f"{length[row]} elements from byte {offset[row]}",
-            remedy="the file is damaged: restore it from its source",
+            remedy=RESTORE,
         )
     return HeapRows(len(length), begin, narrow(offset), narrow(length), stored, dtype, convert, is_text)
 

@@ -39,7 +39,7 @@ def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:
     """Raise ``FormatError`` unless the raw data files of the dataset exist."""
     plist = dataset.id.get_create_plist()
     if is_url(path) and plist.get_external_count():
-        raise _of_several_files(path, name, "raw data in other files")
+        raise _external_error(path, name, "raw data in other files")
     for raw in raw_files(plist, os.fsdecode(h5py.h5f.get_name(dataset.id))):
         if not Path(raw).exists():
             raise FormatError(
@@ -52,7 +52,7 @@ def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:
             )
 
 
-def _of_several_files(path: str, name: str, found: str) -> FormatError:
+def _external_error(path: str, name: str, found: str) -> FormatError:
     expected, remedy = "data in the file itself", "copy it to a dataset of its own, or the files to a file system"
     problem = "of a store of objects, only files by themselves are read"
     return FormatError(problem, file=path, field=name, expected=expected, found=found, remedy=remedy)
@@ -68,7 +68,7 @@ def check_sources(dataset: h5py.Dataset, path: str, name: str, allow_missing: bo
     FormatError : a source is missing, cannot be opened, or has a filter that is not installed.
     """
     if is_url(path):
-        raise _of_several_files(path, name, "a virtual dataset")
+        raise _external_error(path, name, "a virtual dataset")
     sources = list(sources_of(dataset, path))
     pending = dict.fromkeys((source.path, source.name) for source in sources)
     checked = {(path, dataset.name)}

@@ -18,7 +18,7 @@ from matex_data.readers.hdf5.conventions import RANGES, VECTOR_OF_VECTORS, Conve
 from matex_data.readers.hdf5.members import find_field, read_column
 from matex_data.readers.hdf5.offsets import KINDS, as_integers, offsets_of, offsets_of_ranges, readings
 
-Rows = dict[str, tuple[Field, Layout]]
+Layouts = dict[str, tuple[Field, Layout]]
 """Field and layout, by the name of the field."""
 EXAMPLE = 'offsets={"jets": "jets/offsets"} or {"jets": ("jets/n", "counts")}'
 
@@ -72,7 +72,7 @@ class Pairings:
         """Return the fields to read if none is asked for, of a file with these datasets."""
         return list(names) if self.conventions is None else self.conventions.listed(names)
 
-    def pair(self, rows: Rows, whole: bool) -> Rows:
+    def pair(self, rows: Layouts, whole: bool) -> Layouts:
         """Return the fields with those of variable length in place of their contents.
 
         Parameters
@@ -93,7 +93,7 @@ class Pairings:
         other = sources.union(*paired.values())
         lengths = {layout.rows for name, (_, layout) in rows.items() if name.strip("/") not in other}
         samples = lengths.pop() if len(lengths) == 1 else None
-        jagged: Rows = {}
+        jagged: Layouts = {}
         for pairing, names in paired.items():
             divided, kinds = self._jagged(pairing, {name: rows[name] for name in names}, samples)
             jagged |= divided
@@ -101,10 +101,10 @@ class Pairings:
                 sources -= set(pairing.sources)
         return {name: jagged.get(name, row) for name, row in rows.items() if not whole or name not in sources}
 
-    def _jagged(self, pairing: Pairing, rows: Rows, samples: int | None) -> tuple[Rows, set[str]]:
+    def _jagged(self, pairing: Pairing, rows: Layouts, samples: int | None) -> tuple[Layouts, set[str]]:
         """Return the fields of a pairing that are divided into samples, and the kinds of offsets that divide them."""
         sources = [self._numbers(pairing, name) for name in pairing.sources]
-        found: Rows = {}
+        found: Layouts = {}
         kinds: set[str] = set()
         for length in {layout.rows for _, layout in rows.values()}:
             fields = {name: field for name, (field, layout) in rows.items() if layout.rows == length}

@@ -205,8 +205,8 @@ def member_layouts(
     if rows is None:
         return {}
     if table.columns is None:
-        together = ChunkedMembers(rows, readable)
-        return {name: Column(together, name) for name in readable}
+        records = ChunkedMembers(rows, readable)
+        return {name: Column(records, name) for name in readable}
     return dict(_columns_of_chunks(table, rows, readable))
 
 
@@ -249,8 +249,8 @@ def _contiguous(
 ) -> Iterator[tuple[str, Layout]]:
     fields = {name: _record_field(record, table.row_shape, path) for name, path in members.items()}
     row_bytes = record.itemsize * int(np.prod(table.row_shape, dtype=np.int64))
-    together = InterleavedRecords(table.dataset.shape[0], offset, row_bytes, fields, GAP_BYTES)
-    return ((name, Column(together, name)) for name in members)
+    records = InterleavedRecords(table.dataset.shape[0], offset, row_bytes, fields, GAP_BYTES)
+    return ((name, Column(records, name)) for name in members)
 
 
 def _columns_of_chunks(
@@ -278,8 +278,8 @@ def _columns_of_chunks(
             mask=rows.mask[stored],
             fill=np.full((), rows.fill, rows.dtype).repeat(width).view(record)[0],
         )
-        together = ChunkedMembers(part, own)
-        yield from ((name, Column(together, name)) for name in own)
+        records = ChunkedMembers(part, own)
+        yield from ((name, Column(records, name)) for name in own)
 
 
 def read_column(table: Compound, path: MemberPath) -> np.ndarray[Any, Any]:

@@ -44,7 +44,7 @@ from matex_data.readers.hdf5.frames import (
     text_encoding,
 )
 from matex_data.readers.hdf5.groups import index_groups
-from matex_data.readers.hdf5.jagged import Pairings, Rows
+from matex_data.readers.hdf5.jagged import Layouts, Pairings
 from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Compound, find_field, leaf_names, member_error, member_layouts, member_type
@@ -185,7 +185,7 @@ class _Contents:
         self._warn_of(unread)
         return list(dict.fromkeys(expanded))
 
-    def all(self, names: Sequence[str]) -> Rows:
+    def all(self, names: Sequence[str]) -> Layouts:
         """Return those of these fields that can be read; warn of others that may hold samples."""
         unread: dict[str, FormatError] = {}
         rows = self.named(names, unread)
@@ -196,9 +196,9 @@ class _Contents:
         self._warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS})
         return rows
 
-    def named(self, names: Sequence[str], unread: dict[str, FormatError] | None = None) -> Rows:
+    def named(self, names: Sequence[str], unread: dict[str, FormatError] | None = None) -> Layouts:
         """Return the fields of these names; errors of single fields go to ``unread``, or are raised without it."""
-        found: Rows = {}
+        found: Layouts = {}
         left_out: dict[str, FormatError] = {}
         tables: dict[tuple[str, bool], tuple[Compound, dict[str, MemberPath]]] = {}
         columns: dict[str, FrameColumn] = {}
@@ -301,9 +301,9 @@ def _unreadable_members(dataset: h5py.Dataset, path: str, name: str) -> dict[str
     return {member_name: member_error(path, member_name, found) for member_name, found in members.items()}
 
 
-def _single_values(file: h5py.File, names: Sequence[str]) -> Rows:
+def _single_values(file: h5py.File, names: Sequence[str]) -> Layouts:
     """Return the datasets among the names that are one number or one text, as a row each."""
-    found: Rows = {}
+    found: Layouts = {}
     for name in names:
         dataset = file.get(name)
         if not isinstance(dataset, h5py.Dataset) or dataset.shape != ():
@@ -349,7 +349,7 @@ def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
     return [f"{name}/{member_name}" for member_name in Compound(dataset).names()]
 
 
-def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Rows:
+def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Layouts:
     """Return field and layout of members of a table of the open file ``path``, read together where that is possible.
 
     Parameters

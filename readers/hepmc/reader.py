@@ -26,7 +26,7 @@ from matex_data.readers.hepmc.lines import check_lines
 from matex_data.readers.text.events import (
     HEADER_BYTES,
     READ_BYTES,
-    Columns,
+    EventColumns,
     EventFormat,
     EventParser,
     damaged_event,
@@ -190,7 +190,7 @@ class HepmcParser:
     length: str
     weights: int | None = None
 
-    def parse(self, text: bytes, names: Sequence[str]) -> Columns:
+    def parse(self, text: bytes, names: Sequence[str]) -> EventColumns:
         """Return fields of all events; see ``EventParser``."""
         events = self.events(text)
         columns: dict[str, Array] = {}

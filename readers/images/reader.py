@@ -20,7 +20,7 @@ from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.folders.files import FileValues, ImageFiles, InstanceMasks, Pages
 from matex_data.readers.images.folders.headers import ImageFacts, read_facts
 from matex_data.readers.images.folders.listing import Classes, Listing, list_images
-from matex_data.readers.images.folders.members import Values
+from matex_data.readers.images.folders.members import ManifestValues
 from matex_data.readers.images.stacks.hyperstacks import Hyperstack
 from matex_data.readers.images.stacks.index import index_stacks
 from matex_data.readers.images.texts import NumberLists, Texts
@@ -220,7 +220,7 @@ def _or_ones(counts: Integers | None, files: int) -> Array:
     return np.ones(files, np.uint32) if counts is None else counts
 
 
-def _field(name: str, values: Values | Classes) -> Field:
+def _field(name: str, values: ManifestValues | Classes) -> Field:
     if isinstance(values, Texts):
         return Field(name, (), np.dtype(object))
     if isinstance(values, NumberLists):

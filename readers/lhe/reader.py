@@ -29,7 +29,7 @@ from matex_data.readers.text.events import (
     HEADER_BYTES,
     READ_BYTES,
     SHOWN_BYTES,
-    Columns,
+    EventColumns,
     EventFormat,
     EventParser,
     header_error,
@@ -227,7 +227,7 @@ class LheParser:
     prologue: bytes
     ids: tuple[str, ...]
 
-    def parse(self, text: bytes, names: Sequence[str]) -> Columns:
+    def parse(self, text: bytes, names: Sequence[str]) -> EventColumns:
         """Return fields of all events; see ``EventParser``."""
         events = self.events(text)
         particles = [particle for event in events for particle in event.particles]

@@ -22,7 +22,7 @@ import scipy.sparse
 from matex_data._types import Array
 from matex_data.codecs.bounded import decompress
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field, Schema, is_pattern
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index, Layout
@@ -92,9 +92,6 @@ def _name(head: bytes, order: str) -> str:
     return head[at + 4 : at + 4 + small].decode() if small else head[at + TAG : at + TAG + nbytes].decode()
 
 
-RESTORE = "the file is damaged: restore it from its source"
-
-
 def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0, sample: str | None = None) -> Index:
     """Index the arrays of a MATLAB file. One rank decodes it for their shapes; later, each rank decodes it once.
 
@@ -113,21 +110,21 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     """
     with reading(path):
         stamp = Stamp.of(path)
-    some = names is not None and not any(map(is_pattern, names))
+    named = names is not None and not any(map(is_pattern, names))
     file = MatlabFile(
-        path, stamp, sample_axis, tuple(sorted({n.partition("/")[0] for n in names or ()} if some else ()))
+        path, stamp, sample_axis, tuple(sorted({n.partition("/")[0] for n in names or ()} if named else ()))
     )
     arrays, unread = file.contents()
-    if some and not set(names or ()) <= {*arrays, *unread}:
+    if named and not set(names or ()) <= {*arrays, *unread}:
         arrays, unread = replace(file, variables=()).contents()
     layouts = {name: _layout(file, name, array) for name, array in arrays.items()}
     entries = {name: (layout.field, partial(layouts.__getitem__, name)) for name, layout in layouts.items()}
-    several = [name for name, array in arrays.items() if len(array) > 1]
+    longer = [name for name, array in arrays.items() if len(array) > 1]
 
     def as_sample(fields: Schema, layouts: Mapping[str, Layout]) -> Index:
         return whole_file(path, fields, layouts, [name for name in fields if arrays[name].shape == (1,)])
 
-    listed, finish = (None, as_sample) if sample == FILE else (several or None, None)
+    listed, finish = (None, as_sample) if sample == FILE else (longer or None, None)
     return Catalogue.of(path, {**entries, **unread}, "variable", listed, finish).index(names)
 
 

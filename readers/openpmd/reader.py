@@ -23,7 +23,7 @@ from matex_data.readers.catalogue import check_known
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.openpmd.components import UNITS, Component, read_component
-from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select
+from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select_iterations
 from matex_data.storage.trust import Trust
 
 ALIASES = {
@@ -75,7 +75,7 @@ def index(
     try:
         with open_file(path, trust) as file:
             found = read_iterations(file, path)
-            chosen = select(file, path, found, numbers)
+            chosen = select_iterations(file, path, found, numbers)
             build = _particles if sample == "particle" else _iterations
             fields, layouts = build(path, found, chosen, asked, units, names)
     except DataError:

@@ -75,7 +75,9 @@ def read_iterations(file: h5py.File, path: str) -> list[Iteration]:
     return sorted(found, key=lambda iteration: iteration.number)
 
 
-def select(file: h5py.File, path: str, found: Sequence[Iteration], numbers: Sequence[int] | None) -> list[Iteration]:
+def select_iterations(
+    file: h5py.File, path: str, found: Sequence[Iteration], numbers: Sequence[int] | None
+) -> list[Iteration]:
     """Return the iterations with these numbers; None: all. A file of a series of many files may have none of them.
 
     Raises

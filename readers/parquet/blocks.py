@@ -11,17 +11,16 @@ import numpy as np
 import pyarrow as pa
 
 from matex_data._types import Array, Integers
-from matex_data.errors import DecodeError
+from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.decoded import DecodedBlocks
 from matex_data.index.ragged import copy_rows
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
 from matex_data.readers.parquet.members import ColumnField
-from matex_data.readers.parquet.values import Values, decode
+from matex_data.readers.parquet.values import ColumnValues, decode
 
 SMALLER = "write the file with fewer rows in a block (row_group_size=100_000 of pyarrow), or select fewer columns"
-RESTORE = "the file is damaged there: restore it from its source"
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +83,7 @@ class ArrowBlocks(DecodedBlocks):
         """Raise ``PartitionError`` for a block that does not fit into memory once it is decoded."""
         check_fits(self.declared_bytes(block, names), "a block of rows", file=self.path, remedy=SMALLER)
 
-    def values(self, block: int, table: pa.Table, names: Sequence[str]) -> dict[str, Values]:
+    def values(self, block: int, table: pa.Table, names: Sequence[str]) -> dict[str, ColumnValues]:
         """Return the rows of fields in a block that pyarrow has decoded.
 
         Raises

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.declared import declared
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import RESTORE, DecodeError, FormatError
 from matex_data.locks import Lock
 from matex_data.storage.files import open_binary, reading
 from matex_data.storage.objects import Seekable
@@ -127,7 +127,7 @@ def read_footer(path: str) -> tuple[Footer, Any]:
         metadata = _parsed(data)
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError(
-            "the footer is damaged", file=path, byte=size - length, found=error, remedy="restore it from its source"
+            "the footer is damaged", file=path, byte=size - length, found=error, remedy=RESTORE
         ) from error
     return Footer(path, size - length, length, zlib.crc32(data)), metadata
 
@@ -210,7 +210,7 @@ def column_chunks(path: str, metadata: Any, leaves: Sequence[int], end: int) -> 
             byte=int(offset[i, j]),
             expected=f"bytes {len(MAGIC)} to {end}",
             found=f"{int(nbytes[i, j])} bytes",
-            remedy="the file is damaged: restore it from its source",
+            remedy=RESTORE,
         )
     return ColumnChunks(groups, np.append(0, np.cumsum(rows[groups])), offset, nbytes, plain_bytes, missing)
 

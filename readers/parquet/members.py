@@ -25,7 +25,7 @@ from matex_data.readers.catalogue import Catalogue, Unreadable
 SECONDS = "seconds"
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
 
-Kind = Literal["number", "bool", "text", "time", "decimal", "null"]
+ValueKind = Literal["number", "bool", "text", "time", "decimal", "null"]
 Step = str | int | None
 """Step from a type towards a value: the name of a structure's member; the length of a fixed list; None: a list."""
 
@@ -46,7 +46,7 @@ class ColumnField:
 
     column: str
     steps: tuple[Step, ...]
-    kind: Kind
+    kind: ValueKind
     field: Field
     requested: bool
 
@@ -130,7 +130,7 @@ def storage(kind: pa.DataType) -> pa.DataType:
     return kind
 
 
-def _value_type(kind: pa.DataType) -> tuple[Kind, np.dtype[Any]]:
+def _value_type(kind: pa.DataType) -> tuple[ValueKind, np.dtype[Any]]:
     if pa.types.is_dictionary(kind):
         return _value_type(kind.value_type)
     if pa.types.is_boolean(kind):
@@ -184,7 +184,7 @@ def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-def _requested(name: str, dtype: Any, kind: Kind) -> np.dtype[Any]:
+def _requested(name: str, dtype: Any, kind: ValueKind) -> np.dtype[Any]:
     expected = "a dtype of integers, floats or booleans"
     try:
         found = np.dtype(dtype)
@@ -207,11 +207,11 @@ def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
         return {}
 
 
-Chosen = dict[str, tuple[ColumnField, int]]
+Leaves = dict[str, tuple[ColumnField, int]]
 """By name of the field: its member, and the number of the leaf of the schema that holds it."""
 
 
-def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Callable[[Chosen], Index]) -> Catalogue:
+def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Callable[[Leaves], Index]) -> Catalogue:
     """Return the catalogue of the columns of a schema; ``make`` returns the index of chosen ones."""
     known, unread = _fields(path, schema, dtype)
     return Catalogue(path, known, lambda names: make({name: known[name] for name in names}), unread, "column")
@@ -222,9 +222,9 @@ def fields_of(members: Mapping[str, ColumnField]) -> dict[str, Field]:
     return {name: member.field for name, member in members.items()}
 
 
-def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Chosen, dict[str, str]]:
+def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Leaves, dict[str, str]]:
     """Return all fields, and the reason for each column that cannot be read."""
-    known: Chosen = {}
+    known: Leaves = {}
     unread: dict[str, str] = {}
     labels = class_names(schema.metadata)
     first = 0

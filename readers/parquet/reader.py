@@ -18,7 +18,7 @@ from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
 from matex_data.readers.catalogue import Catalogue, file_of_rows
 from matex_data.readers.parquet.footer import Footer, column_chunks, read_footer
-from matex_data.readers.parquet.members import Chosen, columns_of, fields_of
+from matex_data.readers.parquet.members import Leaves, columns_of, fields_of
 from matex_data.readers.parquet.row_groups import RowGroups
 
 TABLE_BYTES = 4 << 20  # stored bytes of the columns of a row group that one thread decodes, about
@@ -50,7 +50,7 @@ def _damage_of(footer: Footer) -> Iterator[None]:
         raise FormatError("the footer is damaged", file=footer.path, byte=footer.begin, found=error) from error
 
 
-def _of_columns(footer: Footer, metadata: Any, chosen: Chosen) -> Index:
+def _of_columns(footer: Footer, metadata: Any, chosen: Leaves) -> Index:
     """Return the index of chosen columns."""
     path, leaves = footer.path, [leaf for _, leaf in chosen.values()]
     with _damage_of(footer):

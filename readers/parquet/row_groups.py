@@ -18,7 +18,7 @@ from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Limits, ReadRequest
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
-from matex_data.readers.parquet.values import EXACT, Values
+from matex_data.readers.parquet.values import EXACT, ColumnValues
 from matex_data.storage.objects import Seekable
 
 NUMBER_BYTES = 4  # of a value, fewer than a text of one character has with its length
@@ -75,13 +75,13 @@ class RowGroups(ArrowBlocks):
         self.footer.metadata()
 
     def _decode(self, selection: SelectedBlocks, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
-        def values(block: int, names: Sequence[str]) -> dict[str, Values]:
+        def values(block: int, names: Sequence[str]) -> dict[str, ColumnValues]:
             source = _Ranges(offset, np.cumsum(nbytes) - nbytes, nbytes, stored, self.end())
             return self._values(block, source, names)
 
         self.decode_block(selection, i, values)
 
-    def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, Values]:
+    def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, ColumnValues]:
         """Decode the rows of the fields in a row group."""
         self.check_fits(block, names)
         paths = [self.paths[column] for column in self.columns(names)]

@@ -21,11 +21,11 @@ EXACT = 1 << 53  # integers up to this are exact in float64
 DIGITS = 10**15 - 1  # greatest number of 15 digits, so many of which float64 holds
 WIDEST = 38  # digits of a decimal number of 128 bits
 
-Values = Any
+ColumnValues = Any
 """Rows of one field: an array; `RaggedArray` for lists of numbers; an object array for deeper lists."""
 
 
-def decode(column: pa.ChunkedArray, member: ColumnField) -> Values:
+def decode(column: pa.ChunkedArray, member: ColumnField) -> ColumnValues:
     """Return the rows of a field.
 
     Raises

@@ -24,7 +24,7 @@ from uproot.interpretation.strings import AsStrings
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DecodeError
+from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
 from matex_data.index.ragged import RaggedArray
@@ -136,7 +136,7 @@ class Baskets(BranchBlocks):
             row=int(self.edges[basket]),
             byte=int(self.offset[basket]),
             found=f"{type(error).__name__}: {error}",
-            remedy="the file is damaged there: restore it from its source",
+            remedy=RESTORE,
         )
 
 

@@ -19,7 +19,7 @@ from matex_data.readers.catalogue import Unreadable
 
 VARIABLE = -1  # as a dimension: lists of any length
 Dimensions = tuple[int, ...]
-Kind = Literal["flat", "jagged", "text", "nested"]
+EntryKind = Literal["flat", "jagged", "text", "nested"]
 
 
 @declared
@@ -37,7 +37,7 @@ class BranchField:
 
     path: tuple[str, ...]
     field: Field
-    kind: Kind
+    kind: EntryKind
 
 
 def members(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> dict[str, BranchField]:

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import RESTORE, DataError, FormatError
 from matex_data.locks import Lock
 from matex_data.readers.text.compression import stored_as, unpacked
 from matex_data.storage.files import open_binary, size_of_open
 
 BLOCK_BYTES = 512  # of which an archive consists
 READ_BYTES = 1 << 20  # of the zeros behind the end of the archive
-RESTORE = "the file is damaged or truncated: restore it from its source"
 
 
 class ByteRange(NamedTuple):

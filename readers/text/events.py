@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array, Bytes
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import Index
@@ -30,16 +30,15 @@ from matex_data.readers.text.unpacked import content, of_content
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, reading, size_of_open
 
-Columns = Mapping[str, Array]
+EventColumns = Mapping[str, Array]
 REAL = rb"[-+]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?|nan|inf)"
-RESTORE = "the file is damaged: restore it from its source, or leave it out"
 SHOWN_BYTES = 160  # of a line in a message
 
 
 class EventParser(Protocol):
     """Parser of the text of neighbouring events, by the library of their format."""
 
-    def parse(self, text: bytes, names: Sequence[str]) -> Columns:
+    def parse(self, text: bytes, names: Sequence[str]) -> EventColumns:
         """Return the fields of all events of a text.
 
         Raises
@@ -66,7 +65,7 @@ class EventBlocks(ByteRangeBlocks):
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         scatter(out, destination, block[name][rows])
 
-    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Columns:
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> EventColumns:
         """Parse the events of a block.
 
         Raises
@@ -226,5 +225,4 @@ def _index(file: _File, names: Sequence[str] | None) -> Index:
 
 def header_error(path: str, problem: str, **facts: Any) -> FormatError:
     """Return the error for a file whose header is damaged."""
-    remedy = "the file is damaged or truncated: restore it from its source"
-    return FormatError(problem, file=path, **{"remedy": remedy, **facts})
+    return FormatError(problem, file=path, **{"remedy": RESTORE, **facts})

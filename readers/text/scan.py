@@ -15,7 +15,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.readers.collective import IndexingRanks, read_each
+from matex_data.readers.collective import IndexingRanks, read_own_ranges
 
 
 class Borders:
@@ -237,7 +237,7 @@ def scan_segment(path: str, begin: int, end: int, scanner: Callable[[Any], Scann
     ranges = parts_of(begin, end, READ_BYTES)
     found, to_read = scanner(None), ranges
     while True:
-        read_each(ranks, path, to_read, partial(_feed, found, len(ranges)))
+        read_own_ranges(ranks, path, to_read, partial(_feed, found, len(ranges)))
         began, ended = zip(*ranks.allgather((found.began, found.state)), strict=True)
         actual = (began[0], *ended[:-1])
         if actual == began:
@@ -273,7 +273,7 @@ class _Segment:
         starts = np.array(scanner.starts, np.int64)
         extra = len(scanner.extra)
         counted = starts[starts < end] if end >= 0 else starts
-        block = first_of_each(counted // step)
+        block = run_starts(counted // step)
         return cls(counted[block], block, len(counted), extra, step, len(starts) - len(counted))
 
 
@@ -285,7 +285,7 @@ def _join(segments: Sequence[_Segment], end: int, begin: int, size: int) -> Even
     before = np.cumsum([0, *(segment.count for segment in segments)])
     offset = np.concatenate([segment.offset for segment in segments])
     first = np.concatenate([segment.first + before[i] for i, segment in enumerate(segments)])
-    block = first_of_each(offset // segments[0].step)
+    block = run_starts(offset // segments[0].step)
     offset[:1] = begin
     return Events(
         np.append(offset[block], end if end >= 0 else size).astype(np.int64),
@@ -296,6 +296,6 @@ def _join(segments: Sequence[_Segment], end: int, begin: int, size: int) -> Even
     )
 
 
-def first_of_each(values: Integers) -> Integers:
+def run_starts(values: Integers) -> Integers:
     """Return the positions where ascending values begin to repeat, int64[n]."""
     return np.flatnonzero(np.diff(values, prepend=-1))

@@ -55,7 +55,7 @@ _TEXT_BYTES = 64  # of a text in memory, beside its characters
 
 
 @dataclass(frozen=True)
-class Codec:
+class StoreCodec:
     """Codec that may run.
 
     Parameters
@@ -86,7 +86,7 @@ class Codec:
 
 
 @cache
-def codec_of(configuration: str) -> Codec:
+def codec_of(configuration: str) -> StoreCodec:
     """Return the codec of a configuration in JSON.
 
     Raises
@@ -100,12 +100,12 @@ def codec_of(configuration: str) -> Codec:
         if entry is None:
             raise ValueError("it is none of those that only decode; a package adds one by an entry point")
         function = entry.load()
-        return Codec(name, options, lambda data, most: function(data, dict(options), most))
+        return StoreCodec(name, options, lambda data, most: function(data, dict(options), most))
     if name in COMPRESSORS:
-        return Codec(name, options, bytes)
+        return StoreCodec(name, options, bytes)
     if name.startswith("imagecodecs_"):
         register_codecs((name,), verbose=False)
-    codec = Codec(name, options, numcodecs.get_codec(dict(options)).decode)
+    codec = StoreCodec(name, options, numcodecs.get_codec(dict(options)).decode)
     for dtype in codec.types if name in _TYPED else ():
         if dtype.kind not in "biufcmMSU" or not dtype.itemsize:
             raise ValueError(f"elements of the type {dtype}")
@@ -207,7 +207,7 @@ class StoreCodecs(Pipeline):
                 raise BrokenChunk(f"{codec.name}: {error}") from error
         return data
 
-    def _decode(self, codec: Codec, data: Bytes, most: int | None, out: Bytes | None) -> Any:
+    def _decode(self, codec: StoreCodec, data: Bytes, most: int | None, out: Bytes | None) -> Any:
         if codec.name in TEXTS:
             return codec.decode(self._counted(data))
         if codec.name in COMPRESSORS:
@@ -235,7 +235,7 @@ class StoreCodecs(Pipeline):
         return data
 
 
-def _decompress_texts(codec: Codec, data: Bytes) -> Bytes:
+def _decompress_texts(codec: StoreCodec, data: Bytes) -> Bytes:
     """Undo a compressor in a buffer that grows: what it has compressed may have any size."""
     most = max(_LEAST_TEXTS, _GROWTH * data.nbytes)
     while True:

@@ -16,7 +16,7 @@ from matex_data.errors import FormatError
 from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.zarr.arrays import ArrayMetadata, parse
 from matex_data.readers.zarr.stores import MARKS, Store
-from matex_data.storage.trust import Trust, joined
+from matex_data.storage.trust import Trust, resolved
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
         try:
             if document.get("node_type", "array") == "array" and "shape" in document:
                 if store.folder is not None:
-                    (store.trust | Trust.of([store.folder])).check(joined(store.folder, name), store.path, name)
+                    (store.trust | Trust.of([store.folder])).check(resolved(store.folder, name), store.path, name)
                 arrays[name] = _checked(parse(document), store)
             else:
                 known += pyramids(name, document.get("attributes") or {})

@@ -33,7 +33,7 @@ class _ReadMemory:
     """Memory of one request, used again by later ones: fresh memory costs page faults, a fifth of the time of Blosc."""
 
     def __init__(self) -> None:
-        self._pieces: list[Bytes] = []
+        self._chunks: list[Bytes] = []
         self._used = 0
 
     def give_back(self) -> None:
@@ -45,12 +45,12 @@ class _ReadMemory:
         """Return uint8[nbytes] for the next chunk of the request."""
         if nbytes > KEPT_BYTES:
             return new_memory(nbytes)
-        if self._used == len(self._pieces):
-            self._pieces.append(new_memory(nbytes))
-        elif len(self._pieces[self._used]) < nbytes:
-            self._pieces[self._used] = new_memory(nbytes)
+        if self._used == len(self._chunks):
+            self._chunks.append(new_memory(nbytes))
+        elif len(self._chunks[self._used]) < nbytes:
+            self._chunks[self._used] = new_memory(nbytes)
         self._used += 1
-        return self._pieces[self._used - 1][:nbytes]
+        return self._chunks[self._used - 1][:nbytes]
 
 
 _FREE: deque[_ReadMemory] = deque(maxlen=32)

@@ -24,7 +24,7 @@ from matex_data.locks import cached_property
 from matex_data.readers.zarr.stores import Extent, Keys, ListedStore, Store, size_of
 from matex_data.storage.files import names_in, read_bytes, reading
 from matex_data.storage.objects import check_url, is_url
-from matex_data.storage.trust import NONE, Trust, folder_of, joined
+from matex_data.storage.trust import NONE, Trust, folder_of, resolved
 
 RESTORE = "write the references again"
 MOST_RECORDS = 1 << 24  # references of one Parquet file, which may be missing ones: they take no bytes
@@ -189,7 +189,7 @@ class _Targets:
         return self.extent(row["path"], *((row["offset"], row["size"]) if row["size"] else ()))
 
     def _path(self, url: str) -> str:
-        path = joined(folder_of(self._references), url)
+        path = resolved(folder_of(self._references), url)
         self._trust.check(path, self._references)
         if is_url(path):
             check_url(path)

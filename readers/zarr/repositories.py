@@ -16,7 +16,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, install_command
 from matex_data.readers.zarr.stores import Store
 from matex_data.storage.objects import is_url
-from matex_data.storage.trust import NONE, Trust, joined
+from matex_data.storage.trust import NONE, Trust, resolved
 
 MAIN = "main"  # branch that is read where no version is named
 _LOGS = "warn,icechunk::storage=error"  # without a warning, of each rank, about writing to local folders
@@ -107,7 +107,7 @@ def _asked(repository: Any, path: str, snapshot: str, trust: Trust) -> Snapshot:
         return Snapshot(path, snapshot)
     urls = set(repository.readonly_session(snapshot_id=snapshot).all_virtual_chunk_locations())
     for url in sorted(urls):
-        trust.beside(path).check(joined(path, url), path)
+        trust.beside(path).check(resolved(path, url), path)
     return Snapshot(path, snapshot, tuple(name for name in prefixes if any(url.startswith(name) for url in urls)))
 
 

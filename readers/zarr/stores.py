@@ -21,7 +21,7 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.codecs.scratch import Memory, new_memory
 from matex_data.declared import declared
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import RESTORE, DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
 from matex_data.storage import objects
@@ -34,7 +34,6 @@ MARKS = ("zarr.json", ".zmetadata", ".zgroup", ".zarray")
 REPOSITORY_MARKS = ("repo", "refs/branch.main/ref.json")
 """Names of which an Icechunk repository has one, beside its folder of snapshots."""
 MAX_READ = 1 << 30  # bytes of one call: the system reads at most 2 GiB
-RESTORE = "the file is damaged there: restore it from its source"
 _HAS_DESCRIPTOR, _IS_UTF8 = 0x08, 0x800  # flags of a member of a zip file
 _ZIP64_EXTRA = 20  # bytes of the extra field that has sizes of 64 bits
 _LOCAL_HEADER = 30  # bytes of the fixed begin of a member of a zip file, the lengths of name and extra field at 26

@@ -39,7 +39,7 @@ INLINE_BYTES = 1 << 14  # of all values of a variable: smaller ones stand in the
 RECORD_SIZE = 100_000  # chunks of a file of references in Parquet
 _CODECS = {DEFLATE: "zlib", FLETCHER32: "fletcher32", ZSTD: "zstd", BLOSC: "blosc"}
 
-Entry = str | list[Any]
+KeyValue = str | list[Any]
 """Value of a key: its content, or path, offset and length in bytes."""
 
 
@@ -53,7 +53,7 @@ class References:
     left_out : the reason for each variable that is not among them, by name.
     """
 
-    entries: Mapping[str, Entry]
+    entries: Mapping[str, KeyValue]
     left_out: Mapping[str, str]
 
     def trees(self, path: str) -> list[str]:
@@ -94,7 +94,7 @@ def _is_metadata(key: str) -> bool:
     return key.rpartition("/")[2] in (".zgroup", ".zattrs", ".zarray")
 
 
-def _table(rows: Sequence[Entry | None]) -> pa.Table:
+def _table(rows: Sequence[KeyValue | None]) -> pa.Table:
     """Return references as fsspec reads them: a chunk that was never written has neither path nor content."""
     path, offset, size, raw = [], [], [], []
     for row in rows:
@@ -119,7 +119,7 @@ def references(paths: Sequence[str], sample_dim: str | None = None) -> Reference
     ------
     FormatError : a file is damaged, or files differ in a way that one store cannot express.
     """
-    entries: dict[str, Entry] = {".zgroup": json.dumps({"zarr_format": 2})}
+    entries: dict[str, KeyValue] = {".zgroup": json.dumps({"zarr_format": 2})}
     left_out: dict[str, str] = {}
     with ExitStack() as opened:
         contents = [opened.enter_context(open_content(path)) for path in paths]
@@ -170,10 +170,10 @@ class _Chunks:
     chunk_shape: tuple[int, ...]
     codecs: tuple[str, ...]
     fill: Any
-    entries: Mapping[tuple[int, ...], Entry]
+    entries: Mapping[tuple[int, ...], KeyValue]
 
 
-def _of_variable(variables: Sequence[Variable], paths: Sequence[str]) -> Iterator[tuple[str, Entry]]:
+def _of_variable(variables: Sequence[Variable], paths: Sequence[str]) -> Iterator[tuple[str, KeyValue]]:
     """Yield the entries of a variable of consecutive files."""
     first = variables[0]
     if first.dtype.kind not in "biufcS" or not first.dtype.itemsize:
@@ -227,7 +227,7 @@ def _chunks(variable: Variable, path: str, rows: int) -> _Chunks:
         depth = rows if layout.stride == row_bytes else 1  # records of a classic file lie apart
         starts = range(0, variable.shape[0], depth)
         inner = (0,) * (len(variable.shape) - 1)
-        entries: dict[tuple[int, ...], Entry] = {
+        entries: dict[tuple[int, ...], KeyValue] = {
             (start // depth, *inner): [path, int(layout.offset + start * layout.stride), depth * row_bytes]
             for start in starts
         }
@@ -314,11 +314,11 @@ def tiff_references(path: str) -> References:
     return References(found, left_out)
 
 
-def _of_series(series: Any, path: str) -> dict[str, Entry]:
+def _of_series(series: Any, path: str) -> dict[str, KeyValue]:
     text = io.StringIO()
     with series.aszarr(level=0) as store:
         store.write_fsspec(text, url="", groupname=IMAGE)
-    entries: dict[str, Entry] = {}
+    entries: dict[str, KeyValue] = {}
     for key, entry in json.loads(text.getvalue()).items():
         entries[key] = [path, *entry[1:]] if isinstance(entry, list) else entry
     array = json.loads(str(entries[f"{IMAGE}/.zarray"]))

@@ -41,7 +41,7 @@ def test_lists_and_samples_in_any_order(
         assert out[i].tolist() == numbers[i]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(ragged, "LONG_LIST", 0 if long else 256)
-        patch.setattr(ragged, "PIECE", 5)
+        patch.setattr(ragged, "TILE", 5)
         found = out.joined()
         part = out[len(numbers) // 3 : -1].joined()
     assert _samples(found) == numbers

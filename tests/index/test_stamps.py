@@ -16,8 +16,8 @@ from matex_data.index.model import FileIndex
 from matex_data.index.stamps import Stamp, check_stamp
 from matex_data.index.united import concatenate
 from matex_data.readers import collective_reader, reader
+from matex_data.transforms.sequences import sequence_shape, sliding_sequences
 from matex_data.transforms.stack import stack_fields
-from matex_data.transforms.windows import sliding_windows, window_shape
 from tests.support import simulated
 
 
@@ -105,7 +105,7 @@ def test_derived_indexes_keep_the_stamps(tmp_path: Path) -> None:
     for other in (
         index.select(["data"]),
         index.raw,
-        sliding_windows(index, ["data"], None, window_shape(2, 1, None, 1, None)).index,
+        sliding_sequences(index, ["data"], None, sequence_shape(2, 1, None, 1, None)).index,
         stack_fields(index, ["data"], "inputs", [], "last"),
         index.with_stamps({file.path: file.stamp for file in index.files}),
     ):

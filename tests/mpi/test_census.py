@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.mpi.activity import State
+from matex_data.mpi.activity import RankState
 from matex_data.mpi.census import ANSWER_TIME, FAN_OUT, FRESH, Census, RankStates, Sent, Tree
 from tests.support.machine_speed import scaled
 
@@ -26,7 +26,7 @@ class Network:
     silent : ranks that do not look.
     """
 
-    def __init__(self, size: int, states: dict[int, tuple[State, str]], silent: Iterable[int] = ()) -> None:
+    def __init__(self, size: int, states: dict[int, tuple[RankState, str]], silent: Iterable[int] = ()) -> None:
         self.size, self.states, self.silent = size, states, set(silent)
         self.ranks = [Census(rank, size, lambda rank=rank: self._state(rank)) for rank in range(size)]  # type: ignore[misc]
         self.messages = 0
@@ -35,8 +35,8 @@ class Network:
         self._inbox: dict[int, list[tuple[int, Sent]]] = defaultdict(list)
         self._order = random.Random(size).sample(range(size), size)
 
-    def _state(self, rank: int) -> tuple[State, str]:
-        return self.states.get(rank, (State.WAITING, f"line {rank}"))
+    def _state(self, rank: int) -> tuple[RankState, str]:
+        return self.states.get(rank, (RankState.WAITING, f"line {rank}"))
 
     def run(self, askers: Iterable[int], limit: float = 60.0) -> dict[int, tuple[float, RankStates]]:
         """Let ranks ask; return when and with what result the census ends for each of them."""
@@ -99,14 +99,14 @@ def test_a_way_leads_along_neighbours_who_connect_all_ranks(size: int, data: st.
 @pytest.mark.parametrize("size", [2, 3, 8, 64, 10_000])
 def test_all_ranks_that_wait_learn_who_is_busy_and_who_has_left(size: int) -> None:
     last = size - 1
-    network = Network(size, {0: (State.BUSY, "model.save()"), last: (State.LEFT, "")})
+    network = Network(size, {0: (RankState.BUSY, "model.save()"), last: (RankState.LEFT, "")})
     found = network.run(range(1, size - 1) or [last])
     assert len(found) == max(1, size - 2)
     for seconds, summary in found.values():
-        assert summary.ranks(State.BUSY) == {0: "model.save()"}
-        assert summary.ranks(State.LEFT) == {last: ""}
-        assert summary.count(State.WAITING) == size - 2 and sum(summary.counts.values()) == size
-        assert list(summary.ranks(State.WAITING)) == list(range(1, last))[:5]
+        assert summary.ranks(RankState.BUSY) == {0: "model.save()"}
+        assert summary.ranks(RankState.LEFT) == {last: ""}
+        assert summary.count(RankState.WAITING) == size - 2 and sum(summary.counts.values()) == size
+        assert list(summary.ranks(RankState.WAITING)) == list(range(1, last))[:5]
         assert seconds < scaled(1.5)  # after the 5 seconds of ``CHECK_INTERVAL``
     assert network.messages <= 4 * size
     assert max(network.handled) <= 4 * (FAN_OUT + 1)
@@ -129,7 +129,7 @@ def test_wishes_of_the_next_seconds_use_what_is_known() -> None:
 
 @pytest.mark.parametrize("silent", [[1], [1, 33], [4], [40], [999], [1, 2, 3, 500]])
 def test_ranks_behind_a_silent_one_count_as_silent(silent: list[int]) -> None:
-    tree, network = Tree(1000), Network(1000, {998: (State.LEFT, "")}, silent)
+    tree, network = Tree(1000), Network(1000, {998: (RankState.LEFT, "")}, silent)
 
     def is_reached(rank: int) -> bool:
         return rank not in silent and (rank == 0 or is_reached(tree.above(rank)))
@@ -138,9 +138,9 @@ def test_ranks_behind_a_silent_one_count_as_silent(silent: list[int]) -> None:
     found = network.run(asking)
     assert len(found) == len(asking)
     for seconds, summary in found.values():
-        assert summary.count(State.SILENT) == 1000 - len(asking)
-        assert summary.count(State.LEFT) + summary.count(State.WAITING) == len(asking)
-        assert set(summary.ranks(State.SILENT)) <= set(silent)
+        assert summary.count(RankState.SILENT) == 1000 - len(asking)
+        assert summary.count(RankState.LEFT) + summary.count(RankState.WAITING) == len(asking)
+        assert set(summary.ranks(RankState.SILENT)) <= set(silent)
         assert seconds < scaled(ANSWER_TIME * 5 + 1.5)
 
 
@@ -149,7 +149,7 @@ def test_silent_ranks_in_two_branches_do_not_make_the_answers_of_each_other_old(
     for asking in ([3], [1], range(3, 30)):
         found = network.run(asking)
         assert len(found) == len(list(asking))
-        assert all(set(summary.ranks(State.SILENT)) == {40, 1999} for _, summary in found.values())
+        assert all(set(summary.ranks(RankState.SILENT)) == {40, 1999} for _, summary in found.values())
 
 
 def test_a_rank_that_falls_silent_while_it_is_asked_does_not_end_in_a_hang() -> None:
@@ -159,7 +159,7 @@ def test_a_rank_that_falls_silent_while_it_is_asked_does_not_end_in_a_hang() -> 
         network._look(rank, network.now)
     network.silent.add(1)
     (_, summary) = network.run([3])[3]
-    assert summary.ranks(State.SILENT) == {1: ""} and summary.count(State.SILENT) == 33
+    assert summary.ranks(RankState.SILENT) == {1: ""} and summary.count(RankState.SILENT) == 33
 
 
 def test_a_late_answer_of_a_silent_rank_counts_nobody_twice() -> None:
@@ -168,20 +168,20 @@ def test_a_late_answer_of_a_silent_rank_counts_nobody_twice() -> None:
     network.silent.clear()
     network.now += 3
     (_, summary) = network.run([5])[5]
-    assert summary.counts == {State.WAITING: 1000}
+    assert summary.counts == {RankState.WAITING: 1000}
 
 
 def test_an_answer_is_as_old_as_its_oldest_share() -> None:
     network = Network(3, {})
     network.run([1])
-    network.states[2] = (State.LEFT, "")
+    network.states[2] = (RankState.LEFT, "")
     network.now += FRESH + 0.5
     (_, summary) = network.run([1])[1]
-    assert summary.count(State.LEFT) == 1
+    assert summary.count(RankState.LEFT) == 1
 
 
 def test_summaries_keep_the_lowest_ranks() -> None:
-    single = [RankStates.of(rank, State.RUNNING, f"line {rank}") for rank in (9, 3, 7, 1, 8, 2, 6)]
+    single = [RankStates.of(rank, RankState.RUNNING, f"line {rank}") for rank in (9, 3, 7, 1, 8, 2, 6)]
     whole = sum(single, RankStates())
     assert whole == sum(reversed(single), RankStates())
-    assert list(whole.ranks(State.RUNNING)) == [1, 2, 3, 6, 7] and whole.count(State.RUNNING) == 7
+    assert list(whole.ranks(RankState.RUNNING)) == [1, 2, 3, 6, 7] and whole.count(RankState.RUNNING) == 7

@@ -16,7 +16,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data.mpi import liveness as module
-from matex_data.mpi.activity import State, busy, own_state
+from matex_data.mpi.activity import RankState, busy, own_state
 from matex_data.mpi.addresses import addresses
 from matex_data.mpi.census import FAN_OUT
 from matex_data.mpi.liveness import MOST_STRANGERS, Liveness
@@ -105,7 +105,7 @@ def test_the_thread_goes_on_after_an_error_and_says_it_once(caplog: pytest.LogCa
         for _ in range(3):
             asking._in_thread(asking._route, 1, "query", 0, 0, b"")
         assert eventually(lambda: any("goes on" in record.message for record in caplog.records))
-        assert asking.states([1])[1][0] is not State.SILENT, "the next query is answered"
+        assert asking.states([1])[1][0] is not RankState.SILENT, "the next query is answered"
         assert len([record for record in caplog.records if "goes on" in record.message]) == 1
 
 
@@ -231,9 +231,9 @@ def test_an_activity_that_ends_late_leaves_the_next_one_alone() -> None:
     late.__enter__()
     ended.__enter__()
     late.__exit__(None, None, None)
-    assert own_state() == (State.BUSY, "the second")
+    assert own_state() == (RankState.BUSY, "the second")
     ended.__exit__(None, None, None)
-    assert own_state()[0] is not State.BUSY
+    assert own_state()[0] is not RankState.BUSY
 
 
 SCRIPT = """
@@ -308,7 +308,7 @@ STRANGERS = """
 import socket, sys, time
 from mpi4py import MPI
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.activity import State
+from matex_data.mpi.activity import RankState
 
 def dropped(call):
     call.settimeout(5)
@@ -330,7 +330,7 @@ slowest = 0.0
 for _ in range(8):
     if comm.rank == 1:
         begin = time.monotonic()
-        assert comm.liveness.states([0])[0][0] != State.SILENT
+        assert comm.liveness.states([0])[0][0] != RankState.SILENT
         slowest = max(slowest, time.monotonic() - begin)
 if comm.rank == 1:
     print("slowest answer", slowest, flush=True)

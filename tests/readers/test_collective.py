@@ -10,7 +10,7 @@ import pytest
 
 from matex_data import DataError
 from matex_data.readers import collective
-from matex_data.readers.collective import KeepingRanks, SingleRank, read_each
+from matex_data.readers.collective import KeepingRanks, SingleRank, read_own_ranges
 from matex_data.readers.csv import reader as csv_reader
 
 
@@ -36,10 +36,10 @@ def test_reads_are_entered_whatever_fails(tmp_path: Path) -> None:
             raise ValueError(f"{len(data)} bytes")
 
     with pytest.raises(ValueError, match="20 bytes"):
-        read_each(inner, str(path), [(0, 30), (50, 20), (80, 60), (150, 10)], take)
+        read_own_ranges(inner, str(path), [(0, 30), (50, 20), (80, 60), (150, 10)], take)
     assert (taken, inner.calls, inner.bytes) == ([0, 1], 4, 50)
     with pytest.raises(DataError, match="shorter"):
-        read_each(inner, str(path), [(190, 30), (0, 5)], take)
+        read_own_ranges(inner, str(path), [(190, 30), (0, 5)], take)
     assert (taken, inner.calls) == ([0, 1], 5)  # the one that failed is not counted
 
 

@@ -26,7 +26,7 @@ from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import ACCUMULATING, is_recording
 from matex_data.training.partition.parts import channels_of
 from matex_data.training.reduction.buckets import BUCKET_BYTES
-from matex_data.training.reduction.ops import Reducer, Strategy
+from matex_data.training.reduction.ops import Reducer, ReductionStrategy
 from matex_data.training.reduction.payloads import WHOLE
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import Replacements
@@ -198,7 +198,7 @@ def distribute(
     optimizer: Any,
     comm: MPI.Intracomm | None = None,
     *,
-    strategy: Strategy = "chained",
+    strategy: ReductionStrategy = "chained",
     bucket_bytes: int = BUCKET_BYTES,
     dense_share: float | None = None,
     wire_dtype: WireDtype | None = None,

@@ -100,7 +100,11 @@ class SelfCheck:
     """
 
     def __init__(
-        self, distributed: DistributedModel, mode: Mode, report: CheckReport, schedule: CheckSchedule | None = None
+        self,
+        distributed: DistributedModel,
+        mode: Mode,
+        report: CheckReport,
+        schedule: CheckSchedule | None = None,
     ) -> None:
         self._distributed, self._mode, self._report = distributed, mode, report
         self._channel = distributed.channel
@@ -175,7 +179,7 @@ class SelfCheck:
     def _due_within(self, count: int) -> bool:
         """Return whether one of the next steps may have to be checked."""
         probe = self._comparison.probe
-        decides = self._mode != "first" and probe is not None and probe.decisions.some
+        decides = self._mode != "first" and probe is not None and probe.decisions.any_known
         return self.active and (decides or self.schedule.due_before(self.schedule.steps + count))
 
     def _decides_anew(self) -> bool:

@@ -124,7 +124,7 @@ class Decisions:
 
     Attributes
     ----------
-    some : there are such values.
+    any_known : there are such values.
     """
 
     def __init__(self, graph: Any, own: Iterable[Any], variables: Sequence[Any]) -> None:
@@ -135,7 +135,7 @@ class Decisions:
         self._seen: set[tuple[int, int]] = set()
         self._written: list[Any] = []
         self._evaluate: Any = None
-        self.some = bool(known)
+        self.any_known = bool(known)
         if known:
             ops = {op.name: op for of_tensor in known.values() for op in of_tensor}
             outside = {inner.name: outer for outer, inner in graph.captures}

@@ -79,7 +79,7 @@ class DriftCheck:
         self._start = clock.read()
         self._count = 0
         self._next = REDUCTIONS
-        self._suspect, self._found = -1, 0
+        self._suspect, self._slow_comparisons = -1, 0
         self._done = False
 
     def after_reduction(self, collectives: Collectives) -> None:
@@ -95,9 +95,9 @@ class DriftCheck:
         self._next = max(REDUCTIONS, min(wanted, _GROWTH * self._count))
         self._start, self._count = now, 0
         rank = slow_rank(by_rank[:, 0] - by_rank[:, 1], elapsed) if elapsed >= SECONDS else None
-        self._found = 0 if rank is None else self._found + 1 if rank == self._suspect else 1
+        self._slow_comparisons = 0 if rank is None else self._slow_comparisons + 1 if rank == self._suspect else 1
         self._suspect = -1 if rank is None else rank
-        if rank is not None and self._found >= COMPARISONS:
+        if rank is not None and self._slow_comparisons >= COMPARISONS:
             self._done = True
             host = collectives.allgather_object(platform.node())[rank]
             if collectives.comm.rank == 0 and not self._clock.warned:

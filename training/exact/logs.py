@@ -12,18 +12,18 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
-Reduction = Literal["mean", "sum", "max", "min"]
+LogReduction = Literal["mean", "sum", "max", "min"]
 
-KINDS: tuple[Reduction, ...] = ("mean", "sum", "max", "min")
+KINDS: tuple[LogReduction, ...] = ("mean", "sum", "max", "min")
 
-_DIRECT: dict[str, Reduction] = {"Mean": "mean", "Sum": "sum", "Max": "max", "Min": "min"}
+_DIRECT: dict[str, LogReduction] = {"Mean": "mean", "Sum": "sum", "Max": "max", "Min": "min"}
 _UNCHANGED = ("Identity", "Cast", "Squeeze", "Reshape", "ExpandDims", "StopGradient", "EnsureShape", "PreventGradient")
 _LINEAR = ("Mul", "RealDiv", "Div", "DivNoNan", "AddV2", "Add", "Sub", "Neg")
 _SIZES = ("Shape", "Size", "ShapeN")
 _SOURCES = ("Const", "VarHandleOp", "ReadVariableOp")
 
 
-def reductions(logs: Any) -> dict[str, Reduction | None]:
+def reductions(logs: Any) -> dict[str, LogReduction | None]:
     """Return for each number of traced logs how the values of the ranks combine; None if the graph does not tell.
 
     Parameters
@@ -41,7 +41,7 @@ def flat(logs: Any) -> dict[str, Any]:
     return found
 
 
-def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> set[Reduction]:
+def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> set[LogReduction]:
     """Return the reductions by which the numbers of shards give that of the batch, up to rounding; without rows, all.
 
     Parameters
@@ -66,7 +66,7 @@ def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> se
     }
 
 
-def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction | None) -> tuple[Any, bool]:
+def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: LogReduction | None) -> tuple[Any, bool]:
     """Return a number over all ranks, and whether it is that of rank 0 alone.
 
     Parameters
@@ -85,13 +85,13 @@ def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: Reduction |
     return arrays[0], not all(np.allclose(array, arrays[0], rtol=1e-6, atol=0, equal_nan=True) for array in arrays)
 
 
-def _reduction(value: Any) -> Reduction | None:
+def _reduction(value: Any) -> LogReduction | None:
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):  # eager tensors have none
         return None
     return "mean" if _is_constant(value) else _of(value, {})
 
 
-def _of(tensor: Any, known: dict[int, Reduction | None]) -> Reduction | None:
+def _of(tensor: Any, known: dict[int, LogReduction | None]) -> LogReduction | None:
     """Return the reduction that ends in a tensor of one number."""
     if id(tensor) not in known:
         known[id(tensor)] = None
@@ -99,7 +99,7 @@ def _of(tensor: Any, known: dict[int, Reduction | None]) -> Reduction | None:
     return known[id(tensor)]
 
 
-def _of_operation(op: Any, of: Callable[[Any], Reduction | None]) -> Reduction | None:
+def _of_operation(op: Any, of: Callable[[Any], LogReduction | None]) -> LogReduction | None:
     if op.type in _DIRECT:
         inner = of(op.inputs[0]) if op.inputs[0].shape.rank == 0 else None
         return inner or _DIRECT[op.type]
@@ -112,7 +112,7 @@ def _of_operation(op: Any, of: Callable[[Any], Reduction | None]) -> Reduction |
     return None
 
 
-def _of_linear(op: Any, of: Callable[[Any], Reduction | None]) -> Reduction | None:
+def _of_linear(op: Any, of: Callable[[Any], LogReduction | None]) -> LogReduction | None:
     """Return the reduction of a sum, or of a product with something that no sample changes."""
     varying = [tensor for tensor in op.inputs if not _is_constant(tensor)]
     if op.type in ("RealDiv", "Div", "DivNoNan") and len(varying) == 2 and _is_row_count(varying[1]):

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.logs import Reduction, combined_numbers, flat
+from matex_data.training.exact.logs import LogReduction, combined_numbers, flat
 from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
@@ -29,7 +29,7 @@ def combined_logs(
     model: Any,
     channel: Channel,
     logs: Any,
-    kinds: Mapping[str, Reduction | None] | None = None,
+    kinds: Mapping[str, LogReduction | None] | None = None,
     of_batch: bool = False,
     own: Callable[[list[str]], None] = lambda keys: None,
 ) -> Any:

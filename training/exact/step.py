@@ -14,7 +14,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import global_moment_variables
-from matex_data.training.exact.logs import Reduction, reductions
+from matex_data.training.exact.logs import LogReduction, reductions
 from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_rows, static_rows
 from matex_data.training.exact.state import step_state
@@ -50,8 +50,8 @@ class RankStep(ABC):
         self.wrapped: Callable[[Any], Any] = getattr(model, name)
         self.per_sample: list[bool | None] | None = None
         self.whole = False
-        self.reductions: dict[str, Reduction | None] = {}
-        self.possible: dict[str, set[Reduction]] = {}
+        self.reductions: dict[str, LogReduction | None] = {}
+        self.possible: dict[str, set[LogReduction]] = {}
 
     def __call__(self, data: Any) -> Any:
         """Compute this rank's rows. *Collective*, but for evaluations that are not in lockstep."""

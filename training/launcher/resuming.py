@@ -71,7 +71,7 @@ class ScriptRun(TrainingRun):
         self._epochs_of_sources: list[int] = []  # of this package's data sets, when this iterator was made
         self._sources: list[Any] = []
         self._iterator: Any = None
-        self._to_restore = self.found.facts if self.found else None
+        self._to_restore = self.checkpoint.facts if self.checkpoint else None
         self._began = False
         if self._to_restore is not None and self._to_restore["pipeline"].get("digest") != self._digest:
             raise PartitionError(
@@ -88,7 +88,7 @@ class ScriptRun(TrainingRun):
 
     def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
         """Return the epoch with which to end: at once, if a callback has ended the run."""
-        ended = self.found is not None and self.found.facts["stopped"]
+        ended = self.checkpoint is not None and self.checkpoint.facts["stopped"]
         return min(epochs, self.start.epoch) if ended else epochs
 
     def leading_callbacks(self) -> list[Any]:

@@ -126,7 +126,7 @@ class Root:
         """
         assert self._liveness is not None
         state, text = self._liveness.states([0])[0]
-        if state == activity.State.BUSY:
+        if state == activity.RankState.BUSY:
             return deadlines.timeout()
         raise PartitionError(
             f"this rank is to {purpose}, and has waited {deadlines.timeout():g} s for rank 0",

@@ -247,9 +247,9 @@ def _rule_without_weights(layer: Any, shards: ModelRanks) -> Rule | None:
         return rules.Elementwise(layer, shards)
     if kind is keras.layers.BatchNormalization and layer.built and layer.axis in (-1, layer.input_spec.ndim - 1):
         return rules.Normalized(layer, shards)
-    together = [keras.layers.LayerNormalization, *([keras.layers.RMSNormalization] if _HAS_RMS else [])]
-    if kind in together and layer.built and _last_axis(layer) and not getattr(layer, "rms_scaling", False):
-        return rules.NormalizedTogether(layer, shards)
+    normalizing = [keras.layers.LayerNormalization, *([keras.layers.RMSNormalization] if _HAS_RMS else [])]
+    if kind in normalizing and layer.built and _last_axis(layer) and not getattr(layer, "rms_scaling", False):
+        return rules.NormalizedFeatures(layer, shards)
     return None
 
 

@@ -264,7 +264,7 @@ class Normalized(Rule):
         return self._call(inputs, **kwargs)
 
 
-class NormalizedTogether(Normalized):
+class NormalizedFeatures(Normalized):
     """Layer normalization, or that by the root mean square, of features that are cut."""
 
     def _normalized(self, inputs: Any, **_: Any) -> Any:

@@ -26,7 +26,7 @@ from matex_data.training.partition.parts import (
     cut,
     hiding_parts,
     hold_alike,
-    join,
+    join_variable,
     part_of,
     slots,
 )
@@ -75,7 +75,7 @@ class CutLayers:
             rule.uninstall()
         if joined:
             for variable in [*self._whole, *(v for v in optimizer.variables if part_of(v) is not None)]:
-                join(variable)
+                join_variable(variable)
 
     def take_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build an optimizer for the parts of variables; or cut its state, if it was built for whole ones."""

@@ -235,7 +235,7 @@ def slots(optimizer: Any, variables: Sequence[Any]) -> list[tuple[Any, Any]]:
     return found
 
 
-def join(variable: Any) -> None:
+def join_variable(variable: Any) -> None:
     """Undo the latest ``cut`` of a variable on all ranks. *Collective* among the ranks that hold its sections."""
     part = part_of(variable)
     assert part is not None
@@ -383,12 +383,12 @@ def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
     channel.check_same(f"broadcast {shapes} from rank {root}")
     sizes = [math.prod(variable.shape) * tf.as_dtype(variable.dtype).size for variable in variables]
     for bucket in plan_buckets(sizes, [np.dtype(np.uint8)] * len(sizes)):
-        together = [variables[position] for position in bucket.positions]
-        values = [np.ascontiguousarray((v if hasattr(v, "numpy") else v.value).numpy()) for v in together]
+        of_bucket = [variables[position] for position in bucket.positions]
+        values = [np.ascontiguousarray((v if hasattr(v, "numpy") else v.value).numpy()) for v in of_bucket]
         packed = np.concatenate([value.reshape(-1).view(np.uint8) for value in values])
         channel.host.broadcast(packed, root)
         if channel.rank == root:
             continue
         parts = np.split(packed, np.cumsum([value.nbytes for value in values])[:-1])
-        for variable, value, part in zip(together, values, parts, strict=True):
+        for variable, value, part in zip(of_bucket, values, parts, strict=True):
             variable.assign(part.view(value.dtype).reshape(variable.shape))

@@ -22,7 +22,7 @@ from matex_data.training.reduction.payloads import DensePayload, Payload, Sparse
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
 from matex_data.training.replacements import Replacements, replaced
 
-Strategy = Literal["chained", "funneled", "concurrent"]
+ReductionStrategy = Literal["chained", "funneled", "concurrent"]
 REDUCED = "matex_reduction"
 """Scope of the operations that reduce over the ranks, which have different rows."""
 
@@ -107,7 +107,7 @@ class Reducer:
     def __init__(
         self,
         channel: Channel,
-        strategy: Strategy = "chained",
+        strategy: ReductionStrategy = "chained",
         bucket_bytes: int = BUCKET_BYTES,
         dense_share: float | None = None,
         wire_dtype: WireDtype | None = None,
@@ -119,7 +119,7 @@ class Reducer:
         if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
             raise ValueError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, or None, not {wire_dtype!r}")
         self.channel = channel
-        self.strategy: Strategy = strategy
+        self.strategy: ReductionStrategy = strategy
         self.bucket_bytes = bucket_bytes
         self.dense_share = dense_share
         self.wire_dtype: WireDtype | None = wire_dtype

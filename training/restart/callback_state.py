@@ -18,7 +18,7 @@ KNOWN = (*CALLBACK_STATE, (ScaledLearningRate, ("_base",)))
 IDENTITY = ("monitor", "mode")
 """Options that give the state its meaning: the best loss is no best accuracy."""
 
-Entry = Mapping[str, Any]
+CallbackEntry = Mapping[str, Any]
 
 
 def identity(callback: Any) -> dict[str, Any]:
@@ -57,7 +57,7 @@ def capture(callback: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     return {"state": facts, **({"own": callback.get_state()} if _has_hooks(callback) else {})}, arrays
 
 
-def restore(callback: Any, saved: Entry, arrays: Mapping[str, list[Any]]) -> None:
+def restore(callback: Any, saved: CallbackEntry, arrays: Mapping[str, list[Any]]) -> None:
     """Restore the state that ``capture`` has returned."""
     known = _attributes(callback)
     vars(callback).update({name: value for name, value in {**saved["state"], **arrays}.items() if name in known})
@@ -65,7 +65,7 @@ def restore(callback: Any, saved: Entry, arrays: Mapping[str, list[Any]]) -> Non
         callback.set_state(saved["own"])
 
 
-def match(callbacks: Sequence[Any], saved: Sequence[Entry], warn: bool) -> list[tuple[Any, int]]:
+def match(callbacks: Sequence[Any], saved: Sequence[CallbackEntry], warn: bool) -> list[tuple[Any, int]]:
     """Return pairs of a callback and its position in ``saved``.
 
     Options distinguish callbacks of one class that monitor the same quantity; order distinguishes equal ones. If one
@@ -101,7 +101,7 @@ def match(callbacks: Sequence[Any], saved: Sequence[Entry], warn: bool) -> list[
     return pairs
 
 
-def _watched(entry: Entry) -> tuple[Any, ...]:
+def _watched(entry: CallbackEntry) -> tuple[Any, ...]:
     return (entry["class"], *(entry["options"].get(name) for name in IDENTITY))
 
 

@@ -559,13 +559,13 @@ def _header(member: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
     return dtype, shape
 
 
-def _check_typed(found: np.dtype[Any], found_shape: tuple[int, ...], dtype: str, shape: Sequence[int]) -> None:
+def _check_typed(stored: np.dtype[Any], stored_shape: tuple[int, ...], dtype: str, shape: Sequence[int]) -> None:
     """Raise ``ValueError`` unless a stored array is one of this dtype and shape, or its bytes; see ``_plain``."""
     expected = _dtype(dtype)
-    alike = found == expected and found_shape == tuple(shape)
+    alike = stored == expected and stored_shape == tuple(shape)
     count = math.prod(shape) * expected.itemsize
-    if not alike and not (found == np.uint8 and expected != np.uint8 and found_shape == (count,)):
-        raise ValueError(f"an array of {found}{list(found_shape)} where {dtype}{list(shape)} was saved")
+    if not alike and not (stored == np.uint8 and expected != np.uint8 and stored_shape == (count,)):
+        raise ValueError(f"an array of {stored}{list(stored_shape)} where {dtype}{list(shape)} was saved")
 
 
 def _dtype(name: str) -> np.dtype[Any]:

@@ -61,7 +61,7 @@ class TrainingRun:
 
     Attributes
     ----------
-    found : checkpoint to resume from; None if there is none, or once it is restored.
+    checkpoint : that to resume from; None if there is none, or once it is restored.
     start : position at which the run begins or resumes.
     counts_from_start : steps of a resumed epoch count from ``start`` on, since the data begins there.
     """
@@ -75,11 +75,11 @@ class TrainingRun:
         self.replicas = replicas or channel
         self.folder = folder
         self._verbose = verbose if channel.rank == 0 else 0
-        self.found: checkpoint.Checkpoint | None = None
+        self.checkpoint: checkpoint.Checkpoint | None = None
         if folder:
             with self.progress("checking", folder) as progress:
-                self.found = checkpoint.open_checkpoint(channel, folder, replicas, progress.add)
-        self.start = TrainingPosition(**self.found.facts["position"]) if self.found else TrainingPosition()
+                self.checkpoint = checkpoint.open_checkpoint(channel, folder, replicas, progress.add)
+        self.start = TrainingPosition(**self.checkpoint.facts["position"]) if self.checkpoint else TrainingPosition()
         self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
 
     def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
@@ -115,18 +115,18 @@ class TrainingRun:
 
     def _state(self, dataset: Any) -> Any:
         """Return the state at which a ``matex_data.Dataset`` begins."""
-        if self.found is None:
+        if self.checkpoint is None:
             return None
-        saved = self.found.facts["data"]
+        saved = self.checkpoint.facts["data"]
         if len(saved) != 1:
             raise _other_data(len(saved), 1)
         return {**saved[0], "step": read_step(saved[0]) + self.start.step}
 
     def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Return a pipeline from ``start`` on; datasets of this package in it begin with the epoch of ``start``."""
-        if self.found is None:
+        if self.checkpoint is None:
             return dataset
-        batches, saved = sources(dataset), self.found.facts["data"]
+        batches, saved = sources(dataset), self.checkpoint.facts["data"]
         if len(batches) != len(saved):
             raise _other_data(len(saved), len(batches))
         for source, state in zip(batches, saved, strict=True):
@@ -149,9 +149,9 @@ class TrainingRun:
 
         A run that was ended resumes if the callback now has more patience than it had waited.
         """
-        if self.found is None or not self.found.facts["stopped"]:
+        if self.checkpoint is None or not self.checkpoint.facts["stopped"]:
             return epochs
-        saved = self.found.facts["callbacks"]
+        saved = self.checkpoint.facts["callbacks"]
         ended = any(
             saved[i]["state"]["stopped_epoch"] > 0 and saved[i]["state"]["wait"] >= callback.patience
             for callback, i in callback_state.match(user_callbacks, saved, warn=False)
@@ -262,11 +262,11 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     @property
     def restores(self) -> bool:
         """Return whether all variables are about to be set."""
-        return self._run.found is not None
+        return self._run.checkpoint is not None
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the model and the callbacks. *Collective*."""
-        found = self._run.found
+        found = self._run.checkpoint
         if found is not None:
             with self._run.progress("restoring", found.path.parent) as progress:
                 found.popped = progress.add
@@ -275,7 +275,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._restore_callbacks(found)
             self._rate = float(rate.numpy()) if (rate := learning_rate(self.model.optimizer)) is not None else None
             self._history = found.facts["history"]
-            self._run.found = None  # release the arrays that nothing has restored
+            self._run.checkpoint = None  # release the arrays that nothing has restored
         self._run.began()
 
     def _restore_callbacks(self, found: checkpoint.Checkpoint) -> None:

@@ -21,7 +21,7 @@ from matex_data.training.partition.parts import (
     channels_of,
     hold,
     hold_alike,
-    join,
+    join_variable,
     part_of,
     slots,
 )
@@ -201,7 +201,7 @@ class OwnedOptimizer(PartOptimizer):
         super().__exit__()
         for slot in self._outer.variables if all_leave(self._average.channel, kind) else ():
             if self._average.channel in channels_of(slot):
-                join(slot)
+                join_variable(slot)
         note_variables(self._outer, self._weights)
 
     def _take_state(self) -> None:

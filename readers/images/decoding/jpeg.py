@@ -15,7 +15,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.codecs.scratch import thread_scratch
 from matex_data.readers.images.decoding.options import ImageOptions
-from matex_data.readers.images.decoding.picture import TURNED, Pixels, check_pixels, segment_orientation, turn
+from matex_data.readers.images.decoding.picture import TURNED, Pixels, check_pixels, segment_orientation, upright
 
 BASELINE, EXTENDED, PROGRESSIVE = 0xC0, 0xC1, 0xC2
 FRAMES = (BASELINE, EXTENDED, PROGRESSIVE)
@@ -124,7 +124,7 @@ def decode_plain(data: bytes | memoryview, options: ImageOptions, out: Array | N
         pixels = imagecodecs.jpeg8_decode(data, out=_memory(header, options, out))
     except imagecodecs.Jpeg8Error:
         return None
-    return Pixels(turn(pixels, header.orientation), header.mode)
+    return Pixels(upright(pixels, header.orientation), header.mode)
 
 
 def _memory(header: JpegHeader, options: ImageOptions, out: Array | None) -> Array | None:

@@ -138,7 +138,7 @@ def _checked(value: object) -> int:
     return value if isinstance(value, int) and 1 <= value <= 8 else 1
 
 
-def turn(array: Array, orientation: int) -> Array:
+def upright(array: Array, orientation: int) -> Array:
     """Return an array (height, width[, channels]) turned upright, as `PIL.ImageOps.exif_transpose` does."""
     if orientation == 1:
         return array

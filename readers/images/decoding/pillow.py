@@ -28,12 +28,12 @@ from matex_data.readers.images.decoding.picture import (
     check_pixels,
     header_of_mode,
     image_orientation,
-    turn,
+    upright,
 )
 
 COLOURS = {2: "RGB", 4: "LA", 6: "RGBA"}
 """Modes of the colour types with several channels."""
-MAY_TURN = re.compile(rb"eXIf|Raw profile type exif|tiff:Orientation")
+ORIENTED = re.compile(rb"eXIf|Raw profile type exif|tiff:Orientation")
 """Marks of a file that may have an orientation."""
 
 
@@ -144,7 +144,7 @@ def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int
     opened = _Opened.of(data, kind, max_pixels)
     opened.seek(page, max_pixels)
     width, height = opened.image.size
-    if (kind != "png" or MAY_TURN.search(data)) and image_orientation(opened.image) in TURNED:  # of PNG: by the pixels
+    if (kind != "png" or ORIENTED.search(data)) and image_orientation(opened.image) in TURNED:  # of PNG: by the pixels
         width, height = height, width
     if kind == "png" and opened.pages == 1 and (deep := deep_mode(data)) is not None:
         return Header(deep, height, width, len(deep), np.dtype("u2"))
@@ -162,7 +162,7 @@ def decode_by_pillow(
         _reduce(image, options)
     if kind == "png" and pages == 1 and (deep := deep_mode(data)) is not None:
         pixels = decode_deep(data, deep)
-        return Pixels(turn(pixels.array, image_orientation(image) if MAY_TURN.search(data) else 1), pixels.mode)
+        return Pixels(upright(pixels.array, image_orientation(image) if ORIENTED.search(data) else 1), pixels.mode)
     image.load()
     check_pixels(*image.size, options.max_pixels)
     if kind in SEQUENTIAL and pages > 1:

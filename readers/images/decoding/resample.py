@@ -26,7 +26,7 @@ from matex_data.readers.images.decoding.convert import as_dtype
 
 BITS = 22
 """Of the weights after the binary point: 32, less 8 of the pixels, less 2 for sums beyond 1."""
-Filter = Callable[[Array], Array]
+Kernel = Callable[[Array], Array]
 
 
 def compiled(loop: Callable[..., None], signature: Any) -> Callable[..., None]:
@@ -61,7 +61,7 @@ def _lanczos(x: Array) -> Array:
     return np.where((x >= -3) & (x < 3), np.sinc(x) * np.sinc(x / 3), 0)
 
 
-FILTERS: dict[str, tuple[Filter, float]] = {
+FILTERS: dict[str, tuple[Kernel, float]] = {
     "box": (_box, 0.5),
     "bilinear": (_triangle, 1.0),
     "bicubic": (_cubic, 2.0),

@@ -17,7 +17,15 @@ from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
 from matex_data.errors import DecodeError, FormatError, install_command
-from matex_data.readers.images.decoding.picture import MODES, TURNED, Header, Pixels, check_pixels, header_of_mode, turn
+from matex_data.readers.images.decoding.picture import (
+    MODES,
+    TURNED,
+    Header,
+    Pixels,
+    check_pixels,
+    header_of_mode,
+    upright,
+)
 from matex_data.storage.objects import Slices
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 339
@@ -229,7 +237,7 @@ def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) ->
         pixels = np.moveaxis(array, 0, 2)[..., 0] if array.shape[3] == 1 else array[0]
         if _shape(found)[2] is None:
             pixels = pixels[..., 0]
-        return Pixels(turn(pixels.astype(_dtype(found), copy=False), _orientation(found)), _mode(found))
+        return Pixels(upright(pixels.astype(_dtype(found), copy=False), _orientation(found)), _mode(found))
 
 
 def _decode_behind(data: bytes | memoryview, max_pixels: int, number: int) -> Image.Image | Pixels:
@@ -241,7 +249,7 @@ def _decode_behind(data: bytes | memoryview, max_pixels: int, number: int) -> Im
         if at + page.nbytes > len(data):
             raise DecodeError("the image is not in the file", byte=at, expected=f"{page.nbytes} bytes", found="too few")
         values = np.frombuffer(data, stored, page.size, at).reshape(page.shape)
-        array = np.ascontiguousarray(turn(values.astype(header.dtype), _orientation(page)))
+        array = np.ascontiguousarray(upright(values.astype(header.dtype), _orientation(page)))
         return Image.fromarray(array) if array.dtype == np.uint8 else Pixels(array, _mode(page))
 
 

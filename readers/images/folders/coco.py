@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.readers.formats import COCO_BEGIN, JSON_SUFFIXES
-from matex_data.readers.images.folders.members import Values, columns_of, values_of
+from matex_data.readers.images.folders.members import ManifestValues, columns_of, values_of
 from matex_data.readers.images.texts import NumberLists
 
 LISTS = ("images", "annotations", "categories")
@@ -23,7 +23,7 @@ FLOATS = ("bbox", "area")  # which some tools write as whole numbers
 Ids = dict[int | str, int]
 
 
-def read_coco(path: str, text: bytes) -> tuple[list[Any], dict[str, Values], dict[str, str]] | None:
+def read_coco(path: str, text: bytes) -> tuple[list[Any], dict[str, ManifestValues], dict[str, str]] | None:
     """Return the files of the images, their fields, and the reason for each that cannot be read; None for another text.
 
     ``id`` of images and annotations is "image_id" and "annotation_id"; other members that both have are named likewise.
@@ -45,7 +45,7 @@ def read_coco(path: str, text: bytes) -> tuple[list[Any], dict[str, Values], dic
     references = of_annotations.pop("image_id", [None] * len(annotations))
     rows = _references(path, references, "images", _numbered(path, image_ids, "images"))
     order, end = np.argsort(rows, kind="stable"), np.cumsum(np.bincount(rows, minlength=len(images)))
-    columns: dict[str, Values] = {"image_id": values_of(image_ids)}
+    columns: dict[str, ManifestValues] = {"image_id": values_of(image_ids)}
     kinds = of_annotations.get("category_id", [None])
     if categories and None not in kinds:
         names = _names(path, categories)

@@ -25,7 +25,7 @@ from matex_data.machine import tasks_of_window
 from matex_data.readers.images.decoding import FrameFile, ImageOptions, decode_image
 from matex_data.readers.images.folders.headers import read_file
 from matex_data.readers.images.folders.listing import Classes
-from matex_data.readers.images.folders.members import Values
+from matex_data.readers.images.folders.members import ManifestValues
 from matex_data.readers.images.texts import NumberLists, Texts
 from matex_data.sampling.permutation import sample_seeds
 
@@ -221,7 +221,7 @@ class FileValues(Layout):
     pages : rows of the files; the pages of a file have the same value.
     """
 
-    values: Values | Classes
+    values: ManifestValues | Classes
     pages: Pages
 
     block_rows = 1

@@ -16,7 +16,7 @@ from matex_data.readers.detection import read_head
 from matex_data.readers.formats import JSON_LINES_SUFFIXES, JSON_SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import Folder, is_image, read_folder, report_others
 from matex_data.readers.images.folders.manifest import names_images, read_manifest
-from matex_data.readers.images.folders.members import Values
+from matex_data.readers.images.folders.members import ManifestValues
 from matex_data.readers.images.folders.pairs import (
     SPLITS,
     PairFolders,
@@ -78,7 +78,7 @@ class Listing:
     images: Texts
     masks: Texts | None = None
     mask_counts: Integers | None = None
-    columns: Mapping[str, Values | Classes] = field(default_factory=dict)
+    columns: Mapping[str, ManifestValues | Classes] = field(default_factory=dict)
     unread: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -339,8 +339,8 @@ def _list_pairs(path: str, root: str, folders: Sequence[PairFolders], top: Folde
     masks = Texts.of(mask for masks in pairs.masks for mask in masks)
     used = {folder.name for pair in folders for folder in (pair.images, pair.masks)}
     report_others(path, _beside(top, used), "lie beside the folders of images and masks")
-    several = counts if (counts > 1).any() else None
-    return Listing(_folder_path(root), root, Texts.of(pairs.images), masks, several)
+    masks_per_image = counts if (counts > 1).any() else None
+    return Listing(_folder_path(root), root, Texts.of(pairs.images), masks, masks_per_image)
 
 
 def _beside(folder: Folder, used: set[str]) -> list[str]:

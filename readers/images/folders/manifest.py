@@ -18,12 +18,12 @@ from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_bin
 from matex_data.readers.csv.options import MISSING
 from matex_data.readers.images.folders.coco import read_coco
 from matex_data.readers.images.folders.contents import is_image
-from matex_data.readers.images.folders.members import Values, columns_of, values_of
+from matex_data.readers.images.folders.members import ManifestValues, columns_of, values_of
 from matex_data.readers.images.texts import Texts
 from matex_data.readers.text.compression import plain_head, plain_text, stored_as
 from matex_data.storage.files import read_bytes
 from matex_data.storage.objects import check_url, existing_objects, is_url
-from matex_data.storage.trust import NONE, Trust, joined
+from matex_data.storage.trust import NONE, Trust, resolved
 
 HEAD_BYTES = 64 << 10  # from which the dialect is detected
 BOM = b"\xef\xbb\xbf"
@@ -46,7 +46,7 @@ class Manifest:
 
     root: str
     files: list[str]
-    columns: Mapping[str, Values]
+    columns: Mapping[str, ManifestValues]
     masks: list[str] | None = None
     unread: Mapping[str, str] = field(default_factory=dict)
 
@@ -69,7 +69,7 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
     except (ValueError, AttributeError, RecursionError):  # what Python's parsers of tables and of JSON refuse
         return False
     folder = _root(path, root)
-    files = [joined(folder, field) for field in fields if is_image(field) and not is_url(field)]
+    files = [resolved(folder, field) for field in fields if is_image(field) and not is_url(field)]
     return bool(_existing(path, [file for file in files if not is_url(file) or Trust.of([folder]).allows(file)]))
 
 
@@ -197,7 +197,7 @@ def _files(path: str, folder: str, column: Sequence[Any], trust: Trust) -> list[
     files = [value.strip() for value in column]
     _check_files(path, folder, files, trust)
     # a store does not know ".."
-    return [joined(folder, file) if ".." in file else file for file in files] if is_url(folder) else files
+    return [resolved(folder, file) if ".." in file else file for file in files] if is_url(folder) else files
 
 
 def _dialect(text: bytes) -> Dialect:
@@ -257,7 +257,7 @@ def _check_widths(path: str, records: Sequence[Sequence[str]], width: int) -> No
 
 def _check_files(path: str, root: str, files: Sequence[str], trust: Trust) -> None:
     """Raise unless all files are trusted and exist. Folders with many of them are listed once."""
-    paths = [joined(root, file) for file in files]
+    paths = [resolved(root, file) for file in files]
     for full in filter(is_url, paths):
         trust.check(full, path)
     found = _existing(path, paths)

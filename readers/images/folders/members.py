@@ -12,7 +12,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.readers.images.texts import NumberLists, Texts
 
-Values = Array | Texts | NumberLists
+ManifestValues = Array | Texts | NumberLists
 MOST_NESTED = 8  # objects within each other whose members are columns; deeper ones are texts of JSON
 
 
@@ -36,7 +36,7 @@ def columns_of(objects: Sequence[Mapping[str, Any]], depth: int = 0) -> dict[str
     return columns
 
 
-def values_of(column: Sequence[Any]) -> Values:
+def values_of(column: Sequence[Any]) -> ManifestValues:
     """Return values of JSON as int64, bool or float64, where NaN stands for None; lists of them; or else texts of JSON.
 
     Examples

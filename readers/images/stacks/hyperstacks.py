@@ -154,10 +154,10 @@ class Planes(Layout):
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         planes = self._planes[rows.numbers]
-        each = planes.shape[1]
+        depth = planes.shape[1]
         direct = out.flags.c_contiguous
         first = rows.destination if direct else np.arange(len(planes))
-        destination = (first[:, None] * each + np.arange(each)).reshape(-1)
+        destination = (first[:, None] * depth + np.arange(depth)).reshape(-1)
         target = out if direct else np.empty((len(planes), *out.shape[1:]), self.dtype)
         order = np.argsort(planes, axis=None)
         runs = compress(planes.reshape(-1)[order])

@@ -15,7 +15,7 @@ from PIL import Image
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DecodeError
+from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.scatter import as_bytes
@@ -31,7 +31,7 @@ STRUCTURE = (256, 257, 258, 259, 262, 266, 277, 278, 284, 317, 322, 323, 338, 33
 """Tags that tell how segments are stored, from the width of the image to the format of its numbers."""
 MODES = {1: "L", 3: "RGB", 4: "RGBA"}
 PILLOW_MODES = {"uint16": "I;16", "int32": "I", "float32": "F"}
-Decode = Callable[..., Any]
+DecodePage = Callable[..., Any]
 
 
 @declared
@@ -104,7 +104,7 @@ class StoredPage:
             return np.moveaxis(array, -1, 0)[..., None]
         return array[None, ..., None] if array.ndim == 2 else array[None]
 
-    def decoder(self) -> Decode:
+    def decoder(self) -> DecodePage:
         """Return tifffile's function that decodes a segment: ``decode(bytes, number)``."""
         with _DECODERS_LOCK:
             return _decoder(self)
@@ -129,9 +129,9 @@ _DECODERS_LOCK = Lock()  # tifffile builds the function on its first use, which 
 
 
 @lru_cache(maxsize=64)
-def _decoder(page: StoredPage) -> Decode:
+def _decoder(page: StoredPage) -> DecodePage:
     with tifffile.TiffFile(io.BytesIO(page.blank_file())) as file:
-        decode: Decode = file.pages.first.decode
+        decode: DecodePage = file.pages.first.decode
         return decode
 
 
@@ -242,7 +242,7 @@ class StackPages(Layout):
                     byte=int(self.offset[number, segment]),
                     expected=f"{self.page.dtype} of shape {self.page.shape}",
                     found=error,
-                    remedy="the file is damaged there: restore it from its source",
+                    remedy=RESTORE,
                 ) from error
 
 

@@ -17,7 +17,7 @@ from matex_data.errors import DataError
 from matex_data.readers.collective import SingleRank
 from matex_data.readers.csv import records
 from matex_data.readers.csv.dialect import SPACES, Dialect
-from matex_data.readers.csv.records import Records, RecordScanner, join, line_ends, record_starts, scan_file
+from matex_data.readers.csv.records import Records, RecordScanner, join_segments, line_ends, record_starts, scan_file
 from matex_data.readers.text import scan as text_scan
 from tests.support.simulated import on_ranks
 
@@ -75,7 +75,7 @@ def test_a_text_scanned_in_reads_of_any_size(text: str, size: int, step: int) ->
     scanner = RecordScanner(0, step, COMMA)
     for at in range(0, len(data), size):
         scanner.feed(data[at : at + size], last=at + size >= len(data))
-    _check(text, join([scanner], 0), step)
+    _check(text, join_segments([scanner], 0), step)
     assert scanner.lines == len(line_ends(data))
 
 

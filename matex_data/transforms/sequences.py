@@ -1,4 +1,4 @@
-"""Sliding windows of consecutive rows, for forecasting. Each row is read once, however many windows contain it."""
+"""Sequence windows: samples of consecutive rows, for forecasting. Each row is read once, however many contain it."""
 
 from __future__ import annotations
 
@@ -20,74 +20,74 @@ from matex_data.locks import cached_property
 from matex_data.sampling.split import Ties
 from matex_data.transforms.joining import all_of
 
-AHEAD = "{}_ahead"  # name of the field with the rows behind a window
-BLOCK_WINDOWS = 8  # least length of a block, in windows: neighbouring windows share most of their rows
+AHEAD = "{}_ahead"  # name of the field with the rows behind a sequence window
+BLOCK_SEQUENCES = 8  # least length of a block, in sequence windows: neighbouring ones share most of their rows
 
 
 @dataclass(frozen=True)
-class WindowShape:
-    """Extent of the windows: ``window`` rows from every ``stride``-th row on, and the rows that are their target.
+class SequenceShape:
+    """Extent of sequence windows: ``length`` rows from every ``stride``-th row on, and the rows that are their target.
 
     Parameters
     ----------
-    window, stride : in rows.
+    length, stride : in rows.
     horizon : rows of the target; 0: there is none.
-    lead : rows from the last one of the window to the first one of the target.
+    lead : rows from the last one of the sequence window to the first one of the target.
     """
 
-    window: int
+    length: int
     stride: int
     horizon: int
     lead: int = 1
 
     @property
     def span(self) -> int:
-        """Number of rows from the first one of a window to the last one of the window and its target."""
-        return self.window + (self.lead - 1 + self.horizon if self.horizon else 0)
+        """Number of rows from the first one of a sequence window to the last one of it and its target."""
+        return self.length + (self.lead - 1 + self.horizon if self.horizon else 0)
 
     def counts(self, rows: Array) -> Integers:
-        """Return the number of windows in each of several sequences of rows, int64[sequences]."""
+        """Return the number of sequence windows in each of several chains of rows, int64[chains]."""
         return np.maximum(0, (rows.astype(np.int64) - self.span) // self.stride + 1)
 
     @property
     def overlap(self) -> int:
-        """Number of windows behind a window that may share rows with it or with its target."""
+        """Number of sequence windows behind one that may share rows with it or with its target."""
         return -(-self.span // self.stride) - 1
 
     def rows(self, begins: Integers, ahead: bool) -> Integers:
-        """Return the rows of windows, int64[windows, window], by their first rows; or of the targets, with horizon."""
-        first, length = (self.window - 1 + self.lead, self.horizon) if ahead else (0, self.window)
+        """Return the rows of sequence windows by their first rows, int64[n, length]; or those of the targets."""
+        first, length = (self.length - 1 + self.lead, self.horizon) if ahead else (0, self.length)
         return begins[:, None] + np.arange(first, first + length)
 
 
 @dataclass(frozen=True, eq=False)
 class Chains:
-    """Sequences of files of which each continues the one before, and the windows that begin in each file.
+    """Chains of files, each of which continues the one before, and the sequence windows that begin in each file.
 
     Parameters
     ----------
-    begin : int64[files], rows of the same sequence in front of each file.
-    windows : int64[files], number of windows that begin in each file.
-    heads : int64[sequences], the first file of each.
+    begin : int64[files], rows of the same chain in front of each file.
+    counts : int64[files], number of sequence windows that begin in each file.
+    heads : int64[chains], the first file of each.
     """
 
     begin: Integers
-    windows: Integers
+    counts: Integers
     heads: Integers
 
     @classmethod
-    def of(cls, rows: Array, shape: WindowShape, continues: Array | None) -> Chains:
-        """Return the sequences of files.
+    def of(cls, rows: Array, shape: SequenceShape, continues: Array | None) -> Chains:
+        """Return the chains of files.
 
         Parameters
         ----------
         rows : integers[files], rows of each file.
-        shape : extent of the windows.
+        shape : extent of the sequence windows.
         continues : bool[files], whether each file continues the one before; None: none does.
         """
         heads = np.arange(len(rows)) if continues is None else np.flatnonzero(~continues)
         before = np.concatenate([[0], np.cumsum(rows, dtype=np.int64)])
-        of_file = np.repeat(heads, np.diff(np.append(heads, len(rows))))  # the head of the sequence of each file
+        of_file = np.repeat(heads, np.diff(np.append(heads, len(rows))))  # the head of the chain of each file
         begin = before[:-1] - before[of_file]
         counts = shape.counts(np.diff(before[np.append(heads, len(rows))]))
         most = np.repeat(counts, np.diff(np.append(heads, len(rows))))
@@ -96,19 +96,19 @@ class Chains:
 
 
 @dataclass(frozen=True, eq=False)
-class WindowRows(Made):
-    """Windows that begin in one file; see `Made`. The layouts are those of the file.
+class SequenceRows(Made):
+    """Sequence windows that begin in one file; see `Made`. The layouts are those of the file.
 
     Parameters
     ----------
-    shape : extent of the windows.
+    shape : extent of the sequence windows.
     """
 
-    shape: WindowShape = field(kw_only=True)
+    shape: SequenceShape = field(kw_only=True)
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
-        longest = max(self.layouts[0].block_rows, BLOCK_WINDOWS * self.shape.span)
+        longest = max(self.layouts[0].block_rows, BLOCK_SEQUENCES * self.shape.span)
         return max(1, longest // self.shape.stride)
 
     def borders(self) -> None:
@@ -117,19 +117,19 @@ class WindowRows(Made):
 
 @dataclass(frozen=True, eq=False)
 class Slid(Derivation):
-    """Windows of the rows of an index.
+    """Sequence windows of the rows of an index.
 
     Parameters
     ----------
     base : the index.
-    columns : by name of a field of windows, that of its rows, and whether they are those of the target.
-    shape : extent of the windows.
+    columns : by name of a field of sequence windows, that of its rows, and whether they are those of the target.
+    shape : extent of the sequence windows.
     chains : the files.
     """
 
     base: Index
     columns: Mapping[str, tuple[str, bool]]
-    shape: WindowShape
+    shape: SequenceShape
     chains: Chains
 
     @property
@@ -141,21 +141,21 @@ class Slid(Derivation):
 
     @cached_property
     def _first(self) -> Integers:
-        """First window of each file, int64[files]."""
-        first: Integers = np.cumsum(self.chains.windows) - self.chains.windows
+        """First sequence window of each file, int64[files]."""
+        first: Integers = np.cumsum(self.chains.counts) - self.chains.counts
         return first
 
     def index(self, fields: Schema) -> Index:
-        """Return the index of windows with these fields."""
+        """Return the index of sequence windows with these fields."""
         slide = partial(_slide, self.columns, self.chains, self.shape)
-        files = DerivedFiles(self.base.files, slide, self.chains.windows)
+        files = DerivedFiles(self.base.files, slide, self.chains.counts)
         return Index(fields, files, self.base.static, self.base.facts, self)
 
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
-        windows = wanted.runs.numbers(np.arange(wanted.runs.total))
-        file = np.searchsorted(self._first, windows, side="right") - 1
+        sequences = wanted.runs.numbers(np.arange(wanted.runs.total))
+        file = np.searchsorted(self._first, sequences, side="right") - 1
         begin = self.base.first_row[file] + -self.chains.begin[file] % self.shape.stride
-        begin += (windows - self._first[file]) * self.shape.stride
+        begin += (sequences - self._first[file]) * self.shape.stride
         needed = {ahead: self.shape.rows(begin, ahead) for ahead in {self.columns[name][1] for name in wanted.arrays}}
         numbers = np.unique(np.concatenate([EMPTY, *(rows.ravel() for rows in needed.values())]))
         names = dict.fromkeys(self.columns[name][0] for name in wanted.arrays)
@@ -165,7 +165,7 @@ class Slid(Derivation):
         return all_of([finish, partial(self._spread, arrays, positions, wanted)])
 
     def _spread(self, arrays: dict[str, Array], positions: Mapping[bool, Integers], wanted: Wanted) -> None:
-        """Copy the rows of each window to its place."""
+        """Copy the rows of each sequence window to its place."""
         for name, out in wanted.arrays.items():
             base, ahead = self.columns[name]
             _take(arrays[base], positions[ahead], wanted.destination, out)
@@ -184,14 +184,14 @@ def _take(rows: Array, positions: Integers, destination: Integers, out: Array) -
 
 @dataclass(frozen=True, eq=False)
 class Sliding:
-    """Index of windows.
+    """Index of sequence windows.
 
     Parameters
     ----------
-    index : whose samples are windows.
-    inputs, targets : names of the windows, and of their targets.
-    ties : windows that share rows.
-    reshape : turns an index of further fields of the same files into one of their windows, without targets.
+    index : whose samples are sequence windows.
+    inputs, targets : names of the sequence windows, and of their targets.
+    ties : sequence windows that share rows.
+    reshape : turns an index of further fields of the same files into one of their sequence windows, without targets.
     """
 
     index: Index
@@ -201,30 +201,30 @@ class Sliding:
     reshape: Callable[[Index], Index]
 
 
-def sliding_windows(
-    index: Index, inputs: Names, targets: Names, shape: WindowShape, continues: Array | None = None
+def sliding_sequences(
+    index: Index, inputs: Names, targets: Names, shape: SequenceShape, continues: Array | None = None
 ) -> Sliding:
-    """Return an index whose samples are windows.
+    """Return an index whose samples are sequence windows.
 
     Parameters
     ----------
     index : index of samples in a meaningful order, such as time.
-    inputs : fields of a window; each sample has the shape (window, *field shape).
+    inputs : fields of a sequence window; each sample has the shape (length, *field shape).
     targets : fields of the target; each sample has the shape (horizon, *field shape). None: ``inputs`` if there is a
         horizon.
-    shape : extent of the windows, of `window_shape`.
-    continues : bool[files], whether a window may reach from the file before into each file; None: into none.
+    shape : extent of the sequence windows, of `sequence_shape`.
+    continues : bool[files], whether one may reach from the file before into each file; None: into none.
 
     Raises
     ------
-    FormatError : no file is long enough for a window; a field has samples of varying length.
+    FormatError : no file is long enough for one; a field has samples of varying length.
     """
     names = list(index.fields) if inputs is None else as_list(inputs)
     ahead = (as_list(targets) or names) if shape.horizon else []
-    fields = {name: _extended(index.fields[name], name, shape.window) for name in names}
+    fields = {name: _extended(index.fields[name], name, shape.length) for name in names}
     fields |= {AHEAD.format(n): _extended(index.fields[n], AHEAD.format(n), shape.horizon) for n in ahead}
     chains = Chains.of(index.files.rows, shape, continues)
-    if not chains.windows.any():
+    if not chains.counts.any():
         raise FormatError(
             "no file is long enough for a window",
             file=index.files.paths[0],
@@ -237,18 +237,18 @@ def sliding_windows(
     columns = {name: (name, False) for name in names} | {AHEAD.format(name): (name, True) for name in ahead}
     slid = Slid(index, columns, shape, chains).index(fields)
     ties = Ties(shape.overlap, slid.first_row[chains.heads])
-    windows = names if ahead and inputs is None and targets is None else inputs  # a target is one of something
-    return Sliding(slid, windows, targets_ahead, ties, partial(_slide_further, chains, shape))
+    given = names if ahead and inputs is None and targets is None else inputs  # a target is one of something
+    return Sliding(slid, given, targets_ahead, ties, partial(_slide_further, chains, shape))
 
 
-def _slide_further(chains: Chains, shape: WindowShape, index: Index) -> Index:
-    """Return the index of windows of all fields of an index."""
-    fields = {name: _extended(one, name, shape.window) for name, one in index.fields.items()}
+def _slide_further(chains: Chains, shape: SequenceShape, index: Index) -> Index:
+    """Return the index of sequence windows of all fields of an index."""
+    fields = {name: _extended(one, name, shape.length) for name, one in index.fields.items()}
     return Slid(index, {name: (name, False) for name in fields}, shape, chains).index(fields)
 
 
-def window_shape(window: int, stride: int, horizon: int | None, lead: int, targets: Names) -> WindowShape:
-    """Return the extent of windows with these options of ``open_dataset``.
+def sequence_shape(window: int, stride: int, horizon: int | None, lead: int, targets: Names) -> SequenceShape:
+    """Return the extent of sequence windows with these options of ``open_dataset``.
 
     Raises
     ------
@@ -256,7 +256,7 @@ def window_shape(window: int, stride: int, horizon: int | None, lead: int, targe
     """
     if min(window, stride, 1 if horizon is None else horizon) < 1 or lead < 0:
         raise PartitionError(
-            "an extent of the windows is too small",
+            "an extent of the sequence windows is too small",
             expected="window, stride and horizon of 1 or more, lead of 0 or more",
             found=f"window={window}, stride={stride}, horizon={horizon}, lead={lead}",
         )
@@ -267,15 +267,15 @@ def window_shape(window: int, stride: int, horizon: int | None, lead: int, targe
             expected="horizon=, or targets=",
             found=f"lead={lead} alone",
         )
-    return WindowShape(window, stride, (horizon or 1) if has_target else 0, lead)
+    return SequenceShape(window, stride, (horizon or 1) if has_target else 0, lead)
 
 
 def _slide(
-    columns: Mapping[str, tuple[str, bool]], chains: Chains, shape: WindowShape, number: int, file: FileIndex
+    columns: Mapping[str, tuple[str, bool]], chains: Chains, shape: SequenceShape, number: int, file: FileIndex
 ) -> FileIndex:
-    """Return the index of a file with the windows that begin in it as samples."""
-    count = int(chains.windows[number])
-    layouts = {name: WindowRows(count, (file.layouts[base],), shape=shape) for name, (base, _) in columns.items()}
+    """Return the index of a file with the sequence windows that begin in it as samples."""
+    count = int(chains.counts[number])
+    layouts = {name: SequenceRows(count, (file.layouts[base],), shape=shape) for name, (base, _) in columns.items()}
     return replace(file, rows=count, layouts=layouts)
 
 
