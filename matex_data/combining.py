@@ -17,7 +17,15 @@ from matex_data.reading.source import Source
 from matex_data.sampling.mixing import STOPS, Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.transforms.joining import check_sources, is_in_memory, join_samples, join_sources, join_ties, named
-from matex_data.transforms.merging import Coordinate, merge_indexes, merge_names, merge_ties, pair_samples
+from matex_data.transforms.merging import (
+    ROWS,
+    Coordinate,
+    merge_indexes,
+    merge_names,
+    merge_ties,
+    pair_rows,
+    pair_samples,
+)
 
 
 def concat(datasets: Sequence[Dataset]) -> Dataset:
@@ -66,9 +74,9 @@ def merge(
     on: str | Sequence[str] | None = None,
     left_on: str | Sequence[str] | None = None,
     right_on: str | Sequence[str] | None = None,
-    how: Literal["exact", "inner", "left"] = "exact",
+    how: Literal["exact", "inner", "left", "rows"] = "exact",
 ) -> Dataset:
-    """Return the fields of two data sets side by side, where the values of keys are equal. *Collective*.
+    """Return the fields of two data sets side by side, where keys are equal, or by position. *Collective*.
 
     For variables in folders of their own, such as those of a reanalysis, and for tables of labels or of conditions of
     a run. Each rank reads the keys of its block once; the other fields are read as those of one data set. For more than
@@ -86,7 +94,8 @@ def merge(
         whose values the other data set does not have are left out; the order is that of ``first``. "left": all samples
         of ``first``; those without a counterpart have missing values, for which integers are float64. With these two,
         samples of ``first`` may correspond to the same one of ``second``, and each rank has all keys of ``second`` in
-        memory for a moment, 8 bytes for each number.
+        memory for a moment, 8 bytes for each number. "rows": without keys; the n-th samples belong together, as entries
+        of friend trees of ROOT, and nothing is compared but the numbers of samples.
 
     Returns
     -------
@@ -109,11 +118,17 @@ def merge(
     >>> names = md.open_dataset({"class": np.arange(10), "is_even": np.arange(10) % 2 == 0}, inputs="is_even")
     >>> md.merge(images, names, left_on="label", right_on="class", how="left").head(2)["is_even"]
     array([ True, False])
+    >>> scores = md.open_dataset({"score": np.linspace(0, 1, 200)}, targets="score")
+    >>> md.merge(images, scores, how="rows").head(2)["score"]
+    array([0.        , 0.00502513])
     """
     sources = _sources([first, second])
     _check_one_weight(first, second)
-    left, right = _keys(on, left_on, right_on)
-    pairs = pair_samples(_coordinates(first, left), _coordinates(second, right), how)
+    left, right = _keys(on, left_on, right_on, how)
+    if how == ROWS:
+        pairs = pair_rows(sources[0], first._samples, second._samples)
+    else:
+        pairs = pair_samples(_coordinates(first, left), _coordinates(second, right), how)
     samples = first._samples if how == "left" else pairs.samples
     shared = [name for name, other in zip(left, right, strict=True) if name == other]
     index = merge_indexes(sources[0].index, sources[1].index, pairs, shared, samples)
@@ -125,15 +140,16 @@ def merge(
 
 
 def _keys(
-    on: str | Sequence[str] | None, left_on: str | Sequence[str] | None, right_on: str | Sequence[str] | None
+    on: str | Sequence[str] | None, left_on: str | Sequence[str] | None, right_on: str | Sequence[str] | None, how: str
 ) -> tuple[list[str], list[str]]:
-    """Return the keys of the first data set and of the second, of equal number."""
+    """Return the keys of the first data set and of the second, of equal number: at least one, or none for rows."""
     left, right = (as_list(names) for names in ((on, on) if on is not None else (left_on, right_on)))
-    if not left or len(left) != len(right) or (on is not None and (left_on is not None or right_on is not None)):
+    several = on is not None and (left_on is not None or right_on is not None)
+    if bool(left) == (how == ROWS) or len(left) != len(right) or several:
         raise PartitionError(
             "the keys to merge on are not clear",
-            expected="on=, or left_on= and right_on= with as many names",
-            found=f"on={on!r}, left_on={left_on!r}, right_on={right_on!r}",
+            expected='on=, or left_on= and right_on= with as many names; none of them with how="rows"',
+            found=f"on={on!r}, left_on={left_on!r}, right_on={right_on!r}, how={how!r}",
         )
     return left, right
 

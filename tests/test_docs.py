@@ -28,7 +28,7 @@ RUN = (
     *(f"docs/guides/{name}.md" for name in ("predictions", "map", "preprocessing", "metrics")),
     *(f"docs/coming_from/{name}.md" for name in ("horovod", "multi_worker_mirrored", "pytorch", "xbatcher", "coffea")),
     *("docs/coming_from/image_dataset_from_directory.md", "docs/coming_from/matex.md", "docs/why.md"),
-    "docs/formats/images.md",
+    *("docs/formats/images.md", "docs/formats/root.md"),
 )
 """Pages whose Python code runs here, in this process. That of README, docs/processes.md and docstrings runs in tests of
 its own, that of the tutorials in ``make docs``."""

@@ -30,7 +30,8 @@ from matex_data.sampling.split import Ties
 from matex_data.transforms.joining import all_of
 from matex_data.transforms.missing import use_values
 
-HOW = ("exact", "inner", "left")
+HOW = ("exact", "inner", "left", "rows")
+ROWS = HOW[-1]  # by position
 TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
 EXACT = 2**53  # to which float64 has all integers
 
@@ -194,6 +195,29 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
         names = ", ".join(key.name for key in first)
         raise PartitionError("no values of the data sets are equal", field=names, expected="equal values")
     return joined
+
+
+def pair_rows(first: Source, samples: Samples, others: Samples) -> Matches:
+    """Return the samples of two data sets that have the same position. *Collective*.
+
+    Parameters
+    ----------
+    first : opened files of the first data set.
+    samples, others : of both data sets, ascending.
+
+    Raises
+    ------
+    FormatError : the data sets differ in length.
+    """
+    if samples.total != others.total:
+        raise FormatError(
+            "the data sets differ in length",
+            expected=f"{samples.total} samples, as in the first",
+            found=f"{others.total} in the second",
+            remedy="open the same samples of both, or merge them on= a field that both have",
+        )
+    at = np.arange(*rank_range(samples.total, first.comm.rank, first.comm.size))
+    return Matches.joined(first.comm.allgather(Matches.of(samples.numbers(at), others.numbers(at))))
 
 
 def _read(keys: Sequence[Coordinate]) -> tuple[Integers, list[Array]]:

@@ -6,6 +6,7 @@ https://github.com/root-project/root/blob/master/tree/ntuple/doc/BinaryFormatSpe
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import is_pattern
 from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
@@ -51,11 +52,26 @@ def index(path: str, names: Sequence[str] | None = None, *, tree: str | None = N
             key = choose_tree(file, path, tree)
             found = file[key]
             kind = TreeBranches if hasattr(found, "branches") else TupleFields
-            return _index(kind(path, key, found), names)
+            if names is None or any(map(is_pattern, names)):
+                _warn_of_friends(path, file.key(key))
+            try:
+                return _index(kind(path, key, found), names)
+            except FieldNotFound:
+                _warn_of_friends(path, file.key(key))
+                raise
     except DataError:
         raise
     except Exception as error:  # uproot raises errors of many kinds for a damaged file
         raise file_error(path, error) from error
+
+
+def _warn_of_friends(path: str, key: Any) -> None:
+    """Warn if a tree has friends, of which uproot reads nothing: other trees with branches of the same entries."""
+    chunk, _ = key.get_uncompressed_chunk_cursor()
+    if b"TFriendElement" in bytes(chunk.raw_data):
+        remedy = 'open each as a data set, and md.merge(tree, friend, how="rows"), or on= what both have'
+        text = f"{path}: the friends of {key.name(cycle=False)!r} are not read; {remedy}"
+        warnings.warn(text, stacklevel=2)
 
 
 def _check_end(file: Any, path: str) -> None:

@@ -105,6 +105,7 @@ BEGINS: dict[str, tuple[bytes, str, str]] = {
     "mdf": (b"MDF     4.10    ", "MDF", "asammdf"),
     "tdms": (b"TDSm\x0e\0\0\0", "TDMS", "nptdms"),
     "las": (b"LASF\0\0\0\0", "LAS", "laspy"),
+    "asdf": (b"#ASDF 1.0.0\n#ASDF_STANDARD 1.6.0\n%YAML 1.1\n", "ASDF", "asdf.open"),
     "nrrd": (b"NRRD0004\ntype: float\n", "NRRD", "nrrd.read"),
     "edf": (b"0       " + b"patient".ljust(80) + b"record".ljust(80) + b"01.02.2312.00.00", "EDF", "mne"),
     "dcd": (b"T\0\0\0CORD" + bytes(100), "trajectory", "MDAnalysis"),

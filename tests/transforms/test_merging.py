@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import matex_data as md
+from matex_data import FormatError, PartitionError
 from matex_data.transforms.merging import Matches
 from tests.support.ranks import Pool
 
@@ -141,3 +142,43 @@ def test_runs_of_pairs_are_the_pairs(steps: list[tuple[int, int]], parts: int, d
     np.testing.assert_array_equal(pairs.counterparts(np.arange(len(expected))), expected)
     low, high = sorted(data.draw(st.tuples(st.integers(0, len(expected)), st.integers(0, len(expected)))))
     np.testing.assert_array_equal(pairs.of_rows(low, high).counterparts(np.arange(high - low)), expected[low:high])
+
+
+def _by_rows(comm: Any, folder: Path, kind: str) -> Any:
+    events = md.open_dataset(folder / "events.parquet", inputs=["x", "run"], comm=comm)
+    scores = md.open_dataset(folder / "scores.npy", comm=comm)
+    if kind == "chosen":
+        events, scores = (data.split(0.6, 0.4, seed=3)[0] for data in (events, scores))
+    merged = md.merge(events, scores, how="rows")
+    batches = list(merged.batches(12, shuffle=True, seed=1, remainder="keep"))
+    return merged.load(), batches, [data.load() for data in (events, scores)]
+
+
+@pytest.mark.rank_counts(1, 2, 3)
+@pytest.mark.parametrize("kind", ["all", "chosen"])
+def test_rows_of_two_files_belong_together(pool: Pool, tmp_path: Path, kind: str) -> None:
+    rng = np.random.default_rng(0)
+    frame = pd.DataFrame({"x": np.arange(101.0), "run": rng.integers(0, 3, 101)})
+    frame.to_parquet(tmp_path / "events.parquet", row_group_size=17)
+    scores = rng.normal(size=(101, 2))
+    np.save(tmp_path / "scores.npy", scores)
+    answers = pool.run(_by_rows, tmp_path, kind, timeout=60)
+    name = next(name for name in answers[0][0] if name not in ("x", "run"))
+    rows = {part: np.concatenate([answer[0][part] for answer in answers]) for part in ("x", "run", name)}
+    assert len(rows["x"]) == (101 if kind == "all" else 61)
+    of_batches = {part: np.concatenate([b[part] for answer in answers for b in answer[1]]) for part in rows}
+    assert sorted(of_batches["x"]) == sorted(rows["x"])
+    for found in (rows, of_batches):
+        at = found["x"].astype(int)
+        np.testing.assert_array_equal(found["run"], frame["run"].to_numpy()[at])
+        np.testing.assert_array_equal(found[name], scores[at])
+
+
+def test_rows_that_cannot_belong_together_are_an_error() -> None:
+    first, second = md.open_dataset({"x": np.arange(5)}), md.open_dataset({"y": np.arange(6)})
+    with pytest.raises(FormatError, match=r"differ in length[\s\S]*5 samples[\s\S]*6 in the second"):
+        md.merge(first, second, how="rows")
+    with pytest.raises(PartitionError, match=r"none of them with how=\"rows\""):
+        md.merge(first, first, on="x", how="rows")
+    with pytest.raises(PartitionError, match="not clear"):
+        md.merge(first, second, how="row")  # type: ignore[arg-type]

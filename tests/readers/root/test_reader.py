@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import pickle
+import struct
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,11 @@ import numpy as np
 import pytest
 import uproot
 from mpi4py import MPI
+from uproot import serialization
 from uproot.interpretation import identify
+from uproot.writing import _cascadetree as cascade
 
-from matex_data import DataError, FieldNotFound, open_dataset
+from matex_data import DataError, FieldNotFound, merge, open_dataset
 from matex_data.errors import DecodeError, FormatError, PartitionError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
@@ -194,6 +198,56 @@ def test_a_plain_name_wins_over_a_pattern(tmp_path: Path) -> None:
     data = opened(str(tmp_path / "a.npz"), inputs="x[1]")
     assert data.load()["x[1]"].tolist() == [0, 1, 2]
     assert list(opened(str(tmp_path / "a.npz"), inputs="x[12]").schema) == ["x1"]
+
+
+def with_friends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let uproot write trees with a friend, in place of none: the bytes that ROOT writes for a list of one of them."""
+    build = cascade.Tree._build_out
+    version = serialization.numbytes_version
+
+    def of_class(name: bytes, content: bytes) -> bytes:
+        tagged = b"\xff\xff\xff\xff" + name + b"\0" + content
+        return struct.pack(">I", len(tagged) | 0x40000000) + tagged
+
+    named = b"\x00\x01" + bytes(4) + b"\x03\0\0\0" + b"\x06scores" + b"\x08b.root:s"
+    friend = version(len(named) + 14, 2) + version(len(named), 1) + named + b"\x06scores" + b"\0"
+    content = b"\x00\x01" + bytes(4) + b"\x03\0\0\0" + b"\0" + struct.pack(">i", 1)
+    content += of_class(b"TFriendElement", friend) + b"\0"
+    friends = of_class(b"TList", version(len(content), 5) + content)
+
+    def build_out(tree: Any) -> list[bytes]:
+        out: list[bytes] = build(tree)
+        header = next(i for i in range(len(out)) if out[i] == version(sum(map(len, out[i + 1 :])), 20))
+        assert out[-1] == bytes(28)
+        out[-1] = bytes(16) + friends + bytes(8)
+        out[header] = version(sum(map(len, out[header + 1 :])), 20)
+        return out
+
+    monkeypatch.setattr(cascade.Tree, "_build_out", build_out)
+
+
+def test_friends_of_a_tree_are_not_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A tree with friends says so, unless all fields that are named are its own; ``merge`` reads both."""
+    events, order = np.arange(20), np.random.default_rng(0).permutation(20)
+    friend = write(tmp_path / "b.root", {"event": events[order], "score": order / 20}, "scores")
+    with monkeypatch.context() as patch:
+        with_friends(patch)
+        path = write(tmp_path / "a.root", {"event": events, "pt": events * 0.5})
+    with uproot.open(path, minimal_ttree_metadata=False) as file:
+        assert len(file["events"].member("fFriends")) == 1
+    for names in (None, ["p*"]):
+        with pytest.warns(UserWarning, match=r"a\.root: the friends of 'events' are not read; .*merge"):
+            opened(path, inputs=names)
+    with pytest.warns(UserWarning, match="friends"), pytest.raises(FieldNotFound, match="score"):
+        opened(path, inputs="score")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        both = merge(opened(path, inputs="pt"), opened(friend, targets="score"), on="event", how="inner")
+        by_rows = merge(opened(path, inputs="pt"), opened(friend, targets="score"), how="rows")
+    x, y = next(iter(both.batches(20)))
+    np.testing.assert_array_equal(x, events * 0.5)
+    np.testing.assert_array_equal(y, events / 20)
+    np.testing.assert_array_equal(by_rows.load()["score"], order / 20)
 
 
 def test_choice_of_the_tree(tmp_path: Path) -> None:
