@@ -145,8 +145,8 @@ def _keys(
 ) -> tuple[list[str], list[str]]:
     """Return the keys of the first data set and of the second, of equal number: at least one, or none for rows."""
     left, right = (as_list(names) for names in ((on, on) if on is not None else (left_on, right_on)))
-    several = on is not None and (left_on is not None or right_on is not None)
-    if bool(left) == (how == ROWS) or len(left) != len(right) or several:
+    is_mixed = on is not None and (left_on is not None or right_on is not None)
+    if bool(left) == (how == ROWS) or len(left) != len(right) or is_mixed:
         raise PartitionError(
             "the keys to merge on are not clear",
             expected='on=, or left_on= and right_on= with as many names; none of them with how="rows"',
