@@ -38,6 +38,7 @@ CASES = {
     "accumulation": Case("Adam", options={"learning_rate": 0.01, "gradient_accumulation_steps": 4}),
     "float16": Case("SGD", "half", "overflowing", options={"learning_rate": 0.05}, rtol=5e-3),
     "embedding": Case("Adam", "embedding", "words", options={"learning_rate": 0.01}),
+    "positions": Case("Adam", "positions", "words", samples=250, options={"learning_rate": 0.01}),
     "masked": Case("Adam", "masked", "words", samples=250, options={"learning_rate": 0.01}),
     "ignored": Case("Adam", "ignoring", "unknown", samples=250, options={"learning_rate": 0.01}),
     "batch_norm": Case("SGD", "normalized", samples=250, options={"learning_rate": 0.1}),
@@ -109,6 +110,23 @@ def embedding(mask: bool = False) -> Any:
 
     keras.utils.set_random_seed(1)
     layers = [keras.layers.Embedding(40, 5, mask_zero=mask), keras.layers.Dense(3)]
+    return keras.Sequential([keras.Input((7,), dtype="int32"), *layers]), _cross_entropy()
+
+
+def positions() -> Any:
+    """Return a model that looks up positions, which no row determines, beside words."""
+    import keras
+
+    class Positions(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.words, self.positions = keras.layers.Embedding(40, 5), keras.layers.Embedding(7, 5)
+
+        def call(self, x: Any) -> Any:
+            return self.words(x) + self.positions(keras.ops.arange(keras.ops.shape(x)[-1]))
+
+    keras.utils.set_random_seed(1)
+    layers = [Positions(), keras.layers.Dense(3)]
     return keras.Sequential([keras.Input((7,), dtype="int32"), *layers]), _cross_entropy()
 
 

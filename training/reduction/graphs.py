@@ -103,3 +103,30 @@ class SequenceCounter:
         cursor = Cursor(self.variable.read_value())
         yield cursor
         self.variable.assign(cursor.number)
+
+
+def is_fixed(tensor: Any) -> bool:
+    """Return whether a tensor of a graph does not depend on the rows of a batch, such as the positions of words.
+
+    It is computed from constants, variables and lengths of axes other than the first one.
+    """
+    if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "graph"):  # eager tensors have none
+        return False
+    outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
+    pending, seen = [tensor], set[int]()
+    while pending:
+        source = pending.pop()
+        constant = id(source) in outside and not hasattr(outside[id(source)], "graph")
+        if id(source) in seen or source.dtype == tf.resource or constant:
+            continue
+        seen.add(id(source))
+        op = source.op
+        if op.type == "StridedSlice" and op.inputs[0].op.type == "Shape":
+            begin, rank = tf.get_static_value(op.inputs[1]), op.inputs[0].op.inputs[0].shape.rank
+            if begin is None or not rank or source.shape.rank != 0 or begin[0] % rank == 0:
+                return False
+            continue
+        if op.type in ("Placeholder", "Shape", "Size") or (op.op_def.is_stateful and op.type != "ReadVariableOp"):
+            return False
+        pending += list(op.inputs)
+    return True

@@ -14,6 +14,7 @@ from matex_data._types import Array, Integers
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import Collectives, Op
 from matex_data.training.reduction.buckets import Bucket, scaled
+from matex_data.training.reduction.graphs import is_fixed
 from matex_data.training.reduction.rounding import sum_rounded
 
 WHOLE = -1.0
@@ -131,6 +132,9 @@ class DensePayload(Payload):
 class SparsePayload(Payload):
     """Values, indices and number of rows of one ``tf.IndexedSlices``, gathered from all ranks.
 
+    One process has the slices of all rows of a batch, whose squares Adam adds up. But it has one slice for an index
+    that no row determines, such as a position: of these the values of the ranks are summed.
+
     Parameters
     ----------
     dense_share : fraction of the variable's rows from which slices are summed as a dense array; None: never.
@@ -142,6 +146,7 @@ class SparsePayload(Payload):
         shape = slices.dense_shape
         rows = tf.constant(0, tf.int64) if shape is None else tf.cast(shape[0], tf.int64)  # 0: unknown
         self.inputs = [slices.values, slices.indices, rows]
+        self._fixed = is_fixed(slices.indices)
         self.dtypes = [slices.values.dtype, slices.indices.dtype]
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
@@ -152,7 +157,9 @@ class SparsePayload(Payload):
         digest = _digest([own_values, own_indices]) if self._unless_equal else None
 
         def communicate(collectives: Collectives) -> list[Array]:
-            operation = f"gather slices of {values.shape[1:]}, {values.dtype.str}{UNLESS_EQUAL * self._unless_equal}"
+            fixed = " with fixed indices" * self._fixed
+            kind = f"{values.shape[1:]}, {values.dtype.str}{fixed}"
+            operation = f"gather slices of {kind}{UNLESS_EQUAL * self._unless_equal}"
             self._channel.check_same(operation, collectives)
             if digest is not None and _are_equal(digest, weight, collectives):
                 return [own_values, own_indices]
@@ -161,7 +168,12 @@ class SparsePayload(Payload):
             all_indices = collectives.gather(own_indices[sent])
             if self._dense_share is not None and len(all_indices) >= self._dense_share * int(rows) > 0:
                 return _sum_rows(collectives, own_values[sent], own_indices[sent], int(rows))
-            return [collectives.gather(own_values[sent]), all_indices]
+            all_values = collectives.gather(own_values[sent])
+            sizes = collectives.gather(np.array([own_indices[sent].size])) if self._fixed else np.empty(0, np.int64)
+            size = int(sizes.max(initial=0))
+            if size and np.isin(sizes, (0, size)).all() and not np.ptp(all_indices.reshape(-1, size), 0).any():
+                return [all_values.reshape(-1, size, *all_values.shape[1:]).sum(0), all_indices[:size]]
+            return [all_values, all_indices]
 
         return communicate
 
