@@ -10,7 +10,8 @@ from keras import layers, ops
 class TransformerBlock(layers.Layer):
     def __init__(self, embed_dim, num_heads, ff_dim):
         super().__init__()
-        self.att = layers.MultiHeadAttention(num_heads=num_heads, key_dim=embed_dim)
+        # Without biases: the gradient of those of keys is zero, and Adam makes steps of its rounding.
+        self.att = layers.MultiHeadAttention(num_heads=num_heads, key_dim=embed_dim, use_bias=False)
         self.ffn = keras.Sequential([layers.Dense(ff_dim, activation="relu"), layers.Dense(embed_dim)])
         self.layernorm1, self.layernorm2 = layers.LayerNormalization(epsilon=1e-6), layers.LayerNormalization()
 
