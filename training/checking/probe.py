@@ -34,6 +34,8 @@ HIDDEN_STATE = (
     *("MapStage", "MapUnstage", "OrderedMap", "IteratorGetNext"),
 )
 """Beginnings of the types of operations that change state outside of variables."""
+METRICS = "state of metrics "
+"""Beginning of the names of states of metrics among effects, before their number."""
 RECORDED = "matex_recorded"
 """Name of the operations by which a probe records gradients."""
 
@@ -68,7 +70,7 @@ class Effects:
         metrics : changes in place of those of this step.
         """
         changes = self.metrics if metrics is None else metrics
-        return {**self.arrays, **{f"state {i + 1} of the metrics": change for i, change in changes.items()}}
+        return {**self.arrays, **{f"{METRICS}{i + 1}": change for i, change in changes.items()}}
 
 
 class Probe:

@@ -7,7 +7,9 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from matex_data.training.checking.comparison import COMPARABLE, Verdict
+from matex_data.training.checking.probe import METRICS
 from matex_data.training.exact.listed import Proof
+from matex_data.training.exact.metrics import flat_metrics
 
 if TYPE_CHECKING:
     from matex_data.training.checking.check import CheckSchedule
@@ -82,7 +84,10 @@ class CheckReport:
         ----------
         cause : why they cannot be compared, as a clause; or what differs.
         """
-        if isinstance(cause, Verdict):
+        metric = _metric(model, cause)
+        if metric is not None:
+            first = f"the results of the metric {metric} of {model.name} differ on shards, and nothing else does"
+        elif isinstance(cause, Verdict):
             first = (
                 f"the gradients of shards and of the whole batch differ: the {cause.name} of {model.name} by "
                 f"{cause.difference:.2g} of its size: {_cause(cause)}"
@@ -96,7 +101,12 @@ class CheckReport:
         ]
         lines += [_doubtful(schedule)] if schedule.checked is not None and schedule.steps else []
         lines += [f"  not proven: {_reasons(proof)}"] if proof.reasons else []
-        if isinstance(cause, Verdict):
+        if metric is not None:
+            lines.append(
+                "  remedy: leave it out, or make it a class derived from keras.metrics.Metric whose update_state gets "
+                "y_true and y_pred: those of the whole batch"
+            )
+        elif isinstance(cause, Verdict):
             lines.append(
                 "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, "
                 f"and the same code on all ranks; or {self._never}, if the difference is intended"
@@ -187,6 +197,16 @@ def _doubtful(schedule: CheckSchedule) -> str:
         if schedule.steps > (schedule.checked or 0) + 1
         else f"  the steps before, up to step {schedule.steps}, were those of one process"
     )
+
+
+def _metric(model: Any, cause: str | Verdict) -> str | None:
+    """Return the name of the metric that alone differs; None if there is no such one."""
+    if isinstance(cause, str) or not cause.name.startswith(METRICS):
+        return None
+    states = [v for v in model.metrics_variables if v.dtype not in ("string", "bool")]
+    state = states[int(cause.name.removeprefix(METRICS)) - 1]
+    owners = [metric.name for metric in flat_metrics(model.metrics) if any(v is state for v in metric.variables)]
+    return str(owners[0] if owners else state.path)
 
 
 def _cause(verdict: Verdict) -> str:

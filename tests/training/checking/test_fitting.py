@@ -138,6 +138,7 @@ def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, s
             np.testing.assert_allclose(history[key], values, rtol=1e-4, err_msg=key)
     said = results[0][2]
     assert ("on whole batches from step 1 on" in said) == (kind in WHOLE and pool.size > 1), said
+    assert ("of the metric spread" in said) == (kind == "spread" and pool.size > 1), said
 
 
 @pytest.mark.rank_counts(2, slow=(1, 3))
