@@ -215,7 +215,8 @@ def test_samples_that_do_not_fit_are_refused_with_the_figures(path: Path, plain:
         outcomes = ranks(size).outcomes(_unfit, file)
         assert len({str(error) for error in outcomes}) == 1
         text = str(outcomes[0])
-        assert isinstance(outcomes[0], PartitionError) and "does not fit" in text and re.search(r"found: \d+ B", text)
+        assert isinstance(outcomes[0], PartitionError) and "does not fit" in text
+        assert re.search(r"found: [\d.]+ \w*B \(\d+ bytes\)", text)
         assert ('global_reads="rows"' in text) == rows
 
 
