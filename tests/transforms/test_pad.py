@@ -60,13 +60,13 @@ def test_samples_and_masks(folder: Path, events: ak.Array, pool: Pool, length: i
 def _positions(comm: MPI.Intracomm, path: str) -> list[Any]:
     data = open_dataset(path, inputs=["positions", "positions_mask"], pad={"positions": 4}, comm=comm)
     assert data.schema["positions"].shape == (4, 3) and not data.schema["positions"].ragged
-    return list(data.batches(3, remainder="keep"))
+    return list(data.batches(12, remainder="keep"))
 
 
 def test_lists_of_arrays_such_as_positions_of_atoms(tmp_path: Path, pool: Pool) -> None:
     ase, write = pytest.importorskip("ase"), pytest.importorskip("ase.io").write
     rng = np.random.default_rng(3)
-    frames = [ase.Atoms("H" * count, rng.normal(size=(count, 3))) for count in (2, 4, 1, 6, 3, 2)]
+    frames = [ase.Atoms("H" * count, rng.normal(size=(count, 3))) for count in (2, 4, 1, 6, 3, 2) * 3]
     write(tmp_path / "frames.extxyz", frames)
     for batches in zip(*pool.run(_positions, str(tmp_path / "frames.extxyz")), strict=True):
         found = {name: np.concatenate([batch[name] for batch in batches]) for name in batches[0]}
