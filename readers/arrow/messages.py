@@ -47,6 +47,7 @@ class Message:
     null_count : int64[nodes], missing values of each node of the schema, depth first.
     buffer_offset, buffer_bytes : int64[buffers], of each buffer in the body.
     variadic : int64[views], number of further buffers of each column of views.
+    is_compressed : its buffers are.
     """
 
     kind: int
@@ -60,6 +61,7 @@ class Message:
     buffer_offset: Integers = field(default_factory=lambda: EMPTY)
     buffer_bytes: Integers = field(default_factory=lambda: EMPTY)
     variadic: Integers = field(default_factory=lambda: EMPTY)
+    is_compressed: bool = False
 
     @property
     def end(self) -> int:
@@ -133,7 +135,7 @@ def _parse(metadata: bytes, offset: int, head_bytes: int) -> Message:
     if rows < 0 or (buffers < 0).any() or (buffers.sum(axis=1) > body).any() or (variadic < 0).any():
         raise ValueError("buffers outside of the body")
     columns = nodes[:, 1], buffers[:, 0], buffers[:, 1], variadic
-    return Message(kind, offset, head_bytes, body, rows, dictionary, delta, *columns)
+    return Message(kind, offset, head_bytes, body, rows, dictionary, delta, *columns, bool(_field(content, 3)))
 
 
 def _table(data: bytes, position: int) -> Any:

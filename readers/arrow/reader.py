@@ -22,6 +22,8 @@ from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.members import Leaves, columns_of, fields_of, leaf_numbers
 from matex_data.storage.files import open_binary, reading
 
+_RATIO = 1 << 16  # more than LZ4 and zstd compress: a block of 128 KiB takes three bytes at least
+
 
 def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     """Index the rows of an Arrow IPC file or stream. The metadata of each record batch are read.
@@ -105,7 +107,18 @@ def _ranges(path: str, batch: Message, columns: list[Any], numbers: Sequence[int
         own = slice(*borders[number : number + 2])
         offset, end = batch.buffer_offset[own], batch.buffer_offset[own] + batch.buffer_bytes[own]
         begin = int(offset.min(initial=batch.body_bytes))
-        found.append((batch.offset + batch.head_bytes + begin, max(0, int(end.max(initial=0)) - begin)))
+        nbytes = max(0, int(end.max(initial=0)) - begin)
+        most = 8 * nbytes * (_RATIO if batch.is_compressed else 1)  # a row of a column takes a bit at least
+        if columns[number].buffers[0] and batch.rows > most:
+            raise FormatError(
+                "a record batch does not have the rows that it claims",
+                file=path,
+                byte=batch.offset,
+                expected=f"at most {most:,} rows in the {nbytes:,} bytes of column {number}",
+                found=f"{batch.rows:,} rows",
+                remedy="copy or write the file again",
+            )
+        found.append((batch.offset + batch.head_bytes + begin, nbytes))
     return found
 
 

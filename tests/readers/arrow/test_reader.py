@@ -113,6 +113,18 @@ def test_types_and_missing_values(tmp_path: Path) -> None:
     assert [row.tolist() for row in read(path, inputs="inner.b")["inner.b"]] == [[1.0], [], [2.0, 3.0]]
 
 
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+def test_rows_that_a_batch_cannot_hold(tmp_path: Path, compression: str | None) -> None:
+    path = Path(write(tmp_path / "a.arrow", pa.table({"x": np.zeros(123_457)}), batch=1 << 20, compression=compression))
+    assert len(read(str(path))["x"]) == 123_457
+    content = path.read_bytes()
+    rows, claimed = ((count).to_bytes(8, "little") for count in (123_457, 1 << 50))
+    assert rows in content
+    path.write_bytes(content.replace(rows, claimed))
+    with pytest.raises(FormatError, match="does not have the rows that it claims"):
+        read(str(path))
+
+
 def test_broken_files(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a.arrow", table(40)))
     content = path.read_bytes()
