@@ -10,7 +10,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 TREE := build/tree
 OPENMPI := build/openmpi
-TUTORIALS := digits weather cells photos jets
+TUTORIALS := digits weather cells jets
 OLDEST := build/oldest
 FRAMEWORKS := build/frameworks
 
