@@ -24,7 +24,7 @@ import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.codecs import bitshuffle, blosc2
-from matex_data.codecs.bounded import BrokenChunk, as_bytes, check_blosc, inflate, most_compressed
+from matex_data.codecs.bounded import BrokenChunk, as_bytes, check_blosc, decompress, inflate, most_compressed
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
 from matex_data.declared import declared
 from matex_data.errors import FormatError
@@ -51,7 +51,7 @@ def unshuffle(data: Bytes, width: int, out: Bytes) -> None:
 ENTRY_POINTS = "matex_data.codecs"
 
 DEFLATE, SHUFFLE, FLETCHER32, SZIP = 1, 2, 3, 4
-LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 32000, 32001, 32004, 32008, 32015, 32026
+BZIP2, LZF, BLOSC, LZ4, BITSHUFFLE, ZSTD, BLOSC2 = 307, 32000, 32001, 32004, 32008, 32015, 32026
 
 
 @declared
@@ -272,6 +272,10 @@ def _blosc(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> 
     return as_bytes(imagecodecs.blosc_decode(data, out=memory(most), numthreads=1))
 
 
+def _bzip2(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
+    return decompress("bz2", data, most)
+
+
 def _szip(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     """Decode szip. The options are those of H5Pget_filter; the decoded size stands in front of the data."""
     nbytes = int.from_bytes(bytes(data[:4]), "little")
@@ -285,6 +289,7 @@ _DECODERS: dict[int, Decode] = {
     SHUFFLE: _unshuffle,
     FLETCHER32: _verify,
     SZIP: _szip,
+    BZIP2: _bzip2,
     LZF: _by(imagecodecs.lzf_decode, header=False),
     BLOSC: _blosc,
     LZ4: _by(imagecodecs.lz4h5_decode),
@@ -293,7 +298,7 @@ _DECODERS: dict[int, Decode] = {
     BLOSC2: blosc2.decode,
 }
 _NAMES = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", LZF: "lzf", BLOSC: "blosc"}
-_NAMES |= {LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd", BLOSC2: "blosc2"}
+_NAMES |= {BZIP2: "bzip2", LZ4: "lz4", BITSHUFFLE: "bitshuffle", ZSTD: "zstd", BLOSC2: "blosc2"}
 _CODECS = {SZIP: "SZIP", LZF: "LZF", BLOSC: "BLOSC", LZ4: "LZ4H5", ZSTD: "ZSTD", BLOSC2: "BLOSC2"}
 _UNAVAILABLE = {number for number, name in _CODECS.items() if not getattr(imagecodecs, name).available}
 """Filters that this build of imagecodecs lacks."""

@@ -35,7 +35,7 @@ UNIT_SECONDS = {
 }  # fmt: skip
 """Length of each unit of time; a plural s may follow. Months and years have no fixed length."""
 NAT = np.iinfo(np.int64).min
-"""Missing time of NumPy, which xarray writes as it is, without an attribute."""
+"""Missing time or duration of NumPy, which xarray writes as it is, without an attribute."""
 CALENDAR_DAYS = {"360_day": {"month": 30, "year": 360}, "365_day": {"year": 365}, "366_day": {"year": 366}}
 """Length in days of the units that some calendars fix."""
 
@@ -155,8 +155,9 @@ def _missing_values(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tupl
 
     NaN needs no entry among floats, and cannot occur among integers.
     """
-    found: list[Any] = []
-    has_attribute = False
+    is_duration = str(attributes.get("dtype", "")).startswith("timedelta64")  # an attribute of xarray
+    found: list[Any] = [NAT] if is_duration and dtype == np.int64 else []
+    has_attribute = bool(found)
     for key in ("missing_value", "_FillValue"):
         if key not in attributes:
             continue

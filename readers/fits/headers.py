@@ -69,6 +69,11 @@ class Unit:
         """Return whether the unit is a table, and no compressed image or table."""
         return self.kind in ("BINTABLE", "TABLE") and not self.cards.get("ZIMAGE") and not self.cards.get("ZTABLE")
 
+    @property
+    def has_data(self) -> bool:
+        """Return whether the unit has data, or is a table without rows."""
+        return self.nbytes > 0 or self.is_table
+
     def integer(self, keyword: str, default: int | None = None) -> int:
         """Return a whole number that is not negative, but for BITPIX.
 

@@ -71,4 +71,4 @@ def _units_with_data(path: str, head: bytes) -> Iterator[Unit | None]:
         with open_binary(path) as file:
             for unit in units(path, file, file.seek(0, 2)):
                 is_data = unit.number == 0 or unit.kind in ("IMAGE", "BINTABLE", "TABLE")
-                yield unit if unit.nbytes and is_data else None
+                yield unit if unit.has_data and is_data else None

@@ -95,14 +95,14 @@ def _chosen(path: str, file: IO[bytes], hdu: int | str | list[int] | list[str] |
             raise FormatError("the file is no FITS file", file=path, expected="SIMPLE  = at its start")
         found = list(units(path, file, file.seek(0, 2)))
     if hdu is None:
-        chosen = [unit for unit in found if unit.nbytes][:1]
+        chosen = [unit for unit in found if unit.has_data][:1]
     else:
         wanted = hdu if isinstance(hdu, list) else [hdu]
         names = {name.strip().upper() for name in wanted if isinstance(name, str)}
         chosen = [unit for unit in found if unit.number in wanted or (unit.name and unit.name in names)]
-        chosen = [unit for unit in chosen if unit.nbytes]
+        chosen = [unit for unit in chosen if unit.has_data]
     if not chosen:
-        named = [unit.name or str(unit.number) for unit in found if unit.nbytes]
+        named = [unit.name or str(unit.number) for unit in found if unit.has_data]
         raise FormatError(
             "the file has no such data" if hdu is not None else "the file has no data",
             file=path,

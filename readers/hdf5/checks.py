@@ -6,7 +6,9 @@ import os
 from pathlib import Path
 
 import h5py
+import numpy as np
 
+from matex_data._types import Array
 from matex_data.errors import FormatError, install_command
 from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
 from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -33,6 +35,17 @@ def check_filters(dataset: h5py.Dataset, path: str, name: str) -> None:
             found=", ".join(f"filter {number} ({text})" for number, text in missing),
             remedy=f"{advice}set HDF5_PLUGIN_PATH to the folder of the filter's plugin, see {REGISTRY}",
         )
+
+
+def all_values(dataset: h5py.Dataset, path: str) -> Array:
+    """Return a dataset beside the samples, such as their offsets, as a whole.
+
+    Raises
+    ------
+    FormatError : HDF5 has no filter that it was stored with.
+    """
+    check_filters(dataset, path, dataset.name.strip("/"))
+    return np.asarray(dataset[...])
 
 
 def check_raw_files(dataset: h5py.Dataset, path: str, name: str) -> None:

@@ -8,6 +8,7 @@ datasets beside the blocks. Layout: ``pandas/io/pytables.py``.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -22,6 +23,7 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.locks import cached_property
 from matex_data.readers import pickles
+from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.members import Compound
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, object_of, text_of
 from matex_data.readers.hdf5.rows import opened_dataset
@@ -159,8 +161,10 @@ class DataFrames:
             prefix = "" if len(members) == 1 else f"{key}/"
             try:
                 others += [f"{prefix}{column}" for column in self.columns(key)]
-            except FormatError:
-                others += datasets  # as they are stored
+            except FormatError as error:
+                others += datasets
+                reason = " ".join(str(error).split())
+                warnings.warn(f"{self.path}: {key!r} is read as its datasets are stored: {reason}", stacklevel=4)
         return others
 
     def find(self, name: str) -> FrameColumn | None:
@@ -190,6 +194,9 @@ class DataFrames:
             try:
                 read = _table_columns if "table" in text_of(group.attrs["pandas_type"]) else _fixed_columns
                 pairs = list(read(group))
+            except FormatError as error:
+                error.at(self.path, key)
+                raise
             except HDF5_ERRORS as error:
                 raise FormatError("the data frame cannot be read", file=self.path, field=key, found=error) from error
             names = [name for name, _ in pairs]
@@ -273,7 +280,7 @@ def _table_columns(group: h5py.Group) -> Iterator[tuple[str, FrameColumn]]:
 
 
 def _categories(group: h5py.Group, member: str) -> tuple[Any, ...]:
-    values = group[f"meta/{member}/meta/table"]["values"].tolist()
+    values = all_values(group[f"meta/{member}/meta/table"], "")["values"].tolist()
     return tuple(value.decode("utf-8", "replace") if isinstance(value, bytes) else value for value in values)
 
 
@@ -333,8 +340,8 @@ def _kind(dataset: h5py.Dataset, kind: str) -> str:
 def _labels(dataset: h5py.Dataset) -> list[Any]:
     """Return the names on an axis."""
     if is_pickled(dataset):
-        return list(np.ravel(pickles.load(bytes(dataset[0]))))
-    return [] if "shape" in dataset.attrs else list(dataset[...].tolist())
+        return list(np.ravel(pickles.load(bytes(all_values(dataset, "")[0]))))
+    return [] if "shape" in dataset.attrs else list(all_values(dataset, "").tolist())
 
 
 def _column_name(name: Any) -> str:

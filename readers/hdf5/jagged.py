@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
-import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.fields import Field
 from matex_data.index.jagged import Content, jagged_columns
 from matex_data.index.model import Layout
+from matex_data.readers.hdf5.checks import all_values, check_filters
 from matex_data.readers.hdf5.conventions import RANGES, VECTOR_OF_VECTORS, Conventions, Pairing
 from matex_data.readers.hdf5.members import find_field, read_column
 from matex_data.readers.hdf5.offsets import KINDS, as_integers, offsets_of, offsets_of_ranges, readings
@@ -136,7 +136,11 @@ class Pairings:
                 expected=error.expected,
                 remedy=f"name it as in {EXAMPLE}",
             ) from error
-        values = np.asarray(found[...] if isinstance(found, h5py.Dataset) else read_column(*found))
+        if isinstance(found, h5py.Dataset):
+            values = all_values(found, self.path)
+        else:
+            check_filters(found[0].dataset, self.path, name)
+            values = read_column(*found)
         numbers = as_integers(values)
         if numbers is None:
             raise FormatError(

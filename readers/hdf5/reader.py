@@ -211,16 +211,17 @@ class _Contents:
                 if name in self.links.series:
                     found[name] = self.links.rows(self.file, self.path, name, of_link, _of_source)
                     continue
-                column = self.frames.find(name)
+                column, stored = self.frames.find(name), self.pairings.dataset_name(name)
                 if column is not None:
                     columns[name] = column
                     item: Any = column.table if column.member is None else (column.table, (column.member,))
                 else:
-                    item = find_field(self.file, self.path, self.pairings.dataset_name(name))
+                    item = find_field(self.file, self.path, stored)
                 if isinstance(item, Compound):
                     found[name] = _whole_column(item.dataset, self.path, name, columns[name])
                 elif isinstance(item, h5py.Dataset):
-                    found[name] = _rows(item, self.path, name, self.allow_missing, whole=unread is not None)
+                    field, layout = _rows(item, self.path, stored, self.allow_missing, whole=unread is not None)
+                    found[name] = replace(field, name=name), layout
                     left_out |= _unreadable_members(item, self.path, name)
                 else:
                     table, member_path = item
@@ -230,7 +231,12 @@ class _Contents:
                     raise
                 unread[name] = error
         for table, members in tables.values():
-            found |= member_rows(table, self.path, members, self.allow_missing)
+            try:
+                found |= member_rows(table, self.path, members, self.allow_missing)
+            except FormatError as error:
+                if unread is None:
+                    raise
+                unread |= dict.fromkeys(members, error)
         for name, column in columns.items():
             if name in found:
                 field, layout = found[name]
@@ -287,7 +293,8 @@ def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whol
 def _whole_column(dataset: h5py.Dataset, path: str, name: str, column: FrameColumn) -> tuple[Field, Layout]:
     """Return the field and the layout of a column of a data frame with a dataset of its own."""
     if column.pickled is None:
-        return dataset_rows(dataset, path, name)
+        stored, layout = dataset_rows(dataset, path, dataset.name)
+        return replace(stored, name=name), layout
     rows = PickledRows(path, dataset.name, column.rows, column.pickled)
     try:
         rows.read(0, rows.rows)
@@ -494,10 +501,10 @@ def _library_rows(
     member_path: MemberPath = (),
 ) -> Hdf5Rows:
     """Return rows that h5py reads, of the dataset or a member of it, after a check that it can read the dataset."""
+    check_filters(dataset, path, name)
     if table is not None and table.record is not None:
         problem = "the table of the data frame cannot be read as bytes"
         raise FormatError(problem, file=path, field=name, found=dataset.name)
-    check_filters(dataset, path, name)
     check_raw_files(dataset, path, name)
     sources = check_sources(dataset, path, name, allow_missing) if dataset.is_virtual else None
     if dataset.chunks is not None:

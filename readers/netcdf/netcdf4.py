@@ -23,6 +23,7 @@ from matex_data.index.strided import Strided
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
+from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
 from matex_data.readers.hdf5.rows import along
@@ -216,7 +217,7 @@ class Hdf5Variable(Variable):
     def values(self) -> Array:
         if self._is_unwritten():
             return np.full(self.shape, self._fill_value(), self.dtype)
-        return np.asarray(self.dataset[...])
+        return all_values(self.dataset, self.path)
 
     def _is_unwritten(self) -> bool:
         """Return whether HDF5 has allocated no storage yet, so that netCDF shows its own fill value."""

@@ -31,6 +31,7 @@ FILTERS: dict[str, Any] = {
     "lz4": hdf5plugin.LZ4(),
     "lz4 in blocks": hdf5plugin.LZ4(nbytes=1024),
     "zstd": hdf5plugin.Zstd(),
+    "bzip2": hdf5plugin.BZip2(),
     "bitshuffle": hdf5plugin.Bitshuffle(cname="none"),
     "bitshuffle lz4": hdf5plugin.Bitshuffle(cname="lz4"),
     "bitshuffle zstd": hdf5plugin.Bitshuffle(cname="zstd"),

@@ -55,6 +55,21 @@ def test_tables_cubes_and_images_in_gzip(pool: Pool, tmp_path: Path) -> None:
         md.open_dataset(tmp_path / "few.fits.gz")
 
 
+def test_tables_without_rows(pool: Pool, tmp_path: Path) -> None:
+    """Of runs with events in one of them, the first; and such a run alone."""
+    for run, rows in enumerate((0, 3, 0)):
+        good = fits.BinTableHDU.from_columns([fits.Column("start", "D", array=[1.0])], name="GTI")
+        fits.HDUList([fits.PrimaryHDU(), _table(rows), good]).writeto(tmp_path / f"run{run}.fits")
+    check_samples(
+        pool,
+        str(tmp_path / "*.fits"),
+        {"pha": range(3), "hits": [np.arange(i) for i in range(3)], "energy": np.arange(3) / 4},
+    )
+    alone = md.open_dataset(tmp_path / "run0.fits")
+    assert len(alone) == len(fits.getdata(tmp_path / "run0.fits", "EVENTS")) == 0
+    assert list(alone.schema) == fits.getdata(tmp_path / "run0.fits", "EVENTS").names
+
+
 def test_cubes_by_fpack(pool: Pool, tmp_path: Path) -> None:
     cube = RNG.integers(0, 999, (6, 5, 8)).astype("i4")
     path = tmp_path / "cube.fits.fz"

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import warnings
 from pathlib import Path
 from typing import Any
 
+import h5py
+import hdf5plugin
 import numpy as np
 import pandas as pd
 import pytest
@@ -14,6 +17,7 @@ from mpi4py import MPI
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.opening.open import open_dataset
 from matex_data.readers.hdf5.reader import index
+from tests.support.launch import run_script
 from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows, same
 
@@ -128,6 +132,47 @@ def test_categories_are_codes_with_names(tmp_path: Path) -> None:
     found = index(str(path))
     names = {code: name for name, code in found.fields["kind"].attributes["enum"].items()}
     assert [names[code] for code in every_row(found, "kind").tolist()] == pd.read_hdf(path)["kind"].tolist()
+
+
+FIRST = """
+import os, sys, h5py, matex_data as md
+for path, name, offsets in zip(*[iter(sys.argv[1:])] * 3):
+    if os.fork() == 0:  # nothing has asked for filters in this process yet
+        given = {"offsets": {name: offsets}} if offsets else {}
+        print([value.tolist() for value in md.open_dataset(path, inputs=name, **given).load()[name]], flush=True)
+        os._exit(0)
+    os.wait()
+"""
+
+
+def test_what_describes_samples_may_have_a_filter_of_hdf5plugin(tmp_path: Path) -> None:
+    """In a process in which nothing has registered the filters yet: labels, categories, axes, offsets."""
+    frame = pd.DataFrame({"x": FRAME["pt"], "kind": pd.Categorical(list("ab") * (ROWS // 2))})
+    paths = []
+    for library in ("blosc", "bzip2"):
+        packed = {"complevel": 5, "complib": library}
+        paths.append(_write(tmp_path / f"{library}.table.h5", frame, **TABLE, **packed))
+        paths.append(_write(tmp_path / f"{library}.fixed.h5", frame[["x"]], **FIXED, **packed))
+    for path in paths:
+        assert "x" in pd.read_hdf(path)
+    events = tmp_path / "events.h5"
+    with h5py.File(events, "w") as file:
+        file.create_dataset("n", data=np.array([2, 0, 3]), chunks=(3,), **hdf5plugin.Zstd())
+        file.create_dataset("pt", data=np.arange(5.0), chunks=(3,), **hdf5plugin.Zstd())
+        file.create_dataset("wf/cumulative_length", data=np.array([2, 5]), chunks=(2,), **hdf5plugin.Zstd())
+        file.create_dataset("wf/flattened_data", data=np.arange(5.0), chunks=(3,), **hdf5plugin.Zfp(reversible=True))
+    given = [(path, "x", "") for path in paths] + [(events, "pt", "n"), (events, "wf", "")]
+    finished = run_script(0, FIRST, *[str(word) for words in given for word in words], forked=False)
+    found = [ast.literal_eval(line) for line in finished.stdout.splitlines()]
+    assert found == [FRAME["pt"].tolist()] * 4 + [[[0, 1], [], [2, 3, 4]], [[0, 1], [2, 3, 4]]], finished.stderr
+
+
+def test_a_frame_that_is_read_as_it_is_stored_says_why(tmp_path: Path) -> None:
+    path = _write(tmp_path / "a.h5", FRAME[["pt", "eta"]], **FIXED)
+    with h5py.File(path, "a") as file:
+        del file["run/frame/axis0"], file["run/frame/block0_items"]
+    with pytest.warns(UserWarning, match="'run/frame' is read as its datasets are stored: the data frame cannot be"):
+        assert open_dataset(path).schema["run/frame/block0_values"].shape == (2,)
 
 
 def test_an_index_beside_a_column_of_that_name(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from tests.support.ranks import Pool
 from tests.support.serial import every_row, random_rows, read_rows, same
 
 FILES, ROWS = 3, 8
-LIBRARY = hdf5plugin.BZip2()
+LIBRARY = hdf5plugin.Zfp(reversible=True)
 """Filter that only the HDF5 library undoes."""
 
 

@@ -30,6 +30,20 @@ def test_times_that_are_missing(pool: Pool, tmp_path: Path) -> None:
     check_samples(pool, str(path), {"n": range(6), "when": SECONDS, "since": SECONDS})
 
 
+@pytest.mark.parametrize("suffix", ["nc", "zarr"])
+def test_durations_that_are_missing(pool: Pool, tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"durations.{suffix}"
+    durations = np.array([1, "NaT", 30], "m8[h]").astype("m8[s]")
+    content = xarray.Dataset({"n": ("s", np.arange(3)), "delay": ("s", durations)})
+    content.delay.encoding = {"dtype": "int64", "units": "hours"}
+    (content.to_netcdf if suffix == "nc" else content.to_zarr)(path)
+    read = (xarray.open_dataset if suffix == "nc" else xarray.open_zarr)(path)["delay"].values
+    hours = np.where(np.isnat(read), np.nan, read / np.timedelta64(1, "h"))
+    check_samples(pool, str(path), {"n": range(3), "delay": hours})
+    assert md.open_dataset(path).schema["delay"].attributes["units"] == "hours"
+    assert md.open_dataset(path, inputs="delay", missing="drop").load()["delay"].tolist() == [1, 30]
+
+
 def test_profiles_of_observations(pool: Pool, tmp_path: Path) -> None:
     path, counts = tmp_path / "argo.nc", np.array([3, 0, 2, 4, 1, 0])
     values = np.arange(12.0) / 2
