@@ -295,18 +295,18 @@ def _fixed_columns(group: h5py.Group) -> Iterator[tuple[str, FrameColumn]]:
         name = unpickled(group.attrs.get("name", b"N."))
         columns = {_column_name(name or "values"): _whole(group["values"])}
     yield from _fixed_index(group, "index" if is_series else "axis1", columns)
-    order = list(columns) if is_series else [_column_name(name) for name in _labels(group["axis0"])]
+    order = list(columns) if is_series else _labels(group, "axis0")
     yield from ((name, columns[name]) for name in order)
 
 
 def _fixed_index(group: h5py.Group, axis: str, columns: Mapping[str, Any]) -> Iterator[tuple[str, FrameColumn]]:
-    if text_of(group.attrs.get(f"{axis}_variety", "")) != "multi":
+    if not _has_levels(group, axis):
         yield LEVEL if "index" in columns else "index", _whole(group[axis])
         return
     for i in range(int(group.attrs[f"{axis}_nlevels"])):
         level, codes = group[f"{axis}_level{i}"], group[f"{axis}_label{i}"]
         name = unpickled(level.attrs.get("name", b"N."))
-        categories = tuple(_column_name(value) for value in _labels(level))
+        categories = tuple(_column_name(value) for value in _values(level))
         yield _column_name(name or f"level_{i}"), FrameColumn(Compound(codes), None, categories=categories)
 
 
@@ -320,7 +320,7 @@ def _whole(dataset: h5py.Dataset) -> FrameColumn:
 
 def _block_columns(group: h5py.Group, block: str) -> Iterator[tuple[str, FrameColumn]]:
     dataset = group[f"{block}_values"]
-    names = [_column_name(name) for name in _labels(group[f"{block}_items"])]
+    names = _labels(group, f"{block}_items")
     if "shape" in dataset.attrs:
         raise ValueError("it has no rows")
     if not dataset.attrs.get("transposed", False):
@@ -337,8 +337,22 @@ def _kind(dataset: h5py.Dataset, kind: str) -> str:
     return "bool" if is_bool else kind
 
 
-def _labels(dataset: h5py.Dataset) -> list[Any]:
-    """Return the names on an axis."""
+def _has_levels(group: h5py.Group, axis: str) -> bool:
+    return text_of(group.attrs.get(f"{axis}_variety", "")) == "multi"
+
+
+def _labels(group: h5py.Group, axis: str) -> list[str]:
+    """Return the names on an axis of columns."""
+    if not _has_levels(group, axis):
+        return [_column_name(name) for name in _values(group[axis])]
+    numbers = range(int(group.attrs[f"{axis}_nlevels"]))
+    levels = [_values(group[f"{axis}_level{i}"]) for i in numbers]
+    codes = [all_values(group[f"{axis}_label{i}"], "").tolist() for i in numbers]
+    return [_column_name([level[i] for level, i in zip(levels, row, strict=True)]) for row in zip(*codes, strict=True)]
+
+
+def _values(dataset: h5py.Dataset) -> list[Any]:
+    """Return what an axis, or a level of it, has."""
     if is_pickled(dataset):
         return list(np.ravel(pickles.load(bytes(all_values(dataset, "")[0]))))
     return [] if "shape" in dataset.attrs else list(all_values(dataset, "").tolist())

@@ -126,6 +126,17 @@ def test_the_levels_of_an_index(tmp_path: Path, options: dict[str, Any]) -> None
     assert same(values, runs)
 
 
+@pytest.mark.parametrize("options", [FIXED, TABLE], ids=str)
+def test_names_of_columns_in_levels(tmp_path: Path, options: dict[str, Any]) -> None:
+    columns = pd.MultiIndex.from_tuples([("q", 1), ("p", 1), ("q", 2)], names=["det", "n"])
+    frame = pd.DataFrame({name: np.arange(ROWS) * (i + 1.5) for i, name in enumerate(columns)}, columns=columns)
+    path = _write(tmp_path / "a.h5", frame, **options)
+    found, expected = index(str(path)), pd.read_hdf(path)
+    assert list(found.fields) == ["index", "q/1", "p/1", "q/2"]
+    for det, n in columns:
+        assert same(every_row(found, f"{det}/{n}"), expected[det, n].to_numpy())
+
+
 def test_categories_are_codes_with_names(tmp_path: Path) -> None:
     frame = FRAME[["pt"]].assign(kind=pd.Categorical(RANDOM.choice(["muon", "pion"], ROWS)))
     path = _write(tmp_path / "a.h5", frame, **TABLE)
