@@ -238,6 +238,16 @@ def test_mpi_files_are_opened_in_one_module() -> None:
     assert users == ["matex_data/io/collective.py"]
 
 
+MAKERS = {"Create", "Create_group", "Dup", "Dup_with_info", "Idup", "Split", "Split_type"}
+
+
+def test_communicators_are_made_in_one_function() -> None:
+    """Look at calls: ``deadlines.derived`` gets such a method, and calls it with a deadline."""
+    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    made = [ast.unparse(node) for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS]
+    assert made == ["MPI.Info.Create(hints())"]
+
+
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
 def test_imports_are_absolute(path: Path) -> None:
     nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]

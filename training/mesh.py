@@ -153,20 +153,21 @@ class _Axes:
     """
 
     def __init__(self, comm: MPI.Intracomm) -> None:
-        self._comm = comm
+        self._comm = open_channel(comm).communicator
+        self._alone = [comm] * 3
         self._by_shape: dict[tuple[int, ...], list[MPI.Intracomm]] = {}
 
     def of(self, shape: tuple[int, int, int], coordinates: Coordinates) -> list[MPI.Intracomm]:
         """Return the communicators of this rank along the three axes. *Collective* at the first call for each shape."""
         if self._comm.size == 1:
-            return [self._comm] * 3
+            return self._alone
         if shape not in self._by_shape:
             positions = np.arange(self._comm.size).reshape(shape)
             self._by_shape[shape] = []
             for axis, key in enumerate(coordinates):
                 first = [0 if i == axis else own for i, own in enumerate(coordinates)]
                 color = int(positions[tuple(first)])
-                self._by_shape[shape].append(MPI.Intracomm(self._comm.Split(color, key)))
+                self._by_shape[shape].append(self._comm.split(color, key))
         return self._by_shape[shape]
 
     def close(self) -> None:

@@ -22,7 +22,7 @@ from matex_data.machine import reading_threads, threads
 from matex_data.mpi import abort
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.deadlines import check_timeout, wait_until, waiting_for
+from matex_data.mpi.deadlines import check_timeout, derived, wait_until, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness, all_threads
 from matex_data.mpi.node import gather_cores
@@ -198,9 +198,10 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
     arrival = comm.Ibarrier()
     wait_until(lambda seconds: poll(lambda: bool(arrival.Test()), seconds), None)
     with waiting_for(None):
-        abort.connect(comm)  # first, so that an error of all ranks is printed once
+        abort.connect(lambda: derived(None, comm.Dup))  # first, so that an error of all ranks is printed once
         check_environment()
         gather_cores(comm)
         of_the_job = comm.size == MPI.COMM_WORLD.size and not all_threads()  # its first one
         on_death = abort.end_after_death if of_the_job else None
-        return ReadSessions(Communicator(comm.Dup(), Liveness(comm.Dup(), on_death, abort.abort_job)), threaded)
+        liveness = Liveness(derived(None, comm.Dup), on_death, abort.abort_job)
+        return ReadSessions(Communicator(derived(None, comm.Dup), liveness), threaded)

@@ -15,7 +15,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache
 from types import TracebackType
@@ -68,10 +68,15 @@ def end_without_hook() -> None:
         abort_job("this rank aborts the job, since the error above has ended its program")
 
 
-def connect(comm: MPI.Intracomm) -> None:
-    """Let the ranks of ``comm`` compare their errors, to print an error of all ranks once. *Collective*."""
+def connect(duplicate: Callable[[], MPI.Intracomm]) -> None:
+    """Let ranks compare their errors, to print an error of all ranks once. *Collective*.
+
+    Parameters
+    ----------
+    duplicate : makes a communicator of these ranks.
+    """
     if not _comms:
-        _comms.append(comm.Dup())
+        _comms.append(duplicate())
 
 
 def exit_with(code: int, message: str = "") -> None:

@@ -18,7 +18,7 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Lock, cached_property
 from matex_data.machine import out_of_memory
 from matex_data.mpi.activity import meeting, polling
-from matex_data.mpi.deadlines import wait_until, waiting_for
+from matex_data.mpi.deadlines import derived, wait_until, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.polling import poll
@@ -379,10 +379,9 @@ class Communicator:
         """
         if self.alone:
             return Communicator(rank=self.rank, size=self.size)
-        self.barrier()
         try:
-            with waiting_for(self.liveness):
-                return Communicator(self.mpi.Dup(), self.liveness)
+            with self._all_here():
+                return Communicator(derived(self.liveness, self.mpi.Dup), self.liveness)
         except MPI.Exception as error:
             raise DataError(
                 "MPI has no communicator left for another iterator",
@@ -390,6 +389,14 @@ class Communicator:
                 found=error,
                 remedy="delete those that are no longer needed (del), or open fewer at once",
             ) from error
+
+    def split(self, color: int, key: int) -> MPI.Intracomm:
+        """Return the communicator of the ranks of one color, in the order of their keys. *Collective*.
+
+        Raises like ``maximum``.
+        """
+        with self._all_here():
+            return MPI.Intracomm(derived(self.liveness, self.mpi.Split, color, key))
 
     def free(self) -> None:
         """Free the communicator. *Collective*."""

@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from typing import Any, TypeVar
 
 from matex_data.errors import PartitionError
 from matex_data.machine import seconds_of
@@ -27,6 +28,8 @@ from matex_data.mpi.polling import poll
 from matex_data.mpi.processes import is_child_process
 
 log = logging.getLogger("matex_data")
+
+T = TypeVar("T")
 
 CHECK_INTERVAL = 5.0
 """Seconds from the begin of a wait to the first census, and from each census to the next."""
@@ -180,7 +183,7 @@ _WATCHDOG = Watchdog()
 
 @contextmanager
 def waiting_for(ranks: Liveness | None, call: str = "") -> Iterator[None]:
-    """Context manager: let the watchdog check this thread, which is inside an MPI call. Do not nest it.
+    """Context manager: let the watchdog check this thread, which is inside an MPI call.
 
     Parameters
     ----------
@@ -191,9 +194,23 @@ def waiting_for(ranks: Liveness | None, call: str = "") -> Iterator[None]:
         yield
 
 
+def derived(ranks: Liveness | None, make: Callable[..., T], *arguments: Any) -> T:
+    """Return the communicator that a method of MPI makes. *Collective*, as this method is.
+
+    Nothing else calls such methods: within MPI a rank would wait for one that never comes without a deadline.
+
+    Parameters
+    ----------
+    ranks : as of ``waiting_for``.
+    make : method of a communicator, such as ``comm.Split``.
+    """
+    with waiting_for(ranks):
+        return make(*arguments)
+
+
 @contextmanager
 def reading(call: str) -> Iterator[None]:
-    """Context manager: let the watchdog end the job if a read of this thread does not return. Do not nest it.
+    """Context manager: let the watchdog end the job if a read of this thread does not return.
 
     The thread waits for the storage, not for other ranks: it does so longer than others that have left, too.
 
@@ -208,12 +225,16 @@ def reading(call: str) -> Iterator[None]:
 @contextmanager
 def _watched(wait: Wait) -> Iterator[None]:
     thread = threading.get_ident()
+    around = _WATCHDOG.waits.get(thread)
     try:
         _WATCHDOG.waits[thread] = wait
         _WATCHDOG.start()
         yield
     finally:
-        _WATCHDOG.waits.pop(thread, None)
+        if around is None:
+            _WATCHDOG.waits.pop(thread, None)
+        else:
+            _WATCHDOG.waits[thread] = around
 
 
 def _expected() -> str:

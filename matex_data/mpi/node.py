@@ -2,11 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from enum import IntEnum
+from typing import Any
 
 from matex_data import machine
 from matex_data.machine import RankAndSize
+from matex_data.mpi.deadlines import derived, waiting_for
 from matex_data.mpi.library import MPI
+from matex_data.mpi.liveness import Liveness
+
+
+@contextmanager
+def of_this_machine(comm: MPI.Intracomm, liveness: Liveness | None = None) -> Iterator[MPI.Intracomm]:
+    """Context manager: communicator of the ranks of this machine, for calls of MPI in this block. *Collective*.
+
+    Parameters
+    ----------
+    liveness : of the ranks of ``comm``; None: they cannot be queried.
+    """
+    with waiting_for(liveness):
+        node: Any = derived(liveness, comm.Split_type, MPI.COMM_TYPE_SHARED)
+        yield node
+        node.Free()
 
 
 def local_rank(comm: MPI.Intracomm) -> RankAndSize:
@@ -16,29 +35,25 @@ def local_rank(comm: MPI.Intracomm) -> RankAndSize:
     """
     found = RankAndSize(0, 1) if comm.size == 1 else machine.launched_local_rank()
     if found is None:
-        node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-        found = RankAndSize(node.rank, node.size)
-        node.Free()
+        with of_this_machine(comm) as node:
+            found = RankAndSize(node.rank, node.size)
     machine.set_local_size(max(found.size, machine.local_size()))  # ``comm`` may lack ranks of the job
     return found
 
 
-def on_one_machine(comm: MPI.Intracomm) -> bool:
+def on_one_machine(comm: MPI.Intracomm, liveness: Liveness | None = None) -> bool:
     """Return whether all ranks share the memory of one machine. *Collective*."""
     if comm.size == 1:
         return True
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    found = node.size == comm.size
-    node.Free()
-    return bool(found)
+    with of_this_machine(comm, liveness) as node:
+        return bool(node.size == comm.size)
 
 
 def gather_cores(comm: MPI.Intracomm) -> None:
     """Set ``machine.local_size``, and the cores that the other ranks of this machine may use. *Collective*."""
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    of_ranks = node.allgather(machine.core_numbers())
-    del of_ranks[node.rank]
-    node.Free()
+    with of_this_machine(comm) as node:
+        of_ranks = node.allgather(machine.core_numbers())
+        del of_ranks[node.rank]
     machine.set_cores_of_others(of_ranks)
     launched = machine.launched_local_rank()
     machine.set_local_size(max(len(of_ranks) + 1, launched.size if launched else 1, machine.local_size()))
@@ -55,13 +70,12 @@ class CoreShare(IntEnum):
     """There are more ranks than cores."""
 
 
-def core_share(comm: MPI.Intracomm) -> CoreShare:
+def core_share(comm: MPI.Intracomm, liveness: Liveness | None = None) -> CoreShare:
     """Return the share of a rank on the machine where it is smallest. *Collective*."""
     if comm.size == 1:
         return CoreShare.OWN  # it waits for nobody; and without an MPI library there is no ``Split_type``
-    node = comm.Split_type(MPI.COMM_TYPE_SHARED)
-    of_ranks = node.allgather(machine.core_numbers())
-    node.Free()
+    with of_this_machine(comm, liveness) as node:
+        of_ranks = node.allgather(machine.core_numbers())
     ranks, cores = max(len(of_ranks), machine.local_size()), len(frozenset().union(*of_ranks))
     if ranks > cores:
         share = CoreShare.OVERSUBSCRIBED
@@ -69,4 +83,5 @@ def core_share(comm: MPI.Intracomm) -> CoreShare:
         share = CoreShare.OWN
     else:
         share = CoreShare.FULL
-    return CoreShare(comm.allreduce(int(share), MPI.MAX))
+    with waiting_for(liveness):
+        return CoreShare(comm.allreduce(int(share), MPI.MAX))

@@ -17,7 +17,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes
 from matex_data.mpi.communicator import Communicator
-from matex_data.mpi.deadlines import waiting_for
+from matex_data.mpi.deadlines import derived, waiting_for
 from matex_data.mpi.library import MPI
 
 FOLDER = "/dev/shm"
@@ -52,8 +52,8 @@ def gathered(comm: Communicator, own: Array) -> Array:
     if sum(sizes) < LEAST_BYTES:
         return np.frombuffer(b"".join(comm.allgather(own.tobytes())), own.dtype)
     with waiting_for(comm.liveness):
-        node: Any = comm.mpi.Split_type(MPI.COMM_TYPE_SHARED, key=comm.rank)
-        leaders: Any = comm.mpi.Split(0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+        node: Any = derived(comm.liveness, comm.mpi.Split_type, MPI.COMM_TYPE_SHARED, comm.rank)
+        leaders: Any = derived(comm.liveness, comm.mpi.Split, 0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
         try:
             content = _gathered(node, leaders, comm.rank, sizes, np.ascontiguousarray(own).view(np.uint8))
         finally:

@@ -10,6 +10,8 @@ from matex_data.errors import PartitionError
 from matex_data.training.checking.shards import RankPairs
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.mesh import Mesh
+from tests.support.launch import run_script
+from tests.support.machine_speed import scaled
 from tests.support.ranks import Pool, Pools
 
 
@@ -48,6 +50,34 @@ def test_meshes_and_checks_of_one_shape_share_their_communicators(pool: Pool) ->
     """MPICH ends the process at some 2,000 communicators."""
     number = 700 if pool.size > 1 else 1
     assert pool.run(_many, number) == [(1, list(range(pool.size)))] * pool.size
+
+
+LATE = """
+import time
+from unittest import mock
+import matex_data as md
+from matex_data.mpi.communicator import Communicator
+
+rank, size, _ = md.training.world()
+split = Communicator.split
+
+def late(self, *arguments):
+    if rank == size - 1:
+        time.sleep(60)
+    return split(self, *arguments)
+
+with mock.patch.object(Communicator, "split", late):
+    md.training.Mesh(model=size)
+print("end")
+"""
+
+
+@pytest.mark.parametrize("size", [2, 3])
+def test_a_rank_that_never_makes_its_mesh_is_an_error_in_seconds(size: int) -> None:
+    done = run_script(size, LATE, env={"MATEX_TIMEOUT": "3"}, timeout=60)
+    assert done.returncode != 0 and done.seconds < scaled(40)
+    assert "another rank does not take part" in done.stderr and f"rank {size - 1} is at" in done.stderr, done.stderr
+    assert "end" not in done.stdout
 
 
 def _mesh_of(comm, by_rank):

@@ -12,7 +12,7 @@ from matex_data.io.sessions import read_sessions
 from matex_data.mpi.activity import meeting
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Equal
-from matex_data.mpi.deadlines import waiting_for
+from matex_data.mpi.deadlines import derived
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import CoreShare, core_share, on_one_machine
 from matex_data.reading.buffers import BufferPool
@@ -147,8 +147,8 @@ class Channel:
         liveness = self.communicator.liveness
         # With a deadline, which the calls of MPI that follow do not have.
         self.communicator.agree(equal=Equal({"call": "of training"}, "the ranks make different calls", SAME_CALLS))
-        nbytes = SLICE_BYTES if on_one_machine(comm) else CALL_BYTES
-        self.graph = Collectives(comm, liveness, core_share(comm), WaitingClock(), nbytes)
+        nbytes = SLICE_BYTES if on_one_machine(comm, liveness) else CALL_BYTES
+        self.graph = Collectives(comm, liveness, core_share(comm, liveness), WaitingClock(), nbytes)
         self.host = self.graph.duplicate()
         self.counters: dict[Any, Any] = {}
         self.buffers = BufferPool(kept=KEPT_BUFFERS)
@@ -238,8 +238,7 @@ class Subset:
 
     def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
         group = channel.user.group.Incl(list(ranks))
-        with waiting_for(channel.communicator.liveness):
-            comm = channel.user.Create_group(group)
+        comm = derived(channel.communicator.liveness, channel.user.Create_group, group)
         group.Free()
         # Ranks that sleep while they wait are not compared for slowness.
         share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()

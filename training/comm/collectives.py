@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_data._types import Array, Bools, Integers
 from matex_data.mpi.activity import meeting
-from matex_data.mpi.deadlines import waiting_for
+from matex_data.mpi.deadlines import derived, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.node import CoreShare
@@ -63,8 +63,7 @@ class Collectives:
     ) -> None:
         self.comm = comm
         if comm.size > 1:
-            with waiting_for(liveness):
-                self.comm = comm.Dup()
+            self.comm = derived(liveness, comm.Dup)
         self.liveness = liveness
         self.share = share
         self.clock = clock
