@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from matex_data.training.exact.variables import broadcast
     from matex_data.training.inference import evaluate, predict
     from matex_data.training.learning_rate import ScaledLearningRate
-    from matex_data.training.mesh import Mesh
-    from matex_data.training.partition.deferred import deferred
+    from matex_data.training.model_parallel.deferred import deferred
+    from matex_data.training.model_parallel.mesh import Mesh
     from matex_data.training.reduction.gathering import allgather, barrier, broadcast_object
     from matex_data.training.reduction.ops import allreduce
     from matex_data.training.restart.preemption import EXIT_PREEMPTED, stop_requested

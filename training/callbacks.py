@@ -21,10 +21,10 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.variables import learning_rate
+from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.progress import ThroughputBar
 from matex_data.training.restart.resume import EPOCH_ENDS
 from matex_data.training.saving import saving_on_all
-from matex_data.training.stages.model import StagedModel
 
 WRITERS = (
     keras.callbacks.ModelCheckpoint,

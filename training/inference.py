@@ -28,7 +28,7 @@ from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element, sharded_source
 from matex_data.training.exact.step import predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
-from matex_data.training.partition.deferred import initialize_absent
+from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.prediction_file import write_predictions
 from matex_data.training.reduction.gathering import gathered

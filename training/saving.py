@@ -19,7 +19,7 @@ from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.exact.variables import inner_optimizer
-from matex_data.training.partition.deferred import AbsentVariable, is_absent
+from matex_data.training.model_parallel.deferred import AbsentVariable, is_absent
 from matex_data.training.partition.parts import PartVariable, as_whole, part_of
 from matex_data.training.partition.whole import WholeVariables, whole_optimizer
 from matex_data.training.replacements import Replacements, replaced

@@ -10,10 +10,10 @@ from typing import Any
 import keras
 
 from matex_data.training.callbacks import TrainedModel, rank_callbacks
+from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
-from matex_data.training.stages.model import StagedModel
 from matex_data.training.zero.optimizer import check_callbacks
 
 

@@ -26,15 +26,15 @@ from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.rows import batch_size, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
-from matex_data.training.layouts.sharded import sharded_model
-from matex_data.training.mesh import Mesh
-from matex_data.training.partition.deferred import initialize_absent
+from matex_data.training.model_parallel.deferred import initialize_absent
+from matex_data.training.model_parallel.layouts.cut_model import sharded_model
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.saving import save_by_renaming
 from matex_data.training.session import Session
-from matex_data.training.stages.model import MicroBatches, StagedModel
 from matex_data.training.zero.optimizer import Totals
 
 BATCH = 32

@@ -39,7 +39,7 @@ GROUPS = {
     ),
     "training: unchanged scripts": ("training/launcher",),
     "training: models and runs": (
-        *("training/stages", "training/layouts", "training/partition", "training/restart", "training/*.py"),
+        *("training/model_parallel", "training/partition", "training/restart", "training/*.py"),
     ),
 }
 """Folders with all that is in them, and patterns of modules, by the name of their group."""

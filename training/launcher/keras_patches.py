@@ -49,7 +49,7 @@ from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonif
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
-from matex_data.training.mesh import Mesh
+from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
 from matex_data.training.session import Session

@@ -16,7 +16,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import keras_distribution
-from matex_data.training.mesh import AXES, Mesh
+from matex_data.training.model_parallel.mesh import AXES, Mesh
 
 
 def patch_distributions(channel: Channel, use: Callable[[Mesh], None]) -> None:

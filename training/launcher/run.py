@@ -203,7 +203,7 @@ def _prepared(
         from matex_data.training.launcher.resuming import ScriptCheckpoints
         from matex_data.training.launcher.saving import patch_saving
         from matex_data.training.launcher.staged import StagePatches
-        from matex_data.training.mesh import Mesh
+        from matex_data.training.model_parallel.mesh import Mesh
         from matex_data.training.reduction.ops import Reducer, broadcast_from_root
 
         _check_backend()

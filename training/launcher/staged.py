@@ -19,12 +19,12 @@ from matex_data.training.exact.rows import deterministic, is_sharded, shard_rows
 from matex_data.training.keras_api import keras_trainer
 from matex_data.training.launcher.keras_patches import ShardedEpochIterator, call_within
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
-from matex_data.training.mesh import Mesh
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
+from matex_data.training.model_parallel.stages.update import updating
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import patch, replaced
 from matex_data.training.session import Session
-from matex_data.training.stages.model import MicroBatches, StagedModel
-from matex_data.training.stages.update import updating
 from matex_data.training.trainer import without_keras_warnings
 
 

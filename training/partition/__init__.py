@@ -1,1 +1,1 @@
-"""Models as graphs of operations, and which rank holds which of their weights."""
+"""Variables of which each rank holds a part."""

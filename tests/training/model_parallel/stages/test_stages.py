@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import Pool, Pools
-from tests.training.stages.problems import (
+from tests.training.model_parallel.stages.problems import (
     BATCH,
     ROWS,
     accumulated,

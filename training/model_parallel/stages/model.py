@@ -23,11 +23,35 @@ from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import separate_seeds
 from matex_data.training.keras_api import pythonify_logs
-from matex_data.training.layouts.sharded import another_mesh
-from matex_data.training.mesh import Mesh
-from matex_data.training.partition.cut import StagePlan, cut_after, cut_by_cost, estimated_costs, stage_plans
-from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
-from matex_data.training.partition.graph import ModelGraph, model_graph
+from matex_data.training.model_parallel.deferred import initialize, is_absent, is_deferred
+from matex_data.training.model_parallel.graph import ModelGraph, model_graph
+from matex_data.training.model_parallel.layouts.cut_model import another_mesh
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages.agreement import Agreement
+from matex_data.training.model_parallel.stages.checks import (
+    check_model,
+    check_optimizer,
+    check_stages,
+    layers_of,
+    replaced_losses,
+    replaced_metrics,
+    trained_stages,
+    variable_holders,
+)
+from matex_data.training.model_parallel.stages.cut import (
+    StagePlan,
+    cut_after,
+    cut_by_cost,
+    estimated_costs,
+    stage_plans,
+)
+from matex_data.training.model_parallel.stages.messages import Line
+from matex_data.training.model_parallel.stages.micro_batches import Batch, Trial, default_micro_batches
+from matex_data.training.model_parallel.stages.pipeline import PipelineStage
+from matex_data.training.model_parallel.stages.sharding import StageShards
+from matex_data.training.model_parallel.stages.stage import Edge, LastStage, Stage, StageLayers
+from matex_data.training.model_parallel.stages.state import StagedState
+from matex_data.training.model_parallel.stages.update import GradientSums, StageUpdate
 from matex_data.training.partition.parts import (
     as_whole,
     broadcast_in,
@@ -43,24 +67,6 @@ from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import Replacements, replaced
-from matex_data.training.stages.agreement import Agreement
-from matex_data.training.stages.checks import (
-    check_model,
-    check_optimizer,
-    check_stages,
-    layers_of,
-    replaced_losses,
-    replaced_metrics,
-    trained_stages,
-    variable_holders,
-)
-from matex_data.training.stages.messages import Line
-from matex_data.training.stages.micro_batches import Batch, Trial, default_micro_batches
-from matex_data.training.stages.pipeline import PipelineStage
-from matex_data.training.stages.sharding import StageShards
-from matex_data.training.stages.stage import Edge, LastStage, Stage, StageLayers
-from matex_data.training.stages.state import StagedState
-from matex_data.training.stages.update import GradientSums, StageUpdate
 from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer
 
 log = logging.getLogger("matex_data.training")

@@ -15,8 +15,8 @@ from matex_data.training.exact.losses import distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import Functional
-from matex_data.training.partition.cut import StagePlan
-from matex_data.training.partition.graph import check_graph
+from matex_data.training.model_parallel.graph import check_graph
+from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")

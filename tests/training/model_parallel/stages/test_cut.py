@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
-from matex_data.training.partition.cut import cut_after, cut_by_cost, estimated_costs, stage_plans
-from matex_data.training.partition.graph import LayerCall, ModelGraph, Spec, model_graph
-from tests.training.partition.models import MODELS, chain, nested
+from matex_data.training.model_parallel.graph import LayerCall, ModelGraph, Spec, model_graph
+from matex_data.training.model_parallel.stages.cut import cut_after, cut_by_cost, estimated_costs, stage_plans
+from tests.training.model_parallel.models import MODELS, chain, nested
 
 
 def _inputs(model: Any) -> list[Any]:

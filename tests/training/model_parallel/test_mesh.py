@@ -9,7 +9,7 @@ import pytest
 from matex_data.errors import PartitionError
 from matex_data.training.checking.shards import RankPairs
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.mesh import Mesh
+from matex_data.training.model_parallel.mesh import Mesh
 from tests.support.launch import run_script
 from tests.support.machine_speed import scaled
 from tests.support.ranks import Pool, Pools

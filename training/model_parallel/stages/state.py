@@ -13,7 +13,9 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.exact.batch_norm import average_moving_statistics
-from matex_data.training.mesh import Mesh
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages.micro_batches import CHOICE
+from matex_data.training.model_parallel.stages.stage import StageLayers
 from matex_data.training.partition.whole import WholeVariables, at_root, whole_optimizer
 from matex_data.training.restart.checkpoint import (
     Checkpoint,
@@ -24,8 +26,6 @@ from matex_data.training.restart.checkpoint import (
     rank_variables,
     restore_replicated,
 )
-from matex_data.training.stages.micro_batches import CHOICE
-from matex_data.training.stages.stage import StageLayers
 
 
 class StagedState(ModelState):

@@ -12,13 +12,13 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
-from matex_data.training.layouts.entropy import CutEntropy, takes_cut_logits
-from matex_data.training.layouts.plan import Plan, plans
-from matex_data.training.layouts.rules import Units, running
-from matex_data.training.layouts.shards import ModelRanks
-from matex_data.training.mesh import Mesh, RankLayoutMap
-from matex_data.training.partition.deferred import initialize, is_absent, is_deferred
-from matex_data.training.partition.graph import called_once, containers
+from matex_data.training.model_parallel.deferred import initialize, is_absent, is_deferred
+from matex_data.training.model_parallel.graph import called_once, containers
+from matex_data.training.model_parallel.layouts.entropy import CutEntropy, takes_cut_logits
+from matex_data.training.model_parallel.layouts.plan import Plan, plans
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
+from matex_data.training.model_parallel.layouts.rules import Units, running
+from matex_data.training.model_parallel.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.parts import (
     AxisPart,
     all_leave,

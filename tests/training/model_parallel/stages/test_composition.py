@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import Pools
-from tests.training.layouts import models
-from tests.training.stages.problems import OPTIMIZERS
+from tests.training.model_parallel.layouts import models
+from tests.training.model_parallel.stages.problems import OPTIMIZERS
 
 BATCH = 8
 
@@ -46,7 +46,7 @@ def _trained(
     import tensorflow as tf
 
     from matex_data import training
-    from matex_data.training.partition.deferred import is_absent
+    from matex_data.training.model_parallel.deferred import is_absent
     from matex_data.training.partition.parts import whole_on_all
 
     keras.backend.clear_session()

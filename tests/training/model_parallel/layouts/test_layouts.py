@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import Pools
-from tests.training.layouts import models
+from tests.training.model_parallel.layouts import models
 
 
 def _falling():

@@ -15,8 +15,8 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
-from matex_data.training.layouts.entropy import cut_logits
-from matex_data.training.layouts.shards import ModelRanks
+from matex_data.training.model_parallel.layouts.entropy import cut_logits
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.partition.parts import as_whole, hiding_parts
 from matex_data.training.replacements import replaced
 

@@ -6,15 +6,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from matex_data.mpi.polling import poll
-from matex_data.training.layouts.plan import plans
-from matex_data.training.layouts.sharded import CutLayers, another_mesh, layouts_of
-from matex_data.training.layouts.shards import ModelRanks
-from matex_data.training.mesh import Mesh
-from matex_data.training.partition.cut import StagePlan
-from matex_data.training.partition.graph import Container, containers
+from matex_data.training.model_parallel.graph import Container, containers
+from matex_data.training.model_parallel.layouts.cut_model import CutLayers, another_mesh, layouts_of
+from matex_data.training.model_parallel.layouts.plan import plans
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages.checks import layers_of
+from matex_data.training.model_parallel.stages.cut import StagePlan
+from matex_data.training.model_parallel.stages.stage import StageLayers
 from matex_data.training.partition.parts import LEAVE_SECONDS, all_leave, part_of
-from matex_data.training.stages.checks import layers_of
-from matex_data.training.stages.stage import StageLayers
 from matex_data.training.zero.optimizer import Totals, check_elementwise
 
 

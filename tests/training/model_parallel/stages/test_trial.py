@@ -11,13 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from matex_data.training.mesh import Mesh
-from matex_data.training.stages import micro_batches
-from matex_data.training.stages.micro_batches import CHOICE, STEPS, Trial
-from matex_data.training.stages.model import StagedModel
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages import micro_batches
+from matex_data.training.model_parallel.stages.micro_batches import CHOICE, STEPS, Trial
+from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.trainer import fit
 from tests.support.ranks import Pool, Pools
-from tests.training.stages.problems import BATCH, accumulated, build, dataset, weights_of
+from tests.training.model_parallel.stages.problems import BATCH, accumulated, build, dataset, weights_of
 
 EPOCHS = 6
 """Epochs of three batches, which are enough to try 2, 4, 8 and 16 micro-batches."""

@@ -12,7 +12,7 @@ import keras
 from matex_data.errors import PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.mesh import check_used, cut_axis
+from matex_data.training.model_parallel.mesh import check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, hold
 
 

@@ -14,11 +14,11 @@ import tensorflow as tf
 
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.training.average.optimizer import distribute
-from matex_data.training.mesh import Mesh
+from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.trainer import fit
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
-from tests.training.stages.problems import build, dataset, weights_of
+from tests.training.model_parallel.stages.problems import build, dataset, weights_of
 
 
 class _OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
@@ -210,7 +210,7 @@ def test_a_failure_of_one_stage_is_the_error_of_all(ranks: Pools, fault: str, me
 
 SCRIPT = """
 import os, sys, time, keras, tensorflow as tf, matex_data as md
-from tests.training.stages.problems import build, dataset
+from tests.training.model_parallel.stages.problems import build, dataset
 mesh = md.training.Mesh(stages=2)
 def rows():
     for i, batch in enumerate(dataset("chain")):

@@ -12,8 +12,8 @@ import tensorflow as tf
 from matex_data.training.exact.metrics import weighted_means
 from matex_data.training.exact.state import StepState
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
-from matex_data.training.partition.cut import StagePlan
-from matex_data.training.stages.update import GradientSums
+from matex_data.training.model_parallel.stages.cut import StagePlan
+from matex_data.training.model_parallel.stages.update import GradientSums
 
 
 class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types

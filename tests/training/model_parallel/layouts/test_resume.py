@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.support.ranks import Pools
-from tests.training.layouts import models
+from tests.training.model_parallel.layouts import models
 
 STEPS = 4
 OPTIMIZERS = {

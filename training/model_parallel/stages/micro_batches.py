@@ -17,8 +17,8 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.rows import batch_size
-from matex_data.training.stages.messages import memory_of
-from matex_data.training.stages.stage import Targets
+from matex_data.training.model_parallel.stages.messages import memory_of
+from matex_data.training.model_parallel.stages.stage import Targets
 
 LEAST_ROWS = 32
 """Rows of a micro-batch by default, at least: with fewer, reading the weights takes longer than the multiplications."""

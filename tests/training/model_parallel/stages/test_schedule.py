@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.training.stages.pipeline import Action, Kind, forward_only, one_forward_one_backward
+from matex_data.training.model_parallel.stages.pipeline import Action, Kind, forward_only, one_forward_one_backward
 
 SCHEDULES: list[Callable[[int, int, int], list[Action]]] = [one_forward_one_backward, forward_only]
 

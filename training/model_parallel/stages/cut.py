@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import keras
 
 from matex_data.errors import PartitionError
-from matex_data.training.partition.graph import LayerCall, ModelGraph, Spec
+from matex_data.training.model_parallel.graph import LayerCall, ModelGraph, Spec
 
 UNKNOWN_LENGTH = 32
 """Length that is assumed of an axis of any length, such as that of a text."""
@@ -32,7 +32,7 @@ def estimated_costs(graph: ModelGraph) -> list[float]:
     Examples
     --------
     >>> import keras
-    >>> from matex_data.training.partition.graph import model_graph
+    >>> from matex_data.training.model_parallel.graph import model_graph
     >>> layers = [keras.Input((8,)), keras.layers.Dense(4, use_bias=False), keras.layers.ReLU()]
     >>> estimated_costs(model_graph(keras.Sequential(layers)))
     [160.0, 128.0]
@@ -164,7 +164,7 @@ def stage_plans(graph: ModelGraph, ends: Sequence[int]) -> list[StagePlan]:
     Examples
     --------
     >>> import keras
-    >>> from matex_data.training.partition.graph import model_graph
+    >>> from matex_data.training.model_parallel.graph import model_graph
     >>> x = keras.Input((4,))
     >>> y = keras.layers.Dense(4, name="first")(x)
     >>> model = keras.Model(x, keras.layers.Add(name="second")([x, y]))

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.layouts.shards import ModelRanks
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.replacements import replaced, setting
 
 cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)

@@ -9,11 +9,11 @@ from typing import Any, NamedTuple
 import keras
 
 from matex_data.errors import PartitionError
-from matex_data.training.layouts import rules
-from matex_data.training.layouts.rules import ELEMENTWISE, Rule
-from matex_data.training.layouts.shards import ModelRanks
-from matex_data.training.mesh import check_divides, check_used, cut_axis
-from matex_data.training.partition.graph import Container, called_once, chain
+from matex_data.training.model_parallel.graph import Container, called_once, chain
+from matex_data.training.model_parallel.layouts import rules
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
+from matex_data.training.model_parallel.layouts.rules import ELEMENTWISE, Rule
+from matex_data.training.model_parallel.mesh import check_divides, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, part_of, whole_shape
 
 LARGE = 1 << 20

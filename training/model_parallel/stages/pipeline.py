@@ -19,9 +19,9 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import busy
 from matex_data.timeline import timeline
-from matex_data.training.stages.messages import ACTIVATIONS, ERRORS, Line, memory_of
-from matex_data.training.stages.micro_batches import Batch, row_specs, slices
-from matex_data.training.stages.stage import Edge, LastStage, Pending, Stage, Targets
+from matex_data.training.model_parallel.stages.messages import ACTIVATIONS, ERRORS, Line, memory_of
+from matex_data.training.model_parallel.stages.micro_batches import Batch, row_specs, slices
+from matex_data.training.model_parallel.stages.stage import Edge, LastStage, Pending, Stage, Targets
 
 
 class Kind(Enum):

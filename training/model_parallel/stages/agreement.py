@@ -11,9 +11,9 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.errors import unwrapped_errors
-from matex_data.training.stages.messages import Line, StepFailed
-from matex_data.training.stages.micro_batches import Batch, read_batch
-from matex_data.training.stages.sharding import StageShards
+from matex_data.training.model_parallel.stages.messages import Line, StepFailed
+from matex_data.training.model_parallel.stages.micro_batches import Batch, read_batch
+from matex_data.training.model_parallel.stages.sharding import StageShards
 
 
 class Agreement:

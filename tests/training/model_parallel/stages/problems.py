@@ -12,11 +12,11 @@ import pytest
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
-from matex_data.training.mesh import Mesh
-from matex_data.training.partition.deferred import deferred, is_absent
+from matex_data.training.model_parallel.deferred import deferred, is_absent
+from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.saving import save
 from matex_data.training.trainer import fit
-from tests.training.partition.models import MODELS
+from tests.training.model_parallel.models import MODELS
 
 
 def normalized() -> Any:

@@ -18,7 +18,7 @@ from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.collectives import Collectives
-from matex_data.training.mesh import Mesh
+from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer, gather_rows, run_once
 
 
