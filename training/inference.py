@@ -33,7 +33,7 @@ from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.prediction_file import write_predictions
 from matex_data.training.reduction.gathering import gathered
 from matex_data.training.replacements import Replacements
-from matex_data.training.trainer import BATCH, evaluation_data, sharded, without_keras_warnings
+from matex_data.training.trainer import BATCH, cut_over, evaluation_data, without_keras_warnings
 
 
 def evaluate(
@@ -113,7 +113,7 @@ def _evaluating(model: Any, channel: Channel, dataset: tf.data.Dataset) -> Itera
     """
     within = open_context(model)
     if within is None:
-        with sharded(model, None, dataset.element_spec, False):
+        with cut_over(model, None, dataset.element_spec, False):
             build_without_optimizer(model, dataset.element_spec)
             check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)

@@ -27,7 +27,7 @@ from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.rows import batch_size, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
-from matex_data.training.model_parallel.layouts.cut_model import sharded_model
+from matex_data.training.model_parallel.layouts.cut_model import cut_model
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
 from matex_data.training.reduction.ops import Reducer
@@ -94,7 +94,7 @@ def fit(
     collectives : by which gradients are reduced: "mpi"; "tensorflow", on GPUs NCCL; or "auto": TensorFlow's, if ``matex
         run`` or ``MATEX_COLLECTIVES`` has started them. See [GPUs](training.md#gpus).
     mesh : ranks that hold parts of the model, and the replicas among which the data of ``comm=mesh.data`` is divided.
-        Its layouts say which weights are cut over its shards. If it has several stages, the layers are cut into
+        Its layouts say which weights are cut over its ranks. If it has several stages, the layers are cut into
         consecutive stages, of which each rank has the gradients and the optimizer's state of one; after training, all
         ranks have all weights, unless the model is deferred.
     micro_batches : number of micro-batches into which a replica's rows of a batch are divided, which pass the stages
@@ -158,7 +158,7 @@ def fit(
     }
     options = {**keras_fit_options, "shuffle": False, "epochs": epochs, "callbacks": callbacks}
     with (
-        sharded(model, mesh, data.element_spec, shard_optimizer) as totals,
+        cut_over(model, mesh, data.element_spec, shard_optimizer) as totals,
         _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives, verify) as distributed,
         distributed.owned_optimizer(totals)
         if shard_optimizer and isinstance(distributed, DistributedModel)
@@ -270,8 +270,8 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, v
 
 
 @contextlib.contextmanager
-def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[Totals]:
-    """Context manager: the layers of a model compute on all shards of a mesh, if it has several. *Collective*.
+def cut_over(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: bool) -> Iterator[Totals]:
+    """Context manager: the layers of a model are cut over a mesh, if this has ``model > 1``. *Collective*.
 
     It gives the sums over the ranks that hold parts of the weights.
     """
@@ -292,8 +292,8 @@ def sharded(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: b
         initialize_absent(model)
         yield []
         return
-    with sharded_model(model, mesh, owned=shard_optimizer and mesh.shape[0] > 1) as found:
-        yield found.totals()
+    with cut_model(model, mesh, owned=shard_optimizer and mesh.shape[0] > 1) as found:
+        yield found.ranks.totals()
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:

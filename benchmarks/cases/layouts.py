@@ -9,7 +9,7 @@ from benchmarks.harness.measure import Reader, interleaved
 from benchmarks.readers import layouts
 
 ONE = Reader("one process, one core", "ceiling", "layouts.fit", pinned=True)
-CUT = Reader("layouts", "ours", "layouts.fit", {"shards": 2}, ranks=2, pinned=True)
+CUT = Reader("layouts", "ours", "layouts.fit", {"parts": 2}, ranks=2, pinned=True)
 PARALLEL = Reader("data parallel", "reference", "layouts.fit", ranks=2, pinned=True)
 OWNED = Reader("data parallel, shard_optimizer", "ours", "layouts.fit", {"shard_optimizer": True}, ranks=2, pinned=True)
 BOTH_CORES = Reader("one process, two cores", "reference", "layouts.fit", {"threads": 2})

@@ -31,12 +31,12 @@ def _network() -> Any:
     return keras.Model(inputs, x)
 
 
-def fit(task: Task, shards: int = 1, shard_optimizer: bool = False, threads: int = 1) -> Pass:
+def fit(task: Task, parts: int = 1, shard_optimizer: bool = False, threads: int = 1) -> Pass:
     """Run epochs of ``training.fit``, one for each pass.
 
     Parameters
     ----------
-    shards : ranks over which the weights are cut; the others share the rows of a batch.
+    parts : ranks over which the weights are cut; the others share the rows of a batch.
     shard_optimizer : cut the optimizer's state over the ranks.
     threads : of TensorFlow, on each rank.
     """
@@ -48,9 +48,9 @@ def fit(task: Task, shards: int = 1, shard_optimizer: bool = False, threads: int
     if threads == 1:
         one_thread()
     keras.utils.set_random_seed(0)
-    mesh = training.Mesh(model=shards)
+    mesh = training.Mesh(model=parts)
     layouts = mesh.layout_map()
-    if shards > 1:
+    if parts > 1:
         layouts["up_./kernel"] = (None, "model")
         layouts["down_./kernel"] = ("model", None)
     with training.deferred(layouts):

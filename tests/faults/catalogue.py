@@ -174,7 +174,7 @@ FAULTS: list[Fault] = [
         training=True,
     ),
     Fault(
-        "step_of_shard_raises", "a shard of a stage raises within its step", ranks=(4,), within=WAITED, training=True
+        "step_of_one_rank_raises", "a rank of a stage raises within its step", ranks=(4,), within=WAITED, training=True
     ),
     Fault(
         "file_of_stage",

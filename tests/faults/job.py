@@ -685,7 +685,7 @@ def step_of_stage_raises(job: Job) -> None:
     _in_stages(job, harm=_step_raises(job, 1))
 
 
-def step_of_shard_raises(job: Job) -> None:
+def step_of_one_rank_raises(job: Job) -> None:
     _in_stages(job, shards=2, harm=_step_raises(job, 3))
 
 

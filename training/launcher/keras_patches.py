@@ -53,7 +53,7 @@ from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
 from matex_data.training.session import Session
-from matex_data.training.trainer import drop_empty_batches, sharded, without_keras_warnings
+from matex_data.training.trainer import cut_over, drop_empty_batches, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 
@@ -308,7 +308,7 @@ class KerasPatches:
         self._patch("train_on_batch", self._train_on_batch)
 
     def use_mesh(self, mesh: Mesh) -> None:
-        """Cut the weights of the models that train from now on over the shards of a mesh. *Collective*."""
+        """Cut the weights of the models that train from now on over the ranks of a mesh. *Collective*."""
         self._mesh = mesh
         self._channel = open_channel(mesh.data)
         before = self._reducer
@@ -424,7 +424,7 @@ class KerasPatches:
         with contextlib.ExitStack() as parts:
 
             def cut(logs: Any) -> None:
-                totals = parts.enter_context(sharded(model, self._mesh, call.spec, self._shard_optimizer))
+                totals = parts.enter_context(cut_over(model, self._mesh, call.spec, self._shard_optimizer))
                 if self._shard_optimizer:
                     parts.enter_context(model._matex_distributed.owned_optimizer(totals))
                 model.make_train_function(force=True)

@@ -71,7 +71,7 @@ class StagePatches:
 
     Parameters
     ----------
-    stages, model : numbers of stages, and of shards of their layers.
+    stages, model : numbers of stages, and of parts of their layers.
     micro_batches, sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
     checkpoints : of the script; None without.
     """

@@ -52,7 +52,7 @@ def deferred(layouts: Any = None) -> Iterator[None]:
 
     Parameters
     ----------
-    layouts : ``mesh.layout_map()``, which says what is cut over the shards of a mesh. None, a map that proposes
+    layouts : ``mesh.layout_map()``, which says what is cut over the ranks of a mesh. None, a map that proposes
         layouts itself, or one of a mesh with stages: the variables get their values in ``fit(..., mesh=mesh)``, and
         cannot be read before.
 
@@ -68,7 +68,7 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     >>> with md.training.deferred(layouts):
     ...     inputs = keras.Input((3,))
     ...     model = keras.Model(inputs, keras.layers.Dense(4, name="up")(inputs))
-    >>> model.weights[0].numpy().shape  # on two shards: (3, 2)
+    >>> model.weights[0].numpy().shape  # with model=2: (3, 2)
     (3, 4)
     """
     mesh = None if layouts is None else layouts.device_mesh.mesh

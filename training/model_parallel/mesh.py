@@ -1,4 +1,4 @@
-"""Mesh: all ranks as an array of replicas, stages and shards of one model, along whose axes layouts cut variables."""
+"""Mesh: all ranks as an array of replicas, stages and parts of one model, along whose axes layouts cut variables."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ class Coordinates(NamedTuple):
     ----------
     replica : 0 to ``ranks / (stages * model) - 1``; replicas train on different rows of a batch.
     stage : 0 to ``stages - 1``; stages hold different layers.
-    shard : 0 to ``model - 1``; shards hold different units of a layer.
+    part : 0 to ``model - 1``; parts of a layer are different units of it.
     """
 
     replica: int
     stage: int
-    shard: int
+    part: int
 
 
 class Mesh:
     """Array of all ranks with the axes "data", "stages" and "model". *Collective*.
 
-    The ranks of one layer's shards are neighbours: they exchange most. Then come the stages of a replica.
+    The ranks of one layer are neighbours: they exchange most. Then come the stages of a replica.
 
     Parameters
     ----------
@@ -49,12 +49,12 @@ class Mesh:
 
     Attributes
     ----------
-    shape : numbers of replicas, stages and shards.
+    shape : numbers of replicas, stages and parts.
     coordinates : those of this rank.
     world : all ranks of the mesh.
     data : communicator of the replicas of this rank's part of the model, for ``open_dataset``; its rank is the replica.
-    stages : communicator of the stages of this replica and shard; its rank is the stage.
-    model : communicator of the shards of this replica and stage; its rank is the shard.
+    stages : communicator of the stages of this replica and part; its rank is the stage.
+    model : communicator of the ranks of this replica and stage, each with its part of the layers; its rank is the part.
     layouts : map that ``layout_map`` returned last; None: layouts are proposed.
 
     Raises
@@ -66,7 +66,7 @@ class Mesh:
     >>> import matex_data as md
     >>> mesh = md.training.Mesh(model=1)  # on 8 ranks with model=2: shape (4, 1, 2)
     >>> mesh.shape, mesh.coordinates
-    ((1, 1, 1), Coordinates(replica=0, stage=0, shard=0))
+    ((1, 1, 1), Coordinates(replica=0, stage=0, part=0))
     >>> mesh.data.size
     1
     """
@@ -84,8 +84,8 @@ class Mesh:
                 remedy="start another number of ranks, or choose stages and model whose product divides it",
             )
         self.shape = (ranks // (stages * model), stages, model)
-        replica, stage, shard = (int(i) for i in np.unravel_index(self.world.rank, self.shape))
-        self.coordinates = Coordinates(replica, stage, shard)
+        replica, stage, part = (int(i) for i in np.unravel_index(self.world.rank, self.shape))
+        self.coordinates = Coordinates(replica, stage, part)
         self.data, self.stages, self.model = attached(self.world, _Axes).of(self.shape, self.coordinates)
         self.layouts: RankLayoutMap | None = None
 
@@ -93,7 +93,7 @@ class Mesh:
         """Return an empty ``keras.distribution.LayoutMap`` of this mesh, by which models are cut from then on.
 
         Its keys are regular expressions for paths of variables, its values name an axis for each dimension: "model" for
-        the dimension that is cut over the shards, None for the others.
+        the dimension that is cut over ranks, None for the others.
 
         Parameters
         ----------
@@ -180,7 +180,7 @@ MODEL = AXES[2]
 
 
 def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
-    """Return the axis along which a variable is cut over the shards; None: it is not.
+    """Return the axis along which a variable is cut over ranks; None: it is not.
 
     Parameters
     ----------
@@ -190,7 +190,7 @@ def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
     Raises
     ------
     PartitionError : several layouts fit the path, the layout has another number of dimensions or names an axis other
-        than "model" or one twice, or the shards do not divide the dimension.
+        than "model" or one twice, or the number of parts does not divide the dimension.
     """
     try:
         layout = layouts[path]
@@ -215,25 +215,25 @@ def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
         )
     if not named:
         return None
-    axis, shards = layout.axes.index(MODEL), layouts.device_mesh.mesh.shape[2]
-    check_divides(path, shape, axis, shards)
+    axis, parts = layout.axes.index(MODEL), layouts.device_mesh.mesh.shape[2]
+    check_divides(path, shape, axis, parts)
     return int(axis)
 
 
-def check_divides(path: str, shape: tuple[int, ...], axis: int, shards: int) -> None:
-    """Raise an error unless the shards divide a dimension of a variable.
+def check_divides(path: str, shape: tuple[int, ...], axis: int, parts: int) -> None:
+    """Raise an error unless a number of parts divides a dimension of a variable.
 
     Raises
     ------
-    PartitionError : they do not.
+    PartitionError : it does not.
     """
-    if shape[axis] % shards:
+    if shape[axis] % parts:
         raise PartitionError(
-            "the shards do not divide a dimension of a variable",
+            "the number of parts does not divide a dimension of a variable",
             field=path,
-            expected=f"a multiple of {shards} in dimension {axis}",
+            expected=f"a multiple of {parts} in dimension {axis}",
             found=list(shape),
-            remedy="choose another number of units, or a mesh with another number of shards",
+            remedy="choose another number of units, or a mesh with another model=",
         )
 
 

@@ -75,7 +75,7 @@ class AxisPart:
 
 
 class Nested:
-    """Part of a part, such as the section that a replica owns of the units of a shard.
+    """Part of a part, such as the section that a replica owns of the units of a part.
 
     Parameters
     ----------
@@ -300,6 +300,11 @@ def _joined(part: Part, value: Array) -> Array:
     return part.join([value] if part.channel.size == 1 else list(part.channel.host.gather(value[None])))
 
 
+def all_come(channel: Channel) -> bool:
+    """Return whether all ranks call this, within ``LEAVE_SECONDS``. *Collective* if they do."""
+    return poll(channel.host.comm.Ibarrier().Test, LEAVE_SECONDS)
+
+
 def all_leave(channel: Channel, kind: type[BaseException] | None) -> bool:
     """Return whether all ranks leave a context, so that they can join parts. *Collective* if they do.
 
@@ -308,9 +313,7 @@ def all_leave(channel: Channel, kind: type[BaseException] | None) -> bool:
     kind : class of the exception by which this rank leaves; None: there is none. Nearly every ``DataError`` is raised
         on all ranks; an error of another class may be of one, and ends the job.
     """
-    if kind is None:
-        return True
-    return issubclass(kind, DataError) and poll(channel.host.comm.Ibarrier().Test, LEAVE_SECONDS)
+    return kind is None or (issubclass(kind, DataError) and all_come(channel))
 
 
 def hiding_parts(hidden: bool = True) -> contextlib.AbstractContextManager[None]:

@@ -140,6 +140,10 @@ class Reducer:
         runtime = None if compared or self.channel.narrowed or in_session_graph() else self._runtime
         return self(gradients, weight, wire_dtype=self.wire_dtype, unless_equal=unless_equal, runtime=runtime)
 
+    def total(self, tensor: Any, op: Op = "sum") -> Any:
+        """Return the sum of a tensor over all ranks, or its maximum or minimum. *Collective*."""
+        return self([tensor], None, op)[0]
+
     def unrounded(self) -> Replacements:
         """Return a context manager: ``average`` sends gradients as they are, eagerly and in graphs that it traces."""
         return replaced(self, wire_dtype=None)

@@ -177,8 +177,7 @@ class OwnedOptimizer(PartOptimizer):
         self, optimizer: Any, weights: Sequence[Any], average: GradientAverage, totals: Totals = (), **clipping: Any
     ) -> None:
         check_elementwise(optimizer)
-        own = (average.channel, lambda tensor, op="sum": average.reducer([tensor], None, op)[0])
-        super().__init__(optimizer, [own, *totals], **clipping)
+        super().__init__(optimizer, [(average.channel, average.reducer.total), *totals], **clipping)
         self._average, self._weights = average, list(weights)
         for weight in self._weights:
             _check(weight)

@@ -19,14 +19,14 @@ def _model():
     return keras.Model(inputs, keras.layers.Dense(2, name="down")(keras.layers.Dropout(0.5)(x)))
 
 
-def _values(comm, shards):
+def _values(comm, parts):
     from matex_data import training
     from matex_data.training.partition.parts import whole_on_all
 
     keras.backend.clear_session()
     random.seed(7 + comm.rank)  # all ranks draw the seeds of rank 0
-    layouts = training.Mesh(model=shards, comm=comm).layout_map()
-    if shards > 1:
+    layouts = training.Mesh(model=parts, comm=comm).layout_map()
+    if parts > 1:
         layouts["up/kernel"] = (None, "model")
     with training.deferred(layouts):
         model = _model()

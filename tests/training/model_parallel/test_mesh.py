@@ -1,4 +1,4 @@
-"""The mesh: which ranks are replicas, stages and shards of one another."""
+"""The mesh: which ranks are replicas, stages and parts of one another."""
 
 from __future__ import annotations
 
@@ -26,14 +26,14 @@ def _members(comm, stages, model):
 def test_axes_are_those_of_a_reshaped_array(ranks: Pools, stages: int, model: int) -> None:
     array = np.arange(4).reshape(-1, stages, model)
     for rank, (shape, coordinates, axes, own) in enumerate(ranks(4).run(_members, stages, model)):
-        replica, stage, shard = np.argwhere(array == rank)[0]
-        assert (shape, coordinates) == (array.shape, (replica, stage, shard))
+        replica, stage, part = np.argwhere(array == rank)[0]
+        assert (shape, coordinates) == (array.shape, (replica, stage, part))
         assert axes == {
-            "data": array[:, stage, shard].tolist(),
-            "stages": array[replica, :, shard].tolist(),
+            "data": array[:, stage, part].tolist(),
+            "stages": array[replica, :, part].tolist(),
             "model": array[replica, stage, :].tolist(),
         }
-        assert own == {"data": replica, "stages": stage, "model": shard}
+        assert own == {"data": replica, "stages": stage, "model": part}
 
 
 def _many(comm, number):

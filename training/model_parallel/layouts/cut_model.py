@@ -1,4 +1,4 @@
-"""Layers that compute with parts of their variables, and ``ShardedModel``, which consists of them."""
+"""Layers that compute with parts of their variables, and ``CutModel``, which consists of them."""
 
 from __future__ import annotations
 
@@ -31,28 +31,28 @@ from matex_data.training.partition.parts import (
     slots,
 )
 from matex_data.training.replacements import Replacements, replaced, setting
-from matex_data.training.zero.optimizer import PartOptimizer, Totals, check_elementwise
+from matex_data.training.zero.optimizer import PartOptimizer, check_elementwise
 
 log = logging.getLogger("matex_data.training")
 
 
 class CutLayers:
-    """Layers of a model, or of a stage, that compute with parts of their variables. *Collective* among the shards.
+    """Layers of a model, or of a stage, that compute with parts of their variables. *Collective* among their ranks.
 
     Parameters
     ----------
     plan : their plan.
-    shards : that hold the parts.
+    ranks : that hold the parts.
     """
 
-    def __init__(self, plan: Plan, shards: ModelRanks) -> None:
-        self._plan, self._shards = plan, shards
+    def __init__(self, plan: Plan, ranks: ModelRanks) -> None:
+        self._plan, self._ranks = plan, ranks
         self._whole = [variable for variable, _ in plan.cuts if part_of(variable) is None]
         self._shapes: dict[int, tuple[int, ...]] = {}
         self._replacements = Replacements()
 
     def install(self) -> None:
-        """Give each shard its part of the variables, and let the layers compute with it."""
+        """Give each rank its part of the variables, and let the layers compute with it."""
         self._shapes = {id(v): tuple(v.shape) for v in self._plan.variables}
         self._distribute()
         for rule in self._plan.rules:
@@ -73,24 +73,25 @@ class CutLayers:
                 variable.regularizer = variable.regularizer.original
         for rule in self._plan.rules:
             rule.uninstall()
-        if joined:
-            for variable in [*self._whole, *(v for v in optimizer.variables if part_of(v) is not None)]:
+        for variable in [*self._whole, *optimizer.variables] if joined else ():
+            part = part_of(variable)
+            if part is not None and part.channel is self._ranks.channel:
                 join_variable(variable)
 
     def take_optimizer(self, optimizer: Any, variables: Sequence[Any]) -> None:
         """Build an optimizer for the parts of variables; or cut its state, if it was built for whole ones."""
-        if optimizer.built:
-            note_variables(optimizer, variables)
-        else:
+        if not optimizer.built:
             optimizer.build(variables)
-        for slot, variable in slots(optimizer, variables):
+        elif self._plan.cuts:
+            note_variables(optimizer, variables)
+        for slot, variable in slots(optimizer, variables) if self._plan.cuts else ():
             part = part_of(variable)
             if part is None or part_of(slot) is not None:
                 continue
             if tuple(slot.shape) == tuple(variable.shape):
                 hold_alike(slot, variable)
             elif tuple(slot.shape) == self._shapes.get(id(variable)):
-                broadcast_in(self._shards.channel, [slot])
+                broadcast_in(self._ranks.channel, [slot])
                 cut(slot, part)
 
     def warn_of_gathered(self) -> None:
@@ -101,7 +102,7 @@ class CutLayers:
 
     def _distribute(self) -> None:
         axes = {id(variable): axis for variable, axis in self._plan.cuts}
-        channel = self._shards.channel
+        channel = self._ranks.channel
         for variable in self._plan.variables:
             if is_absent(variable):
                 initialize(variable)
@@ -113,7 +114,7 @@ class CutLayers:
                 cut(variable, AxisPart(channel, tuple(variable.shape), axes[id(variable)]))
         for variable, _ in self._plan.cuts:
             if variable.regularizer is not None and not isinstance(variable.regularizer, PartRegularizer):
-                variable.regularizer = PartRegularizer(variable, self._shards)
+                variable.regularizer = PartRegularizer(variable, self._ranks)
 
 
 class HidingCall:
@@ -136,11 +137,11 @@ class HidingCall:
 
 
 class PartRegularizer:
-    """Regularizer of a variable of which each shard holds a part. *Collective*."""
+    """Regularizer of a variable of which each rank holds a part. *Collective*."""
 
-    def __init__(self, variable: Any, shards: ModelRanks) -> None:
+    def __init__(self, variable: Any, ranks: ModelRanks) -> None:
         self.original = variable.regularizer
-        self._shards = shards
+        self._ranks = ranks
 
     def __call__(self, variable: Any) -> Any:
         """Return the penalty of the whole variable; its gradient is that of this part."""
@@ -151,11 +152,11 @@ class PartRegularizer:
 
     def _penalty(self, value: Any, axis: int) -> Any:
         if type(self.original) in (keras.regularizers.L1, keras.regularizers.L2, keras.regularizers.L1L2):
-            return self._shards.summed(self.original(value))
-        return self.original(self._shards.gathered(value, axis))
+            return self._ranks.summed(self.original(value))
+        return self.original(self._ranks.gathered(value, axis))
 
 
-def sharded_model(model: Any, mesh: Mesh, owned: bool = False) -> ShardedModel:
+def cut_model(model: Any, mesh: Mesh, owned: bool = False) -> CutModel:
     """Return the context manager of a model on a mesh; that of an earlier training, if it is still in parts.
 
     Parameters
@@ -166,10 +167,10 @@ def sharded_model(model: Any, mesh: Mesh, owned: bool = False) -> ShardedModel:
     ------
     PartitionError : on all ranks, if the layouts do not fit the model, or if it is in parts on another mesh.
     """
-    found: ShardedModel | None = vars(model).get("_matex_sharded")
+    found: CutModel | None = vars(model).get("_matex_cut_model")
     if found is None:
-        found = ShardedModel(model, mesh)
-    if found.shards.mesh is not mesh:
+        found = CutModel(model, mesh)
+    if found.ranks.mesh is not mesh:
         raise another_mesh(mesh.shape)
     found.owned = owned
     return found
@@ -185,8 +186,8 @@ def another_mesh(shape: tuple[int, ...]) -> PartitionError:
     )
 
 
-class ShardedModel:
-    """Context manager: each shard holds its part of the weights of a built model, and computes with it. *Collective*.
+class CutModel:
+    """Context manager: each rank holds its part of the weights of a built model, and computes with it. *Collective*.
 
     A model that was built whole is whole again afterwards. One that was deferred stays in parts, and its layers keep
     their rules, so that ``evaluate`` and ``predict`` work on all ranks.
@@ -210,16 +211,16 @@ class ShardedModel:
     def __init__(self, model: Any, mesh: Mesh) -> None:
         _check_step(model)
         self.model = model
-        self.shards = ModelRanks(mesh)
+        self.ranks = ModelRanks(mesh)
         layers = list(model._flatten_layers())
-        (self._plan,) = plans(model, [(layers, containers(layers))], layouts_of(mesh), self.shards)
-        self._layers = CutLayers(self._plan, self.shards)
+        (self._plan,) = plans(model, [(layers, containers(layers))], layouts_of(mesh), self.ranks)
+        self._layers = CutLayers(self._plan, self.ranks)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)
         self._entropy: CutEntropy | None = None
 
-    def __enter__(self) -> ShardedModel:
-        if "_matex_sharded" in vars(self.model):  # still in parts
+    def __enter__(self) -> CutModel:
+        if "_matex_cut_model" in vars(self.model):  # still in parts
             if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
                 self._take_optimizer()
             if self._entropy is not None:
@@ -227,12 +228,12 @@ class ShardedModel:
                 self._entropy = None
             self._leave_logits_cut()
             return self
-        if self.shards.mesh.world.rank == 0:
+        if self.ranks.mesh.world.rank == 0:
             self._layers.warn_of_gathered()
         self._layers.install()
         self._take_optimizer()
-        call, loss = CheckedCall(self.model, self.shards), HidingCall(self.model.compute_loss)
-        self._replacements = replaced(self.model, call=call, compute_loss=loss, _matex_sharded=self)
+        call, loss = CheckedCall(self.model, self.ranks), HidingCall(self.model.compute_loss)
+        self._replacements = replaced(self.model, call=call, compute_loss=loss, _matex_cut_model=self)
         if self.model.jit_compile:
             self._disable_xla()
         self._leave_logits_cut()
@@ -240,7 +241,7 @@ class ShardedModel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._kept or not all_leave(self.shards.channel, kind):
+        if self._kept or not all_leave(self.ranks.channel, kind):
             return
         if self._entropy is not None:
             self._entropy.__exit__()
@@ -250,17 +251,13 @@ class ShardedModel:
         note_variables(self.model.optimizer, self.model.trainable_variables)
         self._forget_functions()
 
-    def totals(self) -> Totals:
-        """Return the sums over the shards, for an optimizer of parts."""
-        return [(self.shards.channel, self.shards.total)]
-
     def _forget_functions(self) -> None:
         """Let Keras trace the steps of the model again: variables and layers have changed."""
         for name in ("train_function", "test_function", "predict_function"):
             object.__setattr__(self.model, name, None)
 
     def _leave_logits_cut(self) -> None:
-        """Let the loss take the logits of each shard, if the model's output is theirs and is used for nothing else."""
+        """Let the loss take the logits of each rank, if the model's output is theirs and is used for nothing else."""
         functional = getattr(self.model, "_functional", self.model)
         calls = [call for c in self._plan.containers if c.owner is functional for call in c.calls]
         ends = [call for call in calls if -1 in call.users]
@@ -274,17 +271,17 @@ class ShardedModel:
             linear = rule.layer.activation in (None, keras.activations.linear)
             if linear and rule.can_give_cut and rule.layer.activity_regularizer is None:
                 rule.gives_logits, rule.container = True, functional
-                self._entropy = CutEntropy(self.model, self.shards).__enter__()
+                self._entropy = CutEntropy(self.model, self.ranks).__enter__()
 
     def _disable_xla(self) -> None:
-        if self.shards.mesh.world.rank == 0:
+        if self.ranks.mesh.world.rank == 0:
             log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
         object.__setattr__(self.model, "_jit_compile", False)
 
     def _take_optimizer(self) -> None:
         """Build the optimizer for the parts, unless replicas own sections of them; or cut its state. *Collective*."""
         optimizer = self.model.optimizer
-        self._inner, self._optimizer = inner_optimizer(optimizer), PartOptimizer(optimizer, self.totals())
+        self._inner, self._optimizer = inner_optimizer(optimizer), PartOptimizer(optimizer, self.ranks.totals())
         if optimizer.built or not self.owned:
             self._layers.take_optimizer(optimizer, self.model.trainable_variables)
         self._optimizer.__enter__()
@@ -314,10 +311,10 @@ def _check_step(model: Any) -> None:
 
 
 class CheckedCall:
-    """``call`` of the whole model: its inputs are equal on all shards, and its own code takes no part for a whole."""
+    """``call`` of the whole model: its inputs are equal on all ranks, and its own code takes no part for a whole."""
 
-    def __init__(self, model: Any, shards: ModelRanks) -> None:
-        self._call, self._shards = model.call, shards
+    def __init__(self, model: Any, ranks: ModelRanks) -> None:
+        self._call, self._ranks = model.call, ranks
 
     def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         """Call the model. *Collective*."""
@@ -332,4 +329,4 @@ class CheckedCall:
             return self._call(inputs, *args, **kwargs)
 
     def _checks(self, tensors: list[Any]) -> list[Any]:
-        return [tf.autograph.experimental.do_not_convert(self._shards.check_equal)(tensors)] if tensors else []
+        return [tf.autograph.experimental.do_not_convert(self._ranks.check_equal)(tensors)] if tensors else []

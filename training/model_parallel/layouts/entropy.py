@@ -1,4 +1,4 @@
-"""Cross entropy of logits that are cut over the shards: no rank has those of the whole vocabulary."""
+"""Cross entropy of logits that are cut over ranks: no rank has those of the whole vocabulary."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ class CutEntropy:
 
     Parameters
     ----------
-    model : compiled Keras model, whose output is that of a layer of which each shard computes its units.
-    shards : that hold them.
+    model : compiled Keras model, whose output is that of a layer of which each rank computes its units.
+    ranks : that hold them.
     """
 
-    def __init__(self, model: Any, shards: ModelRanks) -> None:
-        self._model, self._loss, self._shards = model, model.loss, shards
+    def __init__(self, model: Any, ranks: ModelRanks) -> None:
+        self._model, self._loss, self._ranks = model, model.loss, ranks
 
     def __enter__(self) -> CutEntropy:
         self._whole = self._loss.call
@@ -67,24 +67,19 @@ class CutEntropy:
         return tf.autograph.experimental.do_not_convert(self._of_cut)(y_true, y_pred)
 
     def _of_cut(self, y_true: Any, y_pred: Any) -> Any:
-        highest = self._shards.total(tf.stop_gradient(tf.reduce_max(y_pred, -1)), "max")
-        sums = self._shards.summed(tf.reduce_sum(tf.exp(y_pred - highest[..., None]), -1))
+        highest = self._ranks.total(tf.stop_gradient(tf.reduce_max(y_pred, -1)), "max")
+        sums = self._ranks.summed(tf.reduce_sum(tf.exp(y_pred - highest[..., None]), -1))
         logarithm = highest + tf.math.log(sums)  # of the sum of all exponentials
         if isinstance(self._loss, keras.losses.SparseCategoricalCrossentropy):
-            return logarithm - self._shards.summed(self._of_labels(y_true, y_pred))
-        own = self._shards.section(y_true)
-        return logarithm * tf.reduce_sum(y_true, -1) - self._shards.summed(tf.reduce_sum(own * y_pred, -1))
+            return logarithm - self._ranks.summed(self._of_labels(y_true, y_pred))
+        own = self._ranks.section(y_true)
+        return logarithm * tf.reduce_sum(y_true, -1) - self._ranks.summed(tf.reduce_sum(own * y_pred, -1))
 
     def _of_labels(self, y_true: Any, y_pred: Any) -> Any:
-        """Return the logits of the labels; 0 where another shard has them."""
+        """Return the logits of the labels; 0 where another rank has them."""
         labels = tf.cast(y_true, tf.int64)
         if labels.shape.rank == y_pred.shape.rank:
             labels = tf.squeeze(labels, -1)
-        units = y_pred.shape[-1]
-        own = labels - self._shards.rank * units
-        here = (own >= 0) & (own < units)
-        known = (labels >= 0) & (labels < units * self._shards.size)
-        # Position -1 raises an error, as an unknown label does in one process.
-        position = tf.where(here, own, tf.where(known, tf.zeros_like(own), -tf.ones_like(own)))
+        position, here = self._ranks.own_positions(labels, y_pred.shape[-1])
         found = tf.gather(y_pred, position, batch_dims=position.shape.rank)
         return tf.where(here, found, tf.zeros_like(found))

@@ -20,7 +20,7 @@ LARGE = 1 << 20
 """Elements of a kernel from which a Dense layer is cut alone: its output has to be gathered."""
 
 
-def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], shards: int) -> dict[int, int]:
+def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], parts: int) -> dict[int, int]:
     """Return axes along which to cut variables, by the ids of these.
 
     Attention is cut by heads, embeddings by vocabulary, pairs of Dense layers by the units between them, so that each
@@ -30,21 +30,21 @@ def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], 
     ----------
     layers : all layers of the model, nested ones, too.
     found, once : functional models among them, and the ids of the layers that these call once.
-    shards : number of shards; what it does not divide is not cut.
+    parts : into which a dimension is cut; what it does not divide is not cut.
     """
     axes: dict[int, int] = {}
     for layer in layers:
-        if type(layer) is keras.layers.MultiHeadAttention and layer.num_heads % shards == 0:
+        if type(layer) is keras.layers.MultiHeadAttention and layer.num_heads % parts == 0:
             axes.update({id(v): 0 if "attention_output" in v.path else 1 for v in _kernels(layer)})
-        if type(layer) is keras.layers.Embedding and layer.input_dim % shards == 0:
+        if type(layer) is keras.layers.Embedding and layer.input_dim % parts == 0:
             axes[id(layer.embeddings)] = 0
     for container in found:
         for first, second in _pairs(container, once):
-            if first.units % shards == 0:
+            if first.units % parts == 0:
                 axes[id(first.kernel)], axes[id(second.kernel)] = 1, 0
     for layer in layers:
         large = type(layer) is keras.layers.Dense and layer.built and math.prod(layer.kernel.shape) >= LARGE
-        if large and layer.units % shards == 0:
+        if large and layer.units % parts == 0:
             axes.setdefault(id(layer.kernel), 1)
     return axes
 
@@ -119,7 +119,7 @@ class Plan(NamedTuple):
 
 
 def plans(
-    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, shards: ModelRanks
+    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, ranks: ModelRanks
 ) -> list[Plan]:
     """Return the plans of the stages of a built model, or of the whole.
 
@@ -136,9 +136,9 @@ def plans(
     proposals: dict[int, int] = {}
     if layouts.proposes:
         for layers, found in groups:
-            proposals |= proposed(layers, found, once, shards.size)
-    axes = _axes(model, layouts, proposals, shards)
-    made = [_planned(layers, found, once, axes, shards) for layers, found in groups]
+            proposals |= proposed(layers, found, once, ranks.size)
+    axes = _axes(model, layouts, proposals, ranks)
+    made = [_planned(layers, found, once, axes, ranks) for layers, found in groups]
     if not any(plan.cuts for plan in made):
         raise PartitionError(
             "no layout cuts a variable of this model",
@@ -150,7 +150,7 @@ def plans(
 
 
 def _planned(
-    layers: Sequence[Any], found: Sequence[Container], once: set[int], axes: dict[int, int], shards: ModelRanks
+    layers: Sequence[Any], found: Sequence[Container], once: set[int], axes: dict[int, int], ranks: ModelRanks
 ) -> Plan:
     """Return the plan of layers whose variables are cut along these axes.
 
@@ -166,9 +166,9 @@ def _planned(
         cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         if id(layer) in inner:
             continue
-        attention = _attention(layer, axes, shards)
+        attention = _attention(layer, axes, ranks)
         inner |= set() if attention is None else {id(x) for x in attention.inner}
-        rule = attention or _rule(layer, cut, shards)
+        rule = attention or _rule(layer, cut, ranks)
         if isinstance(rule, rules.Gathered):
             gathered.append(layer.path)
             _check_gathered(cut)
@@ -180,14 +180,14 @@ def _planned(
     cuts = {key: (v, axes[key]) for key, v in variables.items() if key in axes}
     for rule in made.values():
         for variable, axis in rule.extra_cuts():
-            check_divides(variable.path, whole_shape(variable), axis, shards.size)
+            check_divides(variable.path, whole_shape(variable), axis, ranks.size)
             cuts.setdefault(id(variable), (variable, axis))
     for variable, axis in cuts.values():
         _check_constraint(variable, axis)
     return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found), gathered)
 
 
-def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: ModelRanks) -> dict[int, int]:
+def _axes(model: Any, layouts: Any, proposals: dict[int, int], ranks: ModelRanks) -> dict[int, int]:
     """Return the axes along which layouts cut variables, by the ids of these."""
     check_used(layouts, [variable.path for variable in model.variables])
     axes = {}
@@ -197,7 +197,7 @@ def _axes(model: Any, layouts: Any, proposals: dict[int, int], shards: ModelRank
         if axis is None and layouts[path] is None:
             axis = proposals.get(id(variable))
         if axis is not None:
-            check_divides(path, whole_shape(variable), axis, shards.size)
+            check_divides(path, whole_shape(variable), axis, ranks.size)
             axes[id(variable)] = axis
     return axes
 
@@ -206,50 +206,50 @@ def _own_variables(layer: Any) -> list[Any]:
     return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
-def _attention(layer: Any, axes: dict[int, int], shards: ModelRanks) -> rules.Heads | None:
+def _attention(layer: Any, axes: dict[int, int], ranks: ModelRanks) -> rules.Heads | None:
     """Return the rule of an attention layer that is cut by heads."""
     if type(layer) is not keras.layers.MultiHeadAttention or not layer.built:
         return None
-    rule = rules.Heads(layer, shards)
+    rule = rules.Heads(layer, ranks)
     by_head = [(x.kernel, 1) for x in rule.projections] + [(layer.output_dense.kernel, 0)]
     return rule if all(axes.get(id(kernel)) == axis for kernel, axis in by_head) else None
 
 
-def _rule(layer: Any, cut: list[tuple[Any, int]], shards: ModelRanks) -> Rule | None:
+def _rule(layer: Any, cut: list[tuple[Any, int]], ranks: ModelRanks) -> Rule | None:
     """Return the rule of a layer with these variables cut; None: it computes as ever."""
     kind = type(layer)
     if not cut:
-        return _rule_without_weights(layer, shards)
+        return _rule_without_weights(layer, ranks)
     axes = {variable.name: axis for variable, axis in cut}
     plain = not (getattr(layer, "lora_enabled", False) or getattr(layer, "quantization_mode", None))
     if plain and kind in (keras.layers.Dense, *_CONVOLUTIONS) and _features_last(layer):
         rank = len(whole_shape(layer.kernel))
         if axes.get("kernel") == rank - 1:
-            return rules.Units(layer, shards)
+            return rules.Units(layer, ranks)
         if axes == {"kernel": rank - 2}:
-            return rules.Inputs(layer, shards)
+            return rules.Inputs(layer, ranks)
     if plain and kind is keras.layers.EinsumDense and "kernel" in axes:
-        return _einsum_rule(layer, axes, shards) or rules.Gathered(layer, shards, cut)
+        return _einsum_rule(layer, axes, ranks) or rules.Gathered(layer, ranks, cut)
     if plain and kind is keras.layers.Embedding and axes == {"embeddings": 0}:
-        return rules.Vocabulary(layer, shards)
-    return rules.Gathered(layer, shards, cut)
+        return rules.Vocabulary(layer, ranks)
+    return rules.Gathered(layer, ranks, cut)
 
 
 def _features_last(layer: Any) -> bool:
     return getattr(layer, "data_format", "channels_last") == "channels_last" and getattr(layer, "groups", 1) == 1
 
 
-def _rule_without_weights(layer: Any, shards: ModelRanks) -> Rule | None:
+def _rule_without_weights(layer: Any, ranks: ModelRanks) -> Rule | None:
     kind = type(layer)
     if kind is keras.layers.Dropout:
-        return rules.Draws(layer, shards)
+        return rules.Draws(layer, ranks)
     if is_elementwise(layer) or (kind in _OF_FEATURES and _features_last(layer)):
-        return rules.Elementwise(layer, shards)
+        return rules.Elementwise(layer, ranks)
     if kind is keras.layers.BatchNormalization and layer.built and layer.axis in (-1, layer.input_spec.ndim - 1):
-        return rules.Normalized(layer, shards)
+        return rules.Normalized(layer, ranks)
     normalizing = [keras.layers.LayerNormalization, *([keras.layers.RMSNormalization] if _HAS_RMS else [])]
     if kind in normalizing and layer.built and _last_axis(layer) and not getattr(layer, "rms_scaling", False):
-        return rules.NormalizedFeatures(layer, shards)
+        return rules.NormalizedFeatures(layer, ranks)
     return None
 
 
@@ -262,15 +262,15 @@ def _last_axis(layer: Any) -> bool:
     return list(axis) == [-1]
 
 
-def _einsum_rule(layer: Any, axes: dict[str, int], shards: ModelRanks) -> Rule | None:
+def _einsum_rule(layer: Any, axes: dict[str, int], ranks: ModelRanks) -> Rule | None:
     """Return the rule of an EinsumDense layer: its kernel is cut along outputs or along inputs."""
     inputs, _, rest = layer.equation.replace(" ", "").partition(",")
     kernel, _, outputs = rest.partition("->")
     letter = kernel[axes["kernel"]] if "." not in kernel else ""
     if letter and letter in outputs and letter not in inputs:
-        return rules.Units(layer, shards, outputs.index(letter) - len(outputs))
+        return rules.Units(layer, ranks, outputs.index(letter) - len(outputs))
     if letter and letter in inputs and letter not in outputs and axes.keys() == {"kernel"}:
-        return rules.Inputs(layer, shards, inputs.index(letter) - len(inputs))
+        return rules.Inputs(layer, ranks, inputs.index(letter) - len(inputs))
     return None
 
 
@@ -287,7 +287,7 @@ def _check_gathered(cut: Sequence[tuple[Any, int]]) -> None:
 
 
 def _check_constraint(variable: Any, axis: int) -> None:
-    """Raise an error if the constraint of a variable depends on elements of other shards."""
+    """Raise an error if the constraint of a variable depends on elements that another rank has."""
     constraint = variable.constraint
     kinds = (keras.constraints.MaxNorm, keras.constraints.UnitNorm, keras.constraints.MinMaxNorm)
     if constraint is None or type(constraint) is keras.constraints.NonNeg:
@@ -296,7 +296,7 @@ def _check_constraint(variable: Any, axis: int) -> None:
     axes = [axes] if isinstance(axes, int) else axes
     if axes is None or axis in [i % len(whole_shape(variable)) for i in axes]:
         raise PartitionError(
-            "a constraint of a variable depends on elements that another shard has",
+            "a constraint of a variable depends on elements that another rank has",
             field=variable.path,
             expected=f"a norm along axes other than {axis}, or NonNeg",
             found=type(constraint).__name__,

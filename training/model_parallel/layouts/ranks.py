@@ -1,8 +1,8 @@
-"""Operations between the shards of a layer, with gradients, in the order of the program on all ranks.
+"""Operations between the ranks of a layer, with gradients, in the order of the program on all ranks.
 
-With layouts all shards compute the loss of the same rows. A tensor is either whole, and then equal on all shards, or
-cut along its last axis, or a partial sum. Gradients have the form of their tensors, so each change of form has its
-counterpart in the backward pass.
+With layouts all ranks of a layer compute the loss of the same rows. A tensor is either whole, and then equal on all of
+them, or cut along its last axis, or a partial sum. Gradients have the form of their tensors, so each change of form has
+its counterpart in the backward pass.
 """
 
 from __future__ import annotations
@@ -19,64 +19,77 @@ from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.collectives import Collectives
 from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.partition.parts import AxisPart
 from matex_data.training.reduction.ops import Reducer, gather_rows, run_once
+from matex_data.training.zero.optimizer import Totals
 
 
 class ModelRanks:
-    """Shards of the layers of one replica, and the operations between them.
+    """Ranks that hold parts of the layers of one replica, and the operations between them.
 
     Parameters
     ----------
-    mesh : its axis "model" counts the shards.
+    mesh : its axis "model" counts the ranks.
 
     Attributes
     ----------
-    mesh, channel : as given, and the channel of the shards.
-    rank, size : number of this shard, and of all.
+    mesh, channel : as given, and the channel of the ranks.
+    rank, size : number of this rank among those of a layer, and of all.
     """
 
     def __init__(self, mesh: Mesh) -> None:
         self.mesh = mesh
         self.channel = open_channel(mesh.model)
         self.rank, self.size = self.channel.rank, self.channel.size
-        # One sequence for replicas and shards: with two, a rank that waits for its replica could keep a shard waiting.
+        # One sequence for replicas and layers: with two, a rank that waits for a replica could keep its layer waiting.
         self.channel.counters = open_channel(mesh.data).counters
-        self._reducer = Reducer(self.channel, scope="matex_shards")  # what is computed from one replica's rows stays so
+        # Without a gradient; in a scope of its own, since what is computed from one replica's rows stays so.
+        self.total = Reducer(self.channel, scope="matex_parts").total
 
-    def total(self, tensor: Any, op: Any = "sum") -> Any:
-        """Return the sum over all shards, without a gradient. *Collective*."""
-        return self._reducer([tensor], None, op)[0]
+    def totals(self) -> Totals:
+        """Return the sums over these ranks, for an optimizer of parts."""
+        return [(self.channel, self.total)]
 
     def copied(self, tensor: Any) -> Any:
-        """Return a whole tensor for layers of which each shard computes its units. *Collective* in the backward pass.
+        """Return a whole tensor for layers of which each rank computes its units. *Collective* in the backward pass.
 
-        Each shard has the gradient of its own units; their sum is that of the tensor.
+        Each rank has the gradient of its own units; their sum is that of the tensor.
         """
         return self._changed(tensor, tf.identity, self.total)
 
     def summed(self, partial: Any) -> Any:
-        """Return the sum of the partial sums of all shards. *Collective*."""
+        """Return the sum of the partial sums of all ranks. *Collective*."""
         return self._changed(partial, self.total, tf.identity)
 
     def gathered(self, cut: Any, axis: int = -1) -> Any:
         """Return the whole of a tensor that is cut along an axis. *Collective*.
 
-        What follows is computed on all shards alike; so the gradient of this shard's section is a section of theirs.
+        What follows is computed on all ranks alike; so the gradient of this rank's section is a section of theirs.
         """
         return self._changed(cut, lambda x: self._gather(x, axis), lambda dy: self._section(dy, axis))
 
     def section(self, whole: Any, axis: int = -1) -> Any:
-        """Return this shard's section of a whole tensor. *Collective* in the backward pass."""
+        """Return this rank's section of a whole tensor. *Collective* in the backward pass."""
         return self._changed(whole, lambda x: self._section(x, axis), lambda dy: self._gather(dy, axis))
 
+    def own_positions(self, numbers: Any, count: int) -> tuple[Any, Any]:
+        """Return the positions of numbers among the ``count`` consecutive ones of this rank, and which it has.
+
+        Those of other ranks have position 0, unknown ones -1, which raises an error as they do in one process.
+        """
+        own = numbers - self.rank * count
+        here = (own >= 0) & (own < count)
+        known = (numbers >= 0) & (numbers < count * self.size)
+        return tf.where(here, own, tf.where(known, tf.zeros_like(own), -tf.ones_like(own))), here
+
     def check_equal(self, tensors: Sequence[Any]) -> Any:
-        """Return an operation that raises an error if tensors differ between the shards. *Collective*.
+        """Return an operation that raises an error if tensors differ between the ranks. *Collective*.
 
         It adds up each row, at the speed of memory, and compares a digest of the sums.
 
         Raises
         ------
-        PartitionError : on all shards, when the operation runs.
+        PartitionError : on all ranks, when the operation runs.
         """
 
         def run(number: Any, *arrays: Array) -> list[Any]:
@@ -94,15 +107,15 @@ class ModelRanks:
 
     @staticmethod
     def check_digest(digest: int, collectives: Collectives) -> None:
-        """Raise an error unless all shards have rows with the same digest. *Collective*.
+        """Raise an error unless all ranks have rows with the same digest. *Collective*.
 
         Raises
         ------
-        PartitionError : on all shards.
+        PartitionError : on all ranks.
         """
         if not collectives.have_equal(digest):
             raise PartitionError(
-                "the shards of a model have different rows",
+                "the ranks of one replica have different rows",
                 expected="the same rows on all ranks that hold parts of one replica",
                 found="inputs that differ between them",
                 remedy="open the data with comm=mesh.data, shuffle with a seed, and seed what else makes the inputs",
@@ -116,10 +129,7 @@ class ModelRanks:
         return tf.autograph.experimental.do_not_convert(change)(tensor)
 
     def _section(self, whole: Any, axis: int) -> Any:
-        axis %= whole.shape.rank
-        size = whole.shape[axis] // self.size
-        index = [slice(None)] * axis + [slice(self.rank * size, (self.rank + 1) * size)]
-        return whole[tuple(index)]
+        return AxisPart(self.channel, whole.shape, axis % whole.shape.rank).own(whole)
 
     def _gather(self, cut: Any, axis: int) -> Any:
         axis %= cut.shape.rank

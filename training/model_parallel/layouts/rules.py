@@ -1,7 +1,7 @@
-"""Rules: how a layer computes with weights of which each shard holds a part.
+"""Rules: how a layer computes with weights of which each rank holds a part.
 
-A rule replaces ``call`` of one layer. Inputs and outputs are whole, and equal on all shards, unless the layers before
-and behind allow them to stay cut along the last axis; see ``plan``.
+A rule replaces ``call`` of one layer. Inputs and outputs are whole, and equal on all ranks of the layer, unless the
+layers before and behind allow them to stay cut along the last axis; see ``plan``.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from matex_data.training.keras_api import get_keras_mask, set_keras_mask
 from matex_data.training.model_parallel.layouts.entropy import cut_logits
 from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.partition.parts import as_whole, hiding_parts
-from matex_data.training.replacements import replaced
+from matex_data.training.replacements import Replacements
 
 running: ContextVar[object] = ContextVar("running", default=None)
 """Functional model whose layers are called at present; None outside of such models."""
@@ -30,12 +30,12 @@ ELEMENTWISE = {getattr(keras.activations, name) for name in _NAMES.split()}
 
 
 class Rule(ABC):
-    """Replacement for ``call`` of a layer. *Collective* among the shards.
+    """Replacement for ``call`` of a layer. *Collective* among the ranks of the layer.
 
     Parameters
     ----------
     layer : Keras layer.
-    shards : that hold parts of its weights.
+    ranks : that hold parts of its weights.
 
     Attributes
     ----------
@@ -45,12 +45,13 @@ class Rule(ABC):
 
     can_take_cut = can_give_cut = False
 
-    def __init__(self, layer: Any, shards: ModelRanks) -> None:
-        self.layer, self.shards = layer, shards
+    def __init__(self, layer: Any, ranks: ModelRanks) -> None:
+        self.layer, self.ranks = layer, ranks
         self.container: object = None
         self.takes_cut = self.gives_cut = False
         self._call: Callable[..., Any] = layer.call
         self._input_spec = layer.input_spec
+        self._replacements = Replacements()
 
     def extra_cuts(self) -> Iterator[tuple[Any, int]]:
         """Yield further variables that have to be cut, and their axes."""
@@ -58,7 +59,7 @@ class Rule(ABC):
 
     def install(self) -> None:
         """Replace ``call`` of the layer."""
-        self._replacements = replaced(self.layer, call=self)
+        self._replacements.set(self.layer, "call", self)
         if self.takes_cut:  # the spec has the size of the whole
             rank = None if self._input_spec is None else self._input_spec.min_ndim
             self._replacements.set(self.layer, "input_spec", keras.layers.InputSpec(min_ndim=rank))
@@ -81,11 +82,11 @@ class Rule(ABC):
 
     def _given(self, output: Any, axis: int = -1) -> Any:
         """Return a cut output as the layers behind expect it."""
-        return output if self._here(self.gives_cut) else self.shards.gathered(output, axis)
+        return output if self._here(self.gives_cut) else self.ranks.gathered(output, axis)
 
 
 class Units(Rule):
-    """Each shard computes its units of a Dense, EinsumDense or convolution layer.
+    """Each rank computes its units of a Dense, EinsumDense or convolution layer.
 
     Attributes
     ----------
@@ -94,8 +95,8 @@ class Units(Rule):
 
     can_give_cut = True
 
-    def __init__(self, layer: Any, shards: ModelRanks, axis: int = -1) -> None:
-        super().__init__(layer, shards)
+    def __init__(self, layer: Any, ranks: ModelRanks, axis: int = -1) -> None:
+        super().__init__(layer, ranks)
         self._axis = axis
         self.gives_logits = False
         self.can_give_cut = axis == -1 and _is_elementwise(layer.activation)
@@ -106,7 +107,7 @@ class Units(Rule):
 
     def compute(self, inputs: Any, **_: Any) -> Any:
         layer = self.layer
-        outputs = _linear(layer, self.shards.copied(inputs))
+        outputs = _linear(layer, self.ranks.copied(inputs))
         if layer.bias is not None:
             outputs = keras.ops.add(outputs, layer.bias)
         if self.gives_logits and cut_logits.get() and self._here(True):
@@ -117,7 +118,7 @@ class Units(Rule):
 
 
 class Inputs(Rule):
-    """Each shard computes with its section of the input of a Dense, EinsumDense or convolution layer.
+    """Each rank computes with its section of the input of a Dense, EinsumDense or convolution layer.
 
     Parameters
     ----------
@@ -125,8 +126,8 @@ class Inputs(Rule):
     cut : the input is cut always.
     """
 
-    def __init__(self, layer: Any, shards: ModelRanks, axis: int = -1, cut: bool = False) -> None:
-        super().__init__(layer, shards)
+    def __init__(self, layer: Any, ranks: ModelRanks, axis: int = -1, cut: bool = False) -> None:
+        super().__init__(layer, ranks)
         self._axis, self._cut = axis, cut
         self.takes_cut = cut
         self.can_take_cut = axis == -1
@@ -134,30 +135,25 @@ class Inputs(Rule):
     def compute(self, inputs: Any, **_: Any) -> Any:
         layer = self.layer
         cut = self._cut or self._here(self.takes_cut)
-        outputs = self.shards.summed(_linear(layer, inputs if cut else self.shards.section(inputs, self._axis)))
+        outputs = self.ranks.summed(_linear(layer, inputs if cut else self.ranks.section(inputs, self._axis)))
         if layer.bias is not None:
             outputs = keras.ops.add(outputs, layer.bias)
         return _activated(layer, outputs)
 
 
 class Vocabulary(Rule):
-    """Each shard looks up the rows of an Embedding that it holds."""
+    """Each rank looks up the rows of an Embedding that it holds."""
 
     def compute(self, inputs: Any, **_: Any) -> Any:
-        rows = self.layer.embeddings.shape[0]
         ids = inputs if inputs.dtype in (tf.int32, tf.int64) else tf.cast(inputs, tf.int32)
-        own = ids - self.shards.rank * rows
-        here = (own >= 0) & (own < rows)
-        known = (ids >= 0) & (ids < rows * self.shards.size)
-        # Looking up row -1 raises an error, as unknown numbers do in one process.
-        position = tf.where(here, own, tf.where(known, tf.zeros_like(own), -tf.ones_like(own)))
+        position, here = self.ranks.own_positions(ids, self.layer.embeddings.shape[0])
         found = keras.ops.take(self.layer.embeddings, position, axis=0)
         found = tf.cast(found, self.layer.compute_dtype)
-        return self.shards.summed(tf.where(here[..., None], found, tf.zeros_like(found)))
+        return self.ranks.summed(tf.where(here[..., None], found, tf.zeros_like(found)))
 
 
 class Heads(Rule):
-    """Each shard computes its heads of a MultiHeadAttention layer.
+    """Each rank computes its heads of a MultiHeadAttention layer.
 
     Attributes
     ----------
@@ -165,12 +161,12 @@ class Heads(Rule):
     inner : all layers within it that compute on heads.
     """
 
-    def __init__(self, layer: Any, shards: ModelRanks) -> None:
-        super().__init__(layer, shards)
+    def __init__(self, layer: Any, ranks: ModelRanks) -> None:
+        super().__init__(layer, ranks)
         self.projections = [layer.query_dense, layer.key_dense, layer.value_dense]
         if getattr(layer, "_use_gate", False):
             self.projections.append(layer._gate_dense)
-        self._parts = [Inputs(layer.output_dense, shards, cut=True), Draws(layer._dropout_layer, shards, 1, cut=True)]
+        self._parts = [Inputs(layer.output_dense, ranks, cut=True), Draws(layer._dropout_layer, ranks, 1, cut=True)]
         self.inner = [*self.projections, *(part.layer for part in self._parts)]
 
     def extra_cuts(self) -> Iterator[tuple[Any, int]]:
@@ -192,12 +188,12 @@ class Heads(Rule):
         copies: dict[int, Any] = {}  # self-attention needs one sum in its backward pass, not three
         for tensor in (query, value, key):
             if tensor is not None and id(tensor) not in copies:
-                copies[id(tensor)] = self.shards.copied(tensor)
+                copies[id(tensor)] = self.ranks.copied(tensor)
                 set_keras_mask(copies[id(tensor)], get_keras_mask(tensor))
         found = self._call(copies[id(query)], copies[id(value)], copies.get(id(key)), **options)
         if options.get("return_attention_scores"):
             output, scores = found
-            return output, self.shards.gathered(scores, 1)
+            return output, self.ranks.gathered(scores, 1)
         return found
 
 
@@ -213,7 +209,7 @@ class Elementwise(Rule):
 
 
 class Draws(Rule):
-    """Dropout of a section: all shards draw for the whole, as one process does.
+    """Dropout of a section: all ranks draw for the whole, as one process does.
 
     Parameters
     ----------
@@ -223,8 +219,8 @@ class Draws(Rule):
 
     can_take_cut = can_give_cut = True
 
-    def __init__(self, layer: Any, shards: ModelRanks, axis: int = -1, cut: bool = False) -> None:
-        super().__init__(layer, shards)
+    def __init__(self, layer: Any, ranks: ModelRanks, axis: int = -1, cut: bool = False) -> None:
+        super().__init__(layer, ranks)
         self._axis, self._cut = axis, cut
 
     def compute(self, inputs: Any, training: bool = False) -> Any:
@@ -233,11 +229,11 @@ class Draws(Rule):
         layer = self.layer
         if training and layer.rate > 0:
             axis = self._axis % inputs.shape.rank
-            factors = tf.one_hot(axis, inputs.shape.rank, self.shards.size, 1, dtype=tf.int32)
+            factors = tf.one_hot(axis, inputs.shape.rank, self.ranks.size, 1, dtype=tf.int32)
             ones = tf.ones(tf.shape(inputs) * factors, inputs.dtype)
-            ones.set_shape([n if n is None or i != axis else n * self.shards.size for i, n in enumerate(inputs.shape)])
+            ones.set_shape([n if n is None or i != axis else n * self.ranks.size for i, n in enumerate(inputs.shape)])
             kept = keras.random.dropout(ones, layer.rate, noise_shape=layer.noise_shape, seed=layer.seed_generator)
-            inputs = inputs * self.shards.section(kept, axis)
+            inputs = inputs * self.ranks.section(kept, axis)
         return inputs if self._cut else self._given(inputs)
 
 
@@ -257,7 +253,7 @@ class Normalized(Rule):
         if not self.takes_cut:
             return self._call(inputs, **kwargs)
         if not self._here(True):  # the layer is called elsewhere, with a whole input
-            return self.shards.gathered(self._normalized(self.shards.section(inputs), **kwargs))
+            return self.ranks.gathered(self._normalized(self.ranks.section(inputs), **kwargs))
         return self._given(self._normalized(inputs, **kwargs))
 
     def _normalized(self, inputs: Any, **kwargs: Any) -> Any:
@@ -282,8 +278,8 @@ class NormalizedFeatures(Normalized):
         return tf.cast(x, layer.compute_dtype)
 
     def _mean(self, x: Any) -> Any:
-        total = self.shards.copied(self.shards.summed(tf.reduce_sum(x, -1, keepdims=True)))
-        return total / (x.shape[-1] * self.shards.size)
+        total = self.ranks.copied(self.ranks.summed(tf.reduce_sum(x, -1, keepdims=True)))
+        return total / (x.shape[-1] * self.ranks.size)
 
 
 class Gathered(Rule):
@@ -294,12 +290,12 @@ class Gathered(Rule):
     cut : its variables that are cut, and their axes.
     """
 
-    def __init__(self, layer: Any, shards: ModelRanks, cut: list[tuple[Any, int]]) -> None:
-        super().__init__(layer, shards)
+    def __init__(self, layer: Any, ranks: ModelRanks, cut: list[tuple[Any, int]]) -> None:
+        super().__init__(layer, ranks)
         self._cut = cut
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        whole = [(v, self.shards.gathered(tf.convert_to_tensor(v.value), axis)) for v, axis in self._cut]
+        whole = [(v, self.ranks.gathered(tf.convert_to_tensor(v.value), axis)) for v, axis in self._cut]
         with as_whole(whole):
             return self._call(*args, **kwargs)
 

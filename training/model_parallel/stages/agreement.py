@@ -11,9 +11,10 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.model_parallel.stages.messages import Line, StepFailed
 from matex_data.training.model_parallel.stages.micro_batches import Batch, read_batch
-from matex_data.training.model_parallel.stages.sharding import StageShards
+from matex_data.training.partition.parts import all_come
 
 
 class Agreement:
@@ -24,11 +25,11 @@ class Agreement:
     world : all ranks.
     replicas : replicas of this rank's part of the model.
     messages : between the stages of this replica.
-    shards : shards of this stage.
+    ranks : that hold parts of the layers of this stage.
     """
 
-    def __init__(self, world: Channel, replicas: Channel, messages: Line, shards: StageShards) -> None:
-        self._world, self._replicas, self._messages, self._shards = world, replicas, messages, shards
+    def __init__(self, world: Channel, replicas: Channel, messages: Line, ranks: ModelRanks) -> None:
+        self._world, self._replicas, self._messages, self._ranks = world, replicas, messages, ranks
         self._started = False  # every replica has sums of gradients from then on
 
     def check(self, run: Callable[[], Any]) -> None:
@@ -90,7 +91,7 @@ class Agreement:
 
         Raises
         ------
-        Exception : the error of the lowest rank that has failed; on this rank alone, if other shards of its stage have
+        Exception : the error of the lowest rank that has failed; on this rank alone, if other ranks of its stage have
             not failed, which wait for it in their graphs.
         """
         error, failed = None, False
@@ -100,7 +101,7 @@ class Agreement:
             failed = True
         if failed or error is not None:
             self._messages.fail()
-        if error is not None and not self._shards.all_failed():
+        if error is not None and not all_come(self._ranks.channel):
             raise error
         communicator = self._world.communicator
         (any_failed,) = communicator.maximum(int(failed or error is not None))

@@ -24,8 +24,10 @@ from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import separate_seeds
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.model_parallel.deferred import initialize, is_absent, is_deferred
-from matex_data.training.model_parallel.graph import ModelGraph, model_graph
-from matex_data.training.model_parallel.layouts.cut_model import another_mesh
+from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
+from matex_data.training.model_parallel.layouts.cut_model import CutLayers, another_mesh, layouts_of
+from matex_data.training.model_parallel.layouts.plan import Plan, plans
+from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.agreement import Agreement
 from matex_data.training.model_parallel.stages.checks import (
@@ -48,11 +50,11 @@ from matex_data.training.model_parallel.stages.cut import (
 from matex_data.training.model_parallel.stages.messages import Line
 from matex_data.training.model_parallel.stages.micro_batches import Batch, Trial, default_micro_batches
 from matex_data.training.model_parallel.stages.pipeline import PipelineStage
-from matex_data.training.model_parallel.stages.sharding import StageShards
 from matex_data.training.model_parallel.stages.stage import Edge, LastStage, Stage, StageLayers
 from matex_data.training.model_parallel.stages.state import StagedState
 from matex_data.training.model_parallel.stages.update import GradientSums, StageUpdate
 from matex_data.training.partition.parts import (
+    all_leave,
     as_whole,
     broadcast_in,
     empty_whole,
@@ -67,7 +69,7 @@ from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import Replacements, replaced
-from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer
+from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer, check_elementwise
 
 log = logging.getLogger("matex_data.training")
 
@@ -80,7 +82,7 @@ class StagedModel:
 
     Entering replaces functions of this model; leaving restores them, but those that evaluate and predict a deferred
     model. Each rank trains the weights of its stage, of which alone it has gradients and a state of the optimizer; if
-    the mesh has several shards, its part of them.
+    the mesh has several ranks for each stage, its part of them.
 
     Parameters
     ----------
@@ -99,7 +101,7 @@ class StagedModel:
     traces : 0, since Keras's own step is not traced.
     replicas : replicas of this stage.
     line : stages of this replica.
-    shards : shards of the layers of this stage.
+    ranks : those that hold parts of the layers of this stage.
     samples_seen : variable with the number of samples of all ranks so far.
     deferred : each rank has the weights of its stage alone.
     watch : changes between steps; there are none that a check would have to find.
@@ -119,8 +121,9 @@ class StagedModel:
     ) -> None:
         self.model, self.mesh = model, mesh
         self.world, self.replicas, self.line = map(open_channel, (mesh.world, mesh.data, mesh.stages))
-        self.line.counters = self.replicas.counters  # one sequence of all operations, as with shards
-        self.shards = StageShards(mesh)
+        self.line.counters = self.replicas.counters  # one sequence of all operations, as of ``ModelRanks``
+        self.ranks = ModelRanks(mesh)
+        self._cut_layers = CutLayers(Plan([], [], [], [], []), self.ranks)
         self._owns = shard_optimizer and self.replicas.size > 1
         self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after
         self._trial: Trial | None = None
@@ -129,9 +132,9 @@ class StagedModel:
         self._replacements = Replacements()
         self._optimizing = contextlib.ExitStack()
         self.deferred = any(map(is_deferred, model.weights))
-        self.channel = self.replicas if self.deferred or self.shards.size > 1 else self.world
+        self.channel = self.replicas if self.deferred or self.ranks.size > 1 else self.world
         self._messages = Line(self.line)
-        self._agreement = Agreement(self.world, self.replicas, self._messages, self.shards)
+        self._agreement = Agreement(self.world, self.replicas, self._messages, self.ranks)
         self._logs: dict[str, Any] = {}
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
@@ -156,7 +159,7 @@ class StagedModel:
             object.__setattr__(self.model, "train_function", None)
             object.__setattr__(self.model, "_matex_staged", self)
         else:
-            self.release(joined=self.shards.all_leave(kind))
+            self.release(joined=all_leave(self.ranks.channel, kind))
 
     def release(self, joined: bool = False) -> None:
         """Restore what entering has replaced.
@@ -167,7 +170,7 @@ class StagedModel:
         """
         self._replacements.restore()
         hide_wholes(self.model.weights)
-        self.shards.uninstall(self.model.optimizer, joined and not self.deferred)
+        self._cut_layers.uninstall(self.model.optimizer, joined and not self.deferred)
 
     def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
         """Create the variables of the model, cut it, and broadcast the weights of rank 0. *Collective*.
@@ -182,7 +185,7 @@ class StagedModel:
             self.broadcast()
         if self._micro_batches == "auto":
             self._trial = Trial(self.model, self.world, self.line.size, bool(self.layers.changing_variables()))
-        self.shards.install()
+        self._cut_layers.install()
         if self.deferred:
             self._initialize(layers_of(own))
             self.broadcast()
@@ -208,13 +211,13 @@ class StagedModel:
 
     def _take_optimizer(self, held: Mapping[int, Sequence[int]]) -> None:
         """Build the optimizer, for the weights of this stage or the sections that this rank updates. *Collective*."""
-        optimizer, totals, others = self.model.optimizer, self.shards.totals(), Reducer(self.line)
+        optimizer, totals, others = self.model.optimizer, self.ranks.totals(), Reducer(self.line)
         clipping: dict[str, Any] = {
-            "others": lambda tensor, op="sum": others([tensor], None, op)[0],
+            "others": others.total,
             "elsewhere": {v.path for v in self.variables if held[id(v)][0] != self.line.rank},
         }
         if optimizer.built or not self._owns:
-            self.shards.take_optimizer(optimizer, self.variables)
+            self._cut_layers.take_optimizer(optimizer, self.variables)
         if self._owns:
             average = GradientAverage(self._reducer)
             self._optimizing.enter_context(OwnedOptimizer(optimizer, self.variables, average, totals, **clipping))
@@ -252,7 +255,7 @@ class StagedModel:
         held = variable_holders(self.plans)
         for plan in self.plans:
             own = {id(v): v for layer in layers_of(plan) for v in layer.weights if held[id(v)][0] == plan.number}
-            if self.shards.size == 1:
+            if self.ranks.size == 1:
                 broadcast_in(self.line, list(own.values()), plan.number)
                 continue
             for variable in own.values():
@@ -272,7 +275,7 @@ class StagedModel:
 
     def _check_options(self) -> None:
         check_model(self.model, self._sync_batch_norm, self._micro_batches != 1)
-        if "_matex_sharded" in vars(self.model):
+        if "_matex_cut_model" in vars(self.model):
             raise another_mesh(self.mesh.shape)
         if self._micro_batches not in (None, "auto") and not (
             isinstance(self._micro_batches, int) and self._micro_batches > 0
@@ -309,14 +312,39 @@ class StagedModel:
         first = [v for layer in layers_of(self._plan) for v in layer.variables if held[id(v)][0] == number]
         outputs = self._graph.outputs if number == stages - 1 else self._plan.sends
         self.layers = StageLayers(self._plan, outputs, first)
-        self.shards.plan(self.model, self.plans, self.layers, self._graph.outputs)
+        if self.ranks.size > 1:
+            self._cut_layers = self._planned_layers()
         if self.deferred:
             object.__setattr__(self.model, "_matex_cut", (stages, *ends))
 
+    def _planned_layers(self) -> CutLayers:
+        """Return the layers of this stage, cut over its ranks. All ranks plan those of all stages, alike.
+
+        Raises
+        ------
+        PartitionError : the layouts or the optimizer do not fit the model, or it is in parts on another mesh.
+        """
+        check_elementwise(self.model.optimizer)
+        parts = [part for part in map(part_of, self.model.variables) if part is not None]
+        if any(part.channel is not self.ranks.channel for part in parts):
+            raise another_mesh(self.mesh.shape)
+        groups: list[tuple[list[Any], list[Container]]] = []
+        for stage in self.plans:
+            inner = [x for layer in layers_of(stage) for x in layer._flatten_layers()]
+            owner = self.layers if stage is self._plan else stage
+            leaving = self._graph.outputs if stage is self.plans[-1] else stage.sends
+            calls = [(call.operation, call.inputs, call.outputs) for call in stage.calls]
+            groups.append((inner, [Container.linked(owner, calls, leaving), *containers(inner)]))
+        planned = plans(self.model, groups, layouts_of(self.mesh), self.ranks)
+        found = CutLayers(planned[self._plan.number], self.ranks)
+        if self.mesh.coordinates.replica == self.mesh.coordinates.part == 0:
+            found.warn_of_gathered()
+        return found
+
     def _stage(self, receives: Edge, sums: GradientSums, last: bool) -> Stage | LastStage:
         if not last:
-            # TensorFlow's own backward function does not keep the operations of several shards in one order.
-            return Stage(self.model, self.layers, sums, receives, self._recompute or self.shards.size > 1)
+            # TensorFlow's own backward function does not keep the operations of several ranks in one order.
+            return Stage(self.model, self.layers, sums, receives, self._recompute or self.ranks.size > 1)
         structure = self._graph.functional.output
         return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
 
@@ -381,8 +409,9 @@ class StagedModel:
         return found
 
     def _prepare(self, mode: str, batch: Batch) -> None:
-        """Compare the batches of the shards, and trace the computations once."""
-        self.shards.check_rows(batch.digest)
+        """Compare the batches of the ranks of this stage, and trace the computations once."""
+        if self.ranks.size > 1:
+            self.ranks.check_digest(batch.digest, self.ranks.channel.host)
         self._pipeline.prepare(mode, batch)
 
     def _batches(self, iterator: Any) -> Iterator[tuple[Batch, int]]:

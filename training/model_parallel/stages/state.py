@@ -35,7 +35,7 @@ class StagedState(ModelState):
     ----------
     model : compiled model.
     layers : layers of this stage.
-    mesh : ranks; the first shard of a stage in the first replica sends wholes.
+    mesh : ranks; the first rank of a stage in the first replica sends wholes.
     holders : stages that hold a variable, by id.
     """
 
@@ -64,14 +64,14 @@ class StagedState(ModelState):
         return self._wholes(described, held), {"common": names, "own": own, "moving": [], "micro_batches": chosen}
 
     def _wholes(self, described: Sequence[Any], held: Sequence[Any]) -> Iterator[tuple[str, Array]]:
-        (_, stages, shards), own = self._mesh.shape, self._mesh.coordinates
+        (_, stages, parts), own = self._mesh.shape, self._mesh.coordinates
         for i, variable in enumerate(rank_variables(self._model)):
             stage = self._holders.get(id(variable), (stages - 1,))[0]  # metrics are on the last one
             stack = None
-            if (own.stage, own.shard) == (stage, 0):
+            if (own.stage, own.part) == (stage, 0):
                 value = np.array(variable.value.numpy())
                 stack = self._channel.host.gather_at_root(value) if self._channel.size > 1 else value[None]
-            stack = at_root(self._world, stage * shards, stack, variable, (self._channel.size,))
+            stack = at_root(self._world, stage * parts, stack, variable, (self._channel.size,))
             if stack is not None:
                 yield f"own{i}", stack
         variables = WholeVariables(self._world, described, held)

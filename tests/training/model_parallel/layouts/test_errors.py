@@ -44,8 +44,8 @@ UP = {"net/up/kernel": (None, "model")}
     ("layouts", "options", "text"),
     [
         ({}, {}, "no layout cuts a variable"),
-        ({"net/down/kernel": (None, "model")}, {}, "shards do not divide"),
-        ({"net/down/kernel": (None, "model")}, {"deferred": True}, "shards do not divide"),
+        ({"net/down/kernel": (None, "model")}, {}, "number of parts does not divide"),
+        ({"net/down/kernel": (None, "model")}, {"deferred": True}, "number of parts does not divide"),
         ({"net/u./kernel": (None, "model"), "net/.p/kernel": ("model", None)}, {}, "several layouts fit"),
         ({"net/pu/kernel": (None, "model")}, {}, "fits no variable(.|\n)*net/up/kernel"),
         ({"net/up/kernel": ("model",)}, {}, "does not fit its variable"),
@@ -54,7 +54,7 @@ UP = {"net/up/kernel": (None, "model")}
         ({"net/up/kernel": ("model", None)}, {"constraint": "max_norm"}, "constraint of a variable"),
         (UP, {"optimizer": "adafactor"}, "this optimizer may update"),
         (UP, {"own_step": True}, "a step of its own"),
-        (UP, {"different": True}, "the shards of a model have different rows"),
+        (UP, {"different": True}, "the ranks of one replica have different rows"),
     ],
 )
 def test_errors(pool: Pool, layouts: dict, options: dict, text: str | None) -> None:
@@ -74,14 +74,14 @@ def _refused(comm):
 
     from matex_data import training
 
-    shards, replicas = training.Mesh(model=2, comm=comm), training.Mesh(comm=comm)
-    for mesh in (shards, replicas):
+    parts, replicas = training.Mesh(model=2, comm=comm), training.Mesh(comm=comm)
+    for mesh in (parts, replicas):
         mesh.layout_map()["net/up/kernel"] = (None, "model")
     data = tf.data.Dataset.from_tensors((np.ones((4, 4), np.float32), np.ones((4, 3), np.float32)))
     options = {"shard_optimizer": True, "mesh": replicas}
     cases = [
-        ({"comm": comm, "mesh": shards}, {}),
-        ({"micro_batches": 2, "mesh": shards}, {}),
+        ({"comm": comm, "mesh": parts}, {}),
+        ({"micro_batches": 2, "mesh": parts}, {}),
         ({**options, "callbacks": [keras.callbacks.SwapEMAWeights()]}, {}),
         (options, {"constraint": "max_norm"}),
         (options, {"optimizer": "adafactor"}),

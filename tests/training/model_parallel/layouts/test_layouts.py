@@ -112,11 +112,11 @@ def test_optimizers_decide_as_in_one_process(ranks: Pools, optimizer: str) -> No
 
 @pytest.mark.slow
 @pytest.mark.openmpi
-@pytest.mark.parametrize(("count", "shards"), [(4, 2), (4, 4)])
-def test_replicas_of_several_shards(ranks: Pools, count: int, shards: int) -> None:
+@pytest.mark.parametrize(("count", "parts"), [(4, 2), (4, 4)])
+def test_replicas_of_several_ranks(ranks: Pools, count: int, parts: int) -> None:
     """Leave out dropout, of which replicas draw numbers of their own."""
     ((expected, history, _, _),) = ranks(1).run(_train, "vocabulary", "sgd")
-    for weights, own_history, _, _ in ranks(count).run(_train, "vocabulary", "sgd", shards):
+    for weights, own_history, _, _ in ranks(count).run(_train, "vocabulary", "sgd", parts):
         for path, value in expected.items():
             np.testing.assert_allclose(weights[path], value, atol=1e-6, rtol=0, err_msg=path)
         np.testing.assert_allclose(own_history["loss"], history["loss"], rtol=1e-5)

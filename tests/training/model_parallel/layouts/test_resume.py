@@ -37,10 +37,10 @@ def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer):
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(5)
-    stages, shards = shape
-    mesh = training.Mesh(stages=stages, model=shards, comm=comm)
+    stages, parts = shape
+    mesh = training.Mesh(stages=stages, model=parts, comm=comm)
     layouts = mesh.layout_map()
-    if shards > 1:
+    if parts > 1:
         for key, axes in models.LAYOUTS["mlp"].items():
             layouts[key] = axes
     with training.deferred(layouts) if stages == 1 else contextlib.nullcontext():
@@ -63,23 +63,23 @@ def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer):
     return {v.path: whole_on_all(v) for v in model.weights}, history.history.get("loss", [])
 
 
-ONE, SHARDS, STAGES = (1, 1), (1, 2), (2, 1)
+ONE, PARTS, STAGES = (1, 1), (1, 2), (2, 1)
 
 
 @pytest.mark.parametrize("optimizer", ["adam", pytest.param("sgd", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "runs",
     [
-        [(2, SHARDS), (1, ONE)],
+        [(2, PARTS), (1, ONE)],
         *(
             pytest.param(runs, marks=pytest.mark.slow)
             for runs in (
-                [(4, SHARDS), (1, ONE)],
-                [(1, ONE), (4, SHARDS)],
+                [(4, PARTS), (1, ONE)],
+                [(1, ONE), (4, PARTS)],
                 [(4, ONE), (1, ONE)],
                 [(1, ONE), (4, ONE)],
-                [(2, STAGES), (2, SHARDS), (2, ONE)],
-                [(4, STAGES), (4, SHARDS), (4, ONE), (1, ONE)],
+                [(2, STAGES), (2, PARTS), (2, ONE)],
+                [(4, STAGES), (4, PARTS), (4, ONE), (1, ONE)],
             )
         ),
     ],
@@ -107,7 +107,7 @@ def test_state_that_is_cut_over_replicas_resumes(tmp_path: Path, ranks: Pools) -
 
 
 def test_ranks_save_a_whole_model_together(tmp_path: Path, ranks: Pools) -> None:
-    weights, _ = ranks(2).run(_train, None, 1, SHARDS, "adam", tmp_path / "model.keras", dtype="float32")[0]
+    weights, _ = ranks(2).run(_train, None, 1, PARTS, "adam", tmp_path / "model.keras", dtype="float32")[0]
     loaded = keras.saving.load_model(tmp_path / "model.keras")
     again = models.mlp()
     again.load_weights(tmp_path / "model.weights.h5")

@@ -1,4 +1,4 @@
-"""Replicas, stages, shards and sharded optimizers together: weights, logs and checkpoints of one process."""
+"""Replicas, stages, parts of layers and sections of optimizers: weights, logs and checkpoints of one process."""
 
 from __future__ import annotations
 
@@ -51,10 +51,10 @@ def _trained(
 
     keras.backend.clear_session()
     keras.utils.set_random_seed(5)
-    stages, shards = shape
-    mesh = training.Mesh(stages=stages, model=shards, comm=comm)
+    stages, parts = shape
+    mesh = training.Mesh(stages=stages, model=parts, comm=comm)
     layouts = mesh.layout_map(auto=name not in models.LAYOUTS)
-    if shards > 1:
+    if parts > 1:
         for key, axes in models.LAYOUTS.get(name, {}).items():
             layouts[key] = axes
     with training.deferred(layouts) if deferred and mesh.world.size > 1 else contextlib.nullcontext():
@@ -100,7 +100,7 @@ def _check(results: list[dict[str, Any]], expected: dict[str, Any], atol: float 
     assert found == expected["weights"].keys()
 
 
-STAGES_AND_SHARDS, SHARDS, STAGES, ONE = (2, 2), (1, 2), (2, 1), (1, 1)
+STAGES_AND_PARTS, PARTS, STAGES, ONE = (2, 2), (1, 2), (2, 1), (1, 1)
 
 
 OWNED = {"shard_optimizer": True}
@@ -109,19 +109,19 @@ OWNED = {"shard_optimizer": True}
 @pytest.mark.parametrize(
     ("count", "shape", "optimizer", "name", "options"),
     [
-        pytest.param(4, STAGES_AND_SHARDS, "adam", "mlp", {}, marks=pytest.mark.openmpi),
+        pytest.param(4, STAGES_AND_PARTS, "adam", "mlp", {}, marks=pytest.mark.openmpi),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
-                (4, SHARDS, "scaled", "mlp", OWNED),
+                (4, PARTS, "scaled", "mlp", OWNED),
                 (4, STAGES, "scaled", "mlp", OWNED),
-                (4, SHARDS, "sgd", "vocabulary", OWNED),
+                (4, PARTS, "sgd", "vocabulary", OWNED),
                 (4, STAGES, "ema", "mlp", {**OWNED, "deferred": False}),
-                (4, SHARDS, "ema", "mlp", {**OWNED, "deferred": False}),
-                (4, STAGES_AND_SHARDS, "scaled", "mlp", {"deferred": False}),
-                (4, STAGES_AND_SHARDS, "clipped", "convolutions", {"epochs": 1}),
-                (4, STAGES_AND_SHARDS, "sgd", "transformer", {}),
-                (8, STAGES_AND_SHARDS, "scaled", "mlp", OWNED),
+                (4, PARTS, "ema", "mlp", {**OWNED, "deferred": False}),
+                (4, STAGES_AND_PARTS, "scaled", "mlp", {"deferred": False}),
+                (4, STAGES_AND_PARTS, "clipped", "convolutions", {"epochs": 1}),
+                (4, STAGES_AND_PARTS, "sgd", "transformer", {}),
+                (8, STAGES_AND_PARTS, "scaled", "mlp", OWNED),
             )
         ),
     ],
@@ -151,7 +151,7 @@ NOT_OWNED = {"shard_optimizer": False}
 @pytest.mark.parametrize("options", [{}, {"micro_batches": 3, "recompute": True}], ids=["even", "uneven"])
 def test_single_precision(ranks: Pools, optimizer: str, atol: float, options: dict[str, Any]) -> None:
     (expected,) = ranks(1).run(_train, ONE, optimizer, precision="float32", timeout=200)
-    results = ranks(4).run(_train, STAGES_AND_SHARDS, optimizer, precision="float32", timeout=200, **options)
+    results = ranks(4).run(_train, STAGES_AND_PARTS, optimizer, precision="float32", timeout=200, **options)
     _check(results, expected, atol, rtol=1e-5)
 
 
@@ -160,13 +160,13 @@ def test_single_precision(ranks: Pools, optimizer: str, atol: float, options: di
 @pytest.mark.parametrize(
     "runs",
     [
-        [(4, STAGES_AND_SHARDS, {}), (1, ONE, {})],
+        [(4, STAGES_AND_PARTS, {}), (1, ONE, {})],
         *(
             pytest.param(runs, marks=pytest.mark.slow)
             for runs in (
-                [(1, ONE, {}), (4, STAGES_AND_SHARDS, {})],
-                [(4, SHARDS, OWNED), (4, STAGES, OWNED), (2, ONE, OWNED)],
-                [(8, STAGES_AND_SHARDS, OWNED), (2, SHARDS, {}), (8, STAGES_AND_SHARDS, OWNED)],
+                [(1, ONE, {}), (4, STAGES_AND_PARTS, {})],
+                [(4, PARTS, OWNED), (4, STAGES, OWNED), (2, ONE, OWNED)],
+                [(8, STAGES_AND_PARTS, OWNED), (2, PARTS, {}), (8, STAGES_AND_PARTS, OWNED)],
             )
         ),
     ],
