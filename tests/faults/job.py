@@ -620,12 +620,12 @@ def file_in_training(job: Job) -> None:
     _train(job)
 
 
-def _in_stages(job: Job, *callbacks: Any, shards: int = 1, harm: Callable[[Any], Any] | None = None) -> None:
+def _in_stages(job: Job, *callbacks: Any, parts: int = 1, harm: Callable[[Any], Any] | None = None) -> None:
     """Train in two stages.
 
     Parameters
     ----------
-    shards : of the layers of each stage.
+    parts : into which the layers of each stage are cut.
     harm : function of arrays, within a layer of the second stage.
     """
     import keras
@@ -644,7 +644,7 @@ def _in_stages(job: Job, *callbacks: Any, shards: int = 1, harm: Callable[[Any],
     layers = [keras.Input((files.WIDTH,)), keras.layers.Rescaling(1e-4), *wide, keras.layers.Dense(1)]
     model = keras.Sequential(layers)
     model.compile("sgd", "mse")
-    mesh = training.Mesh(stages=2, model=shards)
+    mesh = training.Mesh(stages=2, model=parts)
     mesh.layout_map()[".*wide./kernel"] = (None, "model")
     data = job.open(comm=mesh.data).tf_dataset(files.BATCH)
     pairs = data.map(lambda element: (tf.cast(element["x"], tf.float32), element["x"][:, :1] * 0))
@@ -686,7 +686,7 @@ def step_of_stage_raises(job: Job) -> None:
 
 
 def step_of_one_rank_raises(job: Job) -> None:
-    _in_stages(job, shards=2, harm=_step_raises(job, 3))
+    _in_stages(job, parts=2, harm=_step_raises(job, 3))
 
 
 def file_of_stage(job: Job) -> None:
