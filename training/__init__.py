@@ -53,14 +53,14 @@ __all__ = [
 
 _MODULES = {
     "EXIT_PREEMPTED": "restart.preemption",
-    "Mesh": "mesh",
+    "Mesh": "model_parallel.mesh",
     "ScaledLearningRate": "learning_rate",
     "allgather": "reduction.gathering",
     "allreduce": "reduction.ops",
     "barrier": "reduction.gathering",
     "broadcast": "exact.variables",
     "broadcast_object": "reduction.gathering",
-    "deferred": "partition.deferred",
+    "deferred": "model_parallel.deferred",
     "distribute": "average.optimizer",
     "evaluate": "inference",
     "fit": "trainer",
