@@ -57,7 +57,8 @@ class Session:
         if run is not None:
             options["epochs"] = run.last_epoch(self._callbacks, options.get("epochs", 1))
             options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
-            state: Callable[[], ModelState] = functools.partial(ModelState, model, self._distributed.channel)
+            channels = self._distributed.channel, self._distributed.world
+            state: Callable[[], ModelState] = functools.partial(ModelState, model, *channels)
             if isinstance(self._distributed, StagedModel):
                 state = self._distributed.state
             of_run = run.trailing_callbacks(self._callbacks, self._every, state)

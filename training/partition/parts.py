@@ -271,20 +271,6 @@ def whole_on_all(variable: Any) -> Array:
     return value
 
 
-def whole_of_replicas(variable: Any, replicas: Channel) -> Array | None:
-    """Return the whole values of a variable on the first rank of the first replica, None on the others. *Collective*.
-
-    Parameters
-    ----------
-    replicas : replicas of this rank's part of the model.
-    """
-    part = part_of(variable)
-    if replicas.rank > 0 and (part is None or part.channel is not replicas):
-        return None
-    whole = whole_at_root(variable)
-    return whole if replicas.rank == 0 else None
-
-
 def _joined_at_root(part: Part, value: Array) -> Array | None:
     if part.channel.size == 1:
         return part.join([value])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -52,6 +52,13 @@ class WholeVariables:
         if variable is not None and ((part is not None and part.outer is not None) or self._is_among(holder, part)):
             whole = whole_at_root(variable)
         return at_root(self._channel, holder, whole, self.described[number])
+
+    def wholes(self) -> Iterator[tuple[int, Array]]:
+        """Yield the number and the value of each variable on rank 0, nothing on others; each step is *collective*."""
+        for number in range(len(self.held)):
+            whole = self.at_root(number)
+            if whole is not None:
+                yield number, whole
 
     def _is_among(self, holder: int, part: Any) -> bool:
         """Return whether a rank is among those that hold the other parts of a variable, or is this one."""

@@ -35,25 +35,12 @@ from matex_data.training.exact.variables import (
     replicated_weights,
     row_states,
 )
-from matex_data.training.partition.parts import part_of, whole_of_replicas, whole_shape
+from matex_data.training.partition.parts import part_of, whole_shape
+from matex_data.training.partition.whole import WholeVariables
 
 FILE = "training.npz"
 VERSION = 4
 _FACTS = "facts"
-_KINDS = {
-    "position": dict,
-    "data": list,
-    "pipeline": dict,
-    "callbacks": list,
-    "history": dict,
-    "stopped": bool,
-    "common": list,
-    "own": list,
-    "moving": list,
-    "rows": list,
-    "micro_batches": list,
-}
-"""Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
 _OPTIONAL: dict[str, Any] = {
     "pipeline": {},
     "history": {"epoch": [], "logs": {}},
@@ -62,6 +49,9 @@ _OPTIONAL: dict[str, Any] = {
     "micro_batches": [],
 }
 """Facts that have these values unless they are given."""
+_KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
+_KINDS |= {name: type(value) for name, value in _OPTIONAL.items()}
+"""Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
 _POSITION = ("epoch", "step", "steps")
 _READ_BYTES = 1 << 20
 
@@ -352,10 +342,11 @@ class ModelState:
     ----------
     model : compiled model.
     channel : replicas of this rank's part of the model.
+    world : all ranks; None: each of them is a replica.
     """
 
-    def __init__(self, model: Any, channel: Channel) -> None:
-        self._model, self._channel = model, channel
+    def __init__(self, model: Any, channel: Channel, world: Channel | None = None) -> None:
+        self._model, self._channel, self._world = model, channel, world or channel
 
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return the variables of all ranks, and their names. *Collective*, and so is each step of the iterator.
@@ -403,10 +394,8 @@ class ModelState:
                 stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
                 if stack is not None:
                     yield f"{kind}{i}", stack
-        for i, variable in enumerate(replicated_variables(model)):
-            whole = whole_of_replicas(variable, channel)
-            if whole is not None:
-                yield f"common{i}", whole
+        variables = replicated_variables(model)
+        yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, variables, variables).wholes())
 
     def restore(self, found: Checkpoint) -> RankValues:
         """Set the replicated variables; return the values of the others for ``restore_rank_variables``. *Collective*.

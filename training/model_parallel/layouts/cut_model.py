@@ -217,15 +217,13 @@ class CutModel:
         self._layers = CutLayers(self._plan, self.ranks)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)
-        self._entropy: CutEntropy | None = None
+        self._entropy = Replacements()
 
     def __enter__(self) -> CutModel:
         if "_matex_cut_model" in vars(self.model):  # still in parts
             if self._inner is not inner_optimizer(self.model.optimizer):  # compiled again
                 self._take_optimizer()
-            if self._entropy is not None:
-                self._entropy.__exit__()
-                self._entropy = None
+            self._entropy.restore()
             self._leave_logits_cut()
             return self
         if self.ranks.mesh.world.rank == 0:
@@ -243,8 +241,7 @@ class CutModel:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._kept or not all_leave(self.ranks.channel, kind):
             return
-        if self._entropy is not None:
-            self._entropy.__exit__()
+        self._entropy.restore()
         self._replacements.restore()
         self._optimizer.__exit__()
         self._layers.uninstall(self.model.optimizer, joined=True)
@@ -271,7 +268,7 @@ class CutModel:
             linear = rule.layer.activation in (None, keras.activations.linear)
             if linear and rule.can_give_cut and rule.layer.activity_regularizer is None:
                 rule.gives_logits, rule.container = True, functional
-                self._entropy = CutEntropy(self.model, self.ranks).__enter__()
+                self._entropy = CutEntropy(self.model, self.ranks).installed()
 
     def _disable_xla(self) -> None:
         if self.ranks.mesh.world.rank == 0:

@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.training.model_parallel.layouts.ranks import ModelRanks
-from matex_data.training.replacements import replaced, setting
+from matex_data.training.replacements import Replacements, replaced, setting
 
 cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)
 """True in steps whose loss takes cut logits, and which use the output of the model for nothing else."""
@@ -31,7 +31,7 @@ def takes_cut_logits(model: Any) -> bool:
 
 
 class CutEntropy:
-    """Context manager: the steps of a model leave its logits cut, and its loss takes them. *Collective*.
+    """Loss of a model whose steps leave its logits cut. *Collective* among the ranks that hold them.
 
     Parameters
     ----------
@@ -41,16 +41,14 @@ class CutEntropy:
 
     def __init__(self, model: Any, ranks: ModelRanks) -> None:
         self._model, self._loss, self._ranks = model, model.loss, ranks
-
-    def __enter__(self) -> CutEntropy:
         self._whole = self._loss.call
-        self._replacements = replaced(self._loss, call=self._entropy)
-        for name in ("train_step", "test_step"):
-            self._replacements.set(self._model, name, self._leaving_cut(getattr(self._model, name)))
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self._replacements.restore()
+    def installed(self) -> Replacements:
+        """Let the steps of the model leave its logits cut, and its loss take them; return how to undo it."""
+        replacements = replaced(self._loss, call=self._entropy)
+        for name in ("train_step", "test_step"):
+            replacements.set(self._model, name, self._leaving_cut(getattr(self._model, name)))
+        return replacements
 
     def _leaving_cut(self, step: Callable[[Any], Any]) -> Callable[[Any], Any]:
         def leaving_cut(data: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ from matex_data.training.keras_api import Functional
 from matex_data.training.model_parallel.graph import check_graph
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
+from matex_data.training.replacements import Replacements
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
 """Methods of a model that decide what a step computes, beside its layers."""
@@ -78,15 +79,18 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
     ------
     PartitionError : they cannot.
     """
-    by_id, stages = holders(plans)
-    for key, layer in by_id.items():
+    stages: dict[int, tuple[Any, list[int]]] = {}
+    for plan in plans:
+        for layer in layers_of(plan):
+            stages.setdefault(id(layer), (layer, []))[1].append(plan.number)
+    for layer, numbers in stages.values():
         frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
         changing = [v.path for v in layer.non_trainable_variables if id(v) not in frozen]
-        if len(stages[key]) > 1 and changing:
+        if len(numbers) > 1 and changing:
             raise PartitionError(
                 f"the layer {layer.name} is called in several stages, and each of its calls changes a state",
                 expected="layers that stages share without seeds, moving statistics and states",
-                found=f"{changing[:3]} in stages {stages[key]}",
+                found=f"{changing[:3]} in stages {numbers}",
                 remedy="name layers in split_after so that all of its calls are in one stage",
             )
     untrained = [plan.number for plan in plans if plan.number not in trained_stages(plans)]
@@ -127,37 +131,17 @@ def layers_of(plan: StagePlan) -> list[Any]:
     return [layer for layer in layers.values() if isinstance(layer, keras.layers.Layer)]
 
 
-def holders(plans: Sequence[StagePlan]) -> tuple[dict[int, Any], dict[int, list[int]]]:
-    """Return all layers, and the stages that call them, by id of the layer."""
-    layers: dict[int, Any] = {}
-    stages: dict[int, list[int]] = {}
-    for plan in plans:
-        for layer in layers_of(plan):
-            layers[id(layer)] = layer
-            stages.setdefault(id(layer), []).append(plan.number)
-    return layers, stages
-
-
 def variable_holders(plans: Sequence[StagePlan]) -> Mapping[int, Sequence[int]]:
     """Return the stages that hold a variable, in order, by id of the variable."""
-    found: dict[int, set[int]] = {}
-    for number, variable in _variables(plans):
-        found.setdefault(id(variable), set()).add(number)
-    return {key: sorted(numbers) for key, numbers in found.items()}
-
-
-def _variables(plans: Sequence[StagePlan]) -> Iterator[tuple[int, Any]]:
+    found: dict[int, list[int]] = {}
     for plan in plans:
-        for layer in layers_of(plan):
-            yield from ((plan.number, variable) for variable in layer.variables)
+        for key in {id(variable) for layer in layers_of(plan) for variable in layer.variables}:
+            found.setdefault(key, []).append(plan.number)
+    return found
 
 
-Replacement = tuple[Any, str, Any]
-"""Object, name of an attribute, and its new value."""
-
-
-def replaced_metrics(model: Any) -> Iterator[Replacement]:
-    """Yield replacements for metric functions, which raise an error where they return one number for a batch.
+def replace_metrics(model: Any, replacements: Replacements) -> None:
+    """Let metric functions raise an error where they return one number for a batch.
 
     Raises
     ------
@@ -166,11 +150,11 @@ def replaced_metrics(model: Any) -> Iterator[Replacement]:
     for metric, function in custom_metrics(model):
         if function is None:
             raise _batch_metric(metric.name)
-        yield metric, "_fn", functools.partial(_per_sample, metric.name, function)
+        replacements.set(metric, "_fn", functools.partial(_per_sample, metric.name, function))
 
 
-def replaced_losses(model: Any, reducer: Reducer, divided: bool) -> Iterator[Replacement]:
-    """Yield the replacement for losses that are sums, or whose divisors are not the numbers of rows.
+def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, divided: bool) -> None:
+    """Replace losses that are sums, or whose divisors are not the numbers of rows.
 
     Parameters
     ----------
@@ -179,7 +163,7 @@ def replaced_losses(model: Any, reducer: Reducer, divided: bool) -> Iterator[Rep
     """
     losses = distributed_losses(model, _UnknownDivisors(reducer.channel) if divided else reducer)
     if losses:
-        yield model._compile_loss, "_flat_losses", losses
+        replacements.set(model._compile_loss, "_flat_losses", losses)
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -35,8 +35,8 @@ from matex_data.training.model_parallel.stages.checks import (
     check_optimizer,
     check_stages,
     layers_of,
-    replaced_losses,
-    replaced_metrics,
+    replace_losses,
+    replace_metrics,
     trained_stages,
     variable_holders,
 )
@@ -200,9 +200,9 @@ class StagedModel:
         reducer = None if self._owns else self._reducer
         state = step_state(self.replicas)
         self._update = StageUpdate(self.model.optimizer, sums, reducer, state, self.line, held, trained)
-        self._agreement.check(self._replace_metrics)
-        for replacement in replaced_losses(self.model, self._reducer, self._micro_batches != 1):
-            self._replacements.set(*replacement)
+        if self._micro_batches != 1 or self.replicas.size > 1:
+            self._agreement.check(lambda: replace_metrics(self.model, self._replacements))
+        replace_losses(self.model, self._replacements, self._reducer, self._micro_batches != 1)
         positions = [self._graph.inputs.index(number) for number in own.inputs]
         last = own.number == len(self.plans) - 1
         self._pipeline = PipelineStage(self._messages, lambda receives: self._stage(receives, sums, last), positions)
@@ -347,17 +347,6 @@ class StagedModel:
             return Stage(self.model, self.layers, sums, receives, self._recompute or self.ranks.size > 1)
         structure = self._graph.functional.output
         return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
-
-    def _replace_metrics(self) -> None:
-        """Let metrics of whole batches raise an error, if batches are divided.
-
-        Raises
-        ------
-        PartitionError : a metric is of a class of the user's.
-        """
-        if self._micro_batches != 1 or self.replicas.size > 1:
-            for replacement in replaced_metrics(self.model):
-                self._replacements.set(*replacement)
 
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""

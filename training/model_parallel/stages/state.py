@@ -40,8 +40,8 @@ class StagedState(ModelState):
     """
 
     def __init__(self, model: Any, layers: StageLayers, mesh: Mesh, holders: Mapping[int, Sequence[int]]) -> None:
-        super().__init__(model, open_channel(mesh.data))
-        self._layers, self._mesh, self._holders, self._world = layers, mesh, holders, open_channel(mesh.world)
+        super().__init__(model, open_channel(mesh.data), open_channel(mesh.world))
+        self._layers, self._mesh, self._holders = layers, mesh, holders
 
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
@@ -74,11 +74,7 @@ class StagedState(ModelState):
             stack = at_root(self._world, stage * parts, stack, variable, (self._channel.size,))
             if stack is not None:
                 yield f"own{i}", stack
-        variables = WholeVariables(self._world, described, held)
-        for i in range(len(described)):
-            whole = variables.at_root(i)
-            if whole is not None:
-                yield f"common{i}", whole
+        yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, described, held).wholes())
 
     def restore(self, found: Checkpoint) -> RankValues:
         """Set the variables of this stage; return the values of those that differ between replicas. *Collective*.
