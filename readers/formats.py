@@ -165,6 +165,7 @@ COMPRESSED = ("", ".gz", ".bz2", ".xz", ".zst")
 TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv") for end in COMPRESSED)
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in COMPRESSED)
 JSON_LINES_SUFFIXES = tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED)
+RECORD_KINDS = ("tfrecord", "tfrecords", "tfrec")
 JSON_SUFFIXES = tuple(f".json{end}" for end in COMPRESSED)
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".tif", ".tiff", ".gif", ".bmp", ".dib", ".webp"),
@@ -247,7 +248,10 @@ FORMATS: dict[str, KnownFormat] = {
     ),
     "tfrecord": KnownFormat(
         "matex_data.readers.tfrecord:index",
-        suffixes=tuple(f".{kind}{end}" for kind in ("tfrecord", "tfrecords", "tfrec") for end in COMPRESSED),
+        suffixes=tuple(f".{kind}{end}" for kind in RECORD_KINDS for end in COMPRESSED),
+        names=tuple(
+            f"{kind}-*-of-*[0-9]" for kind in ("train", "validation", "test", *(f"*.{k}" for k in RECORD_KINDS))
+        ),
         extra="matex_data[tfrecord]",
         concurrent=True,
     ),

@@ -6,6 +6,7 @@ https://jsonlines.org
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -14,6 +15,7 @@ from typing import IO, Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from matex_data._types import Bytes, Integers
@@ -23,8 +25,8 @@ from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.members import Leaves, columns_of, fields_of
-from matex_data.readers.parquet.values import ColumnValues
+from matex_data.readers.parquet.members import Leaves, Step, columns_of, fields_of, leaves_of
+from matex_data.readers.parquet.values import ColumnValues, values_at
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary, reading
@@ -33,6 +35,10 @@ BLOCK_BYTES = 256 << 10  # of whole lines
 READ_BYTES = 8 << 20
 MAX_LINE = 256 << 20  # bytes: of a longer one, and of a file without ends of lines, no block can be made
 INFERRED = 64  # blocks, evenly over the file, from which the types follow
+_LEAST_UNSIGNED = 2**63  # integers from here on are beyond int64
+_MICROSECONDS, _NANOSECONDS = pa.timestamp("us"), pa.timestamp("ns")
+_FRACTION = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")  # a time, which is a text if its column has fractions
+_CHANGED = re.compile(r"Column\((/[^)]*)\) changed from")  # as pyarrow words it
 RATIO = 2.0  # bytes in memory for each byte of a text, about
 
 
@@ -56,7 +62,7 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     schema, missing = types.result(dtype or {})
 
     def make(chosen: Leaves) -> Index:
-        members = {name: m.with_missing() if m.column in missing else m for name, (m, _) in chosen.items()}
+        members = {name: m.with_missing() if name in missing else m for name, (m, _) in chosen.items()}
         columns = {member.column for member in members.values()}
         wanted = pa.schema([field for field in schema if field.name in columns])
         table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
@@ -112,24 +118,87 @@ class _Types:
         self._path = path
         self._schemas: list[pa.Schema] = []
         self._missing: set[str] = set()
+        self._types: dict[str, list[tuple[str, Sequence[Step], pa.DataType]]] = {}  # which pyarrow does not infer
 
     def add(self, byte: int, lines: bytes) -> None:
         """Learn from the block of lines at a byte of the file."""
         try:
             table = _parse(lines, None)
         except (pa.ArrowException, ValueError) as error:
-            raise FormatError("the lines are no JSON objects", file=self._path, byte=byte, found=error) from error
+            raise _unparsed(self._path, byte, error) from error
+        for column, name, steps in _leaves(table.schema):
+            values = values_at(table[column], steps)
+            if values.null_count:
+                self._missing.add(name)
+            for kind in _other_types(values):
+                try:
+                    table = _parse(lines, _with_type(table.schema, column, steps, kind))
+                except (pa.ArrowException, ValueError):
+                    continue  # some values are not of this type
+                self._types.setdefault(name, []).append((column, steps, kind))
+                break
         self._schemas.append(table.schema)
-        self._missing |= {name for name in table.column_names if table[name].null_count}
 
     def result(self, dtype: Mapping[str, Any]) -> tuple[pa.Schema, set[str]]:
-        """Return the schema, and the names of the columns of which values are missing."""
+        """Return the schema, and the names of the fields of which values are missing."""
         try:
             schema = pa.unify_schemas(self._schemas, promote_options="permissive")
         except pa.ArrowException as error:
             raise FormatError("lines differ in the type of a member", file=self._path, found=error) from error
-        absent = {name for name in schema.names if any(name not in other.names for other in self._schemas)}
+        for found in self._types.values():
+            schema = _with_type(schema, *next((one for one in found if one[2] == _NANOSECONDS), found[0]))
+        known = [{name for _, name, _ in _leaves(other)} for other in self._schemas]
+        leaves = ((name, steps) for _, name, steps in _leaves(schema) if None not in steps)
+        absent = {name for name, _ in leaves if any(name not in own for own in known)}
         return pa.schema([_requested(field, dtype) for field in schema]), self._missing | absent
+
+
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str, tuple[Step, ...]]]:
+    """Yield of each value of the columns its column, its name, and the steps that lead to it."""
+    for column in schema:
+        for name, steps, _ in leaves_of(column.name, (), column.type):
+            yield column.name, name, steps
+
+
+def _other_types(values: pa.Array) -> tuple[pa.DataType, ...]:
+    """Return types that values may have, in order: pyarrow infers int64, floats, whole seconds and texts alone."""
+    if pa.types.is_floating(values.type):
+        return (pa.uint64(),) if (pc.max(values).as_py() or 0) >= _LEAST_UNSIGNED else ()
+    if pa.types.is_timestamp(values.type):
+        return (_MICROSECONDS,)  # other lines may have fractions of seconds
+    first = values.drop_null()[:1].to_pylist() if pa.types.is_string(values.type) else []
+    return (_MICROSECONDS, _NANOSECONDS) if first and _FRACTION.match(first[0]) else ()
+
+
+def _with_type(schema: pa.Schema, column: str, steps: Sequence[Step], value: pa.DataType) -> pa.Schema:
+    """Return a schema with another type of value at the end of the steps from a column."""
+
+    def replaced(kind: pa.DataType, left: Sequence[Step]) -> pa.DataType:
+        if not left:
+            return value
+        if left[0] is None:
+            return pa.list_(replaced(kind.value_type, left[1:]))
+        inner = (kind.field(i) for i in range(kind.num_fields))
+        return pa.struct([f.with_type(replaced(f.type, left[1:])) if f.name == left[0] else f for f in inner])
+
+    number = schema.get_field_index(column)
+    return schema.set(number, schema[number].with_type(replaced(schema[number].type, steps)))
+
+
+def _unparsed(path: str, byte: int, error: Exception) -> FormatError:
+    """Return the error for a block of lines that pyarrow does not parse."""
+    changed = _CHANGED.search(str(error))
+    if changed is None:
+        return FormatError("the lines are no JSON objects", file=path, byte=byte, found=error)
+    return FormatError(
+        "a member has values of different types",
+        file=path,
+        field=changed[1].strip("/").replace("/[]", "").replace("/", ".") or None,
+        byte=byte,
+        expected="values of one type, such as numbers or texts, on all lines",
+        found=error,
+        remedy="write the member as a text on all lines, or as two members",
+    )
 
 
 def _requested(field: pa.Field, dtype: Mapping[str, Any]) -> pa.Field:

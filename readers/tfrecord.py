@@ -38,6 +38,7 @@ READ_BYTES = 8 << 20
 INFERRED = 256  # first records, and as many evenly over the file, from which kinds and lengths of the features follow
 PYTHON_VALUES = 1 << 16  # of a list that are Python's objects at a time: these take four times the memory
 _MASK = 0xA282EAD8
+_NO_ZLIB = "if it was written with the option ZLIB, write it with GZIP, or without one"
 _KINDS: dict[str, np.dtype[Any]] = {
     "int64_list": np.dtype(np.int64),
     "float_list": np.dtype(np.float32),
@@ -121,7 +122,7 @@ def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, 
                 byte=at,
                 expected="the length of a record, with its checksum",
                 found=repr(header),
-                remedy=RESTORE,
+                remedy=_NO_ZLIB if not at and header[:1] == b"x" else RESTORE,
             )
         nbytes = HEADER + length + FOOTER
         before, section = section, at * INFERRED // size

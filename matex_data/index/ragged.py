@@ -187,7 +187,7 @@ def empty_output(field: Field, rows: int, inner_bytes: float = 0, memory: Memory
     inner_bytes : mean size of the elements of a sample, in bytes, if it is known.
     memory : allocates the memory of lists.
     """
-    if not field.ragged or field.shape or field.inner != (None,) or field.dtype.hasobject:
+    if not field.ragged or field.nested or field.shape or field.inner != (None,) or field.dtype.hasobject:
         return field.empty(rows)
     return RaggedOutput.empty(rows, field.dtype, MARGIN * rows * inner_bytes / field.dtype.itemsize, memory)
 

@@ -68,7 +68,7 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
     members = {}
     for name, (member, _) in chosen.items():
         column, leaf = of_field[name]
-        above = first_node[column] + np.array(columns[column].leaves[leaf])
+        above = first_node[column] + np.array(columns[column].leaves[leaf][member.depth :])
         missing = any(batch.null_count[above].any() for batch in batches)
         members[name] = member.with_missing() if missing else member
     edges = np.append(0, np.cumsum([batch.rows for batch in batches])).astype(np.int64)

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import pairwise
+from itertools import chain, pairwise
 from typing import Any
 
 from matex_data.declared import declared
@@ -184,15 +184,20 @@ def detect(text: bytes, given: Dialect, fixed: frozenset[str]) -> Dialect:
     if "comment" not in fixed and text.lstrip()[:1] in (b"#", b"%"):
         dialect = replace(dialect, comment=text.lstrip()[:1].decode(), comment_lines=True)
     if "sep" not in fixed:
-        scores = {sep: _consistency(text, replace(dialect, sep=sep)) for sep in SEPARATORS}
-        best = max(SEPARATORS, key=scores.__getitem__)
+        possible = [sep for sep in SEPARATORS if sep not in (dialect.decimal, dialect.thousands)]
+        scores = {sep: _consistency(text, replace(dialect, sep=sep)) for sep in possible}
+        best = max(possible, key=scores.__getitem__)
         dialect = replace(dialect, sep=best if scores[best] >= TYPICAL else ",")
     return dialect
 
 
 def _consistency(text: bytes, dialect: Dialect) -> float:
-    """Return the share of the records that have the most common width; 0 if that is one field."""
-    widths = [len(record) for record in dialect.records(text)]
+    """Return the share of the records that have the most common width; 0 if that is one field, or blanks part words."""
+    records = dialect.records(text)
+    cells = (dialect.plain_number(cell) for record in records[1:] or records for cell in record)
+    if dialect.sep == SPACES and not any(map(NUMBER.match, cells)):
+        return 0.0
+    widths = [len(record) for record in records]
     width, count = Counter(widths).most_common(1)[0] if widths else (0, 0)
     return count / len(widths) if width > 1 else 0.0
 
@@ -289,7 +294,7 @@ def first_record(
     """Return the first record of a text, and whether it names the columns.
 
     Text names columns, and so does text or a date above numbers. A record with numbers is a sample, unless its first
-    cell is empty, or all of its cells are 0, 1, 2, ..., as pandas numbers columns.
+    cell is empty, all of its cells are 0, 1, 2, ..., as pandas numbers columns, or they count years and others do not.
 
     Parameters
     ----------
@@ -301,7 +306,7 @@ def first_record(
 
     Raises
     ------
-    FormatError : the numbers rise strictly, and those of the next record do not: wavelengths and years are such names.
+    FormatError : the numbers rise strictly, and those of the next record do not: wavelengths are such names.
 
     Examples
     --------
@@ -337,7 +342,10 @@ def first_record(
     else:
         cells = [cell.strip() for cell in first]
         named = (
-            not kinds[0] or cells == [str(i) for i in range(len(cells))] or before == FirstRecord(tuple(first), True)
+            not kinds[0]
+            or cells == [str(i) for i in range(len(cells))]
+            or before == FirstRecord(tuple(first), True)
+            or (_count_years(numbers(first)) and not all(map(_is_year, chain.from_iterable(map(numbers, below)))))
         )
         if not named and _rise(numbers(first)) and below and not _rise(numbers(below[0])):
             raise FormatError(
@@ -354,6 +362,15 @@ def _differs(kind: str, below: Collection[str]) -> bool:
     """Return whether a cell cannot be a value of its column: text or a date above numbers, a number above dates."""
     values = set(below) - {"bool"} if kind == "text" else set(below)
     return kind not in ("", "bool") and bool(values) and values <= set(_ROW) - {kind}
+
+
+def _count_years(numbers: Sequence[float]) -> bool:
+    """Return whether numbers, three or more, are consecutive years: 1960, 1961, 1962."""
+    return len(numbers) > 2 and _is_year(numbers[0]) and all(high - low == 1 for low, high in pairwise(numbers))
+
+
+def _is_year(number: float) -> bool:
+    return 1000 <= number < 3000 and number.is_integer()
 
 
 def _rise(numbers: Sequence[float]) -> bool:

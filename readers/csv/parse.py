@@ -8,7 +8,7 @@ import re
 import warnings
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ BLANK, TAB = 32, 9
 _ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
 """Numbers in Arrow that are texts in pandas: 0x1F, NAN, nan(1), and infinity between blanks."""
 _INTEGER = r"^[ \t]*[-+]?[0-9]+[ \t]*$"
+_PLUS = re.compile(rb"\+(?<![\w.+-]\+)\d")  # not that of an exponent; Arrow has no integers with that sign
 _EXACT = 2**53  # floats hold every integer up to it
 _BAD_VALUE = re.compile(r"In CSV column #(\d+): Row #(\d+): CSV conversion error to ([^:]+): (.*)", re.DOTALL)
 _warned: set[str] = set()
@@ -93,13 +94,13 @@ class Parser:
 
     def _convert(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
         """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
-        grouped = {} if dialect.thousands is None else self._without_thousands(text, types, dialect)
-        if grouped:
-            others = {name: kind for name, kind in types.items() if name not in grouped}
-            found = self._convert(text, others, replace(dialect, thousands=None)) if others else None
-            return pa.table(
-                {name: grouped[name] if found is None or name in grouped else found[name] for name in types}
-            )
+        marked = self._without_marks(text, types, dialect)
+        others = {name: kind for name, kind in types.items() if name not in marked}
+        found = self._as_written(text, others, dialect) if others or not marked else None
+        return pa.table({name: marked[name] if name in marked else found[name] for name in types}) if marked else found
+
+    def _as_written(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
+        """Convert columns whose numbers have no marks."""
         table = self._read(text, types, dialect)
         doubtful = _doubtful_columns(table, text, types)
         written = self._read(text, dict.fromkeys(doubtful, pa.binary()), dialect) if doubtful else table
@@ -114,21 +115,27 @@ class Parser:
                     table = table.set_column(i, table.column_names[i], column)
         return table
 
-    def _without_thousands(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> dict[str, pa.ChunkedArray]:
-        """Return the columns of numbers of which one separates its thousands, by name."""
-        numeric = [name for name, kind in types.items() if kind is None or _is_number(kind)]
-        if not numeric:
+    def _without_marks(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> dict[str, pa.ChunkedArray]:
+        """Return the columns of numbers, by name, of which one has what Arrow does not read: thousands, a plus sign."""
+        has_plus = _PLUS.search(text) is not None
+        marked = [kind is None or (pa.types.is_integer(kind) and has_plus) for kind in types.values()]
+        if dialect.thousands is not None:
+            marked = [kind is None or _is_number(kind) for kind in types.values()]
+        numeric = [name for name, is_marked in zip(types, marked, strict=True) if is_marked]
+        if not numeric or (dialect.thousands is None and not has_plus):
             return {}
         written = self._read(text, dict.fromkeys(numeric, pa.string()), dialect)
         mark, point = re.escape(dialect.thousands or ""), re.escape(dialect.decimal)
         pattern = rf"^\s*[-+]?\d[\d{mark}]*({point}\d*)?([eE][-+]?\d+)?\s*$"
+        marks = rf"^\+|{mark}" if mark else r"^\+"
         found = {}
         for name in numeric:
-            column = written[name]
-            has_mark = pc.any(pc.match_substring(column, dialect.thousands)).as_py()
+            column = pc.utf8_trim_whitespace(written[name])
+            has_mark = pc.any(pc.match_substring_regex(column, marks)).as_py()
             if has_mark and pc.all(pc.match_substring_regex(column, pattern)).as_py():
-                plain = pc.replace_substring(pc.utf8_trim_whitespace(column), dialect.thousands, "")
-                found[name] = _as_number(pc.replace_substring(plain, dialect.decimal, "."), types[name])
+                plain = pc.replace_substring_regex(column, marks, "")
+                number = _as_number(pc.replace_substring(plain, dialect.decimal, "."), types[name])
+                found |= {name: number} if _is_number(number.type) else {}
         return found
 
     def _as_pandas(self, name: str, column: Any, written: Any, requested: Any) -> Any:
@@ -286,18 +293,18 @@ def _is_number(kind: Any) -> bool:
 
 
 def _as_number(column: pa.ChunkedArray, kind: Any) -> pa.ChunkedArray:
-    """Return texts of numbers as numbers of a type; None: integers if all of them are, else floats."""
+    """Return texts of numbers as numbers of a type; None: integers if all of them are, else floats.
+
+    Integers that no type holds stay texts.
+    """
     if kind is not None:
         return column.cast(kind)
     whole = pc.all(pc.match_substring_regex(column, _INTEGER)).as_py()
-    found = _integers(column) if whole else column
-    return found if _is_number(found.type) else column.cast(pa.float64())
+    return _integers(column) if whole else column.cast(pa.float64())
 
 
 def _integers(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Return texts of integers as the first of int64 and uint64 that holds them all, otherwise as they are."""
-    if pc.any(pc.match_substring(column, "+")).as_py():
-        return column  # Arrow has no integers with that sign
     for kind in (pa.int64(), pa.uint64()):
         try:
             return pa.chunked_array([[None if text is None else int(text) for text in column.to_pylist()]], kind)

@@ -5,6 +5,7 @@ Format: RFC 4180, https://www.rfc-editor.org/rfc/rfc4180, and the dialects that 
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -47,6 +48,7 @@ DETECT_BYTES = 64 << 10  # from which the dialect is detected
 HEAD_RECORDS = 200  # from which header and width are detected
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
 BOM = b"\xef\xbb\xbf"
+_SEPARATOR_LINE = re.compile(rb"sep=([\t -~])[\r\n]")  # the first line of texts for Excel
 
 ReadText = Callable[[int, int], Bytes]
 """Returns the bytes of a text from one position to another."""
@@ -204,6 +206,9 @@ def _parse_head(
 ) -> _TextFile:
     """Detect dialect, header, and the start of the records from the first bytes of a text."""
     start = len(BOM) if head[: len(BOM)].tobytes() == BOM else 0
+    separator = _SEPARATOR_LINE.match(head[start : start + 16].tobytes())
+    if separator and not options.skiprows:
+        options = replace(options, skiprows=1, sep=options.sep or separator[1].decode())
     if options.skiprows:
         ends = line_ends(head)
         start = int(ends[options.skiprows - 1]) if options.skiprows <= len(ends) else len(head)
@@ -221,7 +226,8 @@ def _parse_head(
     stop = int(starts[HEAD_RECORDS]) if len(starts) > HEAD_RECORDS else len(text)
     records = dialect.records(text[int(starts[0]) : stop].tobytes())
     comment = _names_in_comment(text[: int(starts[0])].tobytes(), dialect)
-    in_comment = len(comment) > 1 and len(comment) == len(records[0])
+    comment = comment if len(comment) == len(records[0]) else []  # other comments are prose
+    in_comment = len(comment) > 1
     leading = _first_record(path, records, in_comment, dialect, options, before)
     given = options.header not in ("infer", None)
     header = int(options.header or 0) if given else 0 if leading and leading.named else None

@@ -50,13 +50,14 @@ class ColumnField:
     field: Field
     requested: bool
 
-    def with_missing(self) -> ColumnField:
-        """Return the field as it is if the file counts missing values: integers and booleans need a dtype with NaN.
+    @property
+    def depth(self) -> int:
+        """Number of the first step within all lists of any length: what is missing before it is an empty list."""
+        return len(self.steps) - self.steps[::-1].index(None) if None in self.steps else 0
 
-        Those within lists stay: there, the statistics of a file count empty lists as well.
-        """
-        needed = self.kind in ("number", "bool") and self.field.dtype.kind != "f" and None not in self.steps
-        if self.requested or not needed:
+    def with_missing(self) -> ColumnField:
+        """Return the field as it is if values are missing: integers and booleans need a dtype with NaN."""
+        if self.requested or self.kind not in ("number", "bool") or self.field.dtype.kind == "f":
             return self
         return replace(self, field=replace(self.field, dtype=np.dtype(np.float64)))
 
@@ -75,7 +76,7 @@ def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -
     Unreadable : the type has no equivalent as NumPy arrays.
     """
     shape = _declared_shape(column)
-    for name, steps, value in _leaves(column.name, (), column.type):
+    for name, steps, value in leaves_of(column.name, (), column.type):
         steps = steps if shape is None else (*steps[: -len(shape)], *shape)
         kind, found = _value_type(value)
         attributes = _attributes(column, value)
@@ -102,18 +103,18 @@ def _field(name: str, steps: tuple[Step, ...], dtype: np.dtype[Any], attributes:
     return Field(name, (), dtype, True, {**attributes, **deep})
 
 
-def _leaves(name: str, steps: tuple[Step, ...], kind: pa.DataType) -> Iterator[tuple[str, tuple[Step, ...], Any]]:
+def leaves_of(name: str, steps: tuple[Step, ...], kind: pa.DataType) -> Iterator[tuple[str, tuple[Step, ...], Any]]:
     """Yield name, steps and type of each value of a type."""
     kind = storage(kind)
     if pa.types.is_struct(kind):
         for member in (kind.field(i) for i in range(kind.num_fields)):
-            yield from _leaves(f"{name}.{member.name}", (*steps, member.name), member.type)
+            yield from leaves_of(f"{name}.{member.name}", (*steps, member.name), member.type)
     elif pa.types.is_fixed_size_list(kind):
-        yield from _leaves(name, (*steps, kind.list_size), kind.value_type)
+        yield from leaves_of(name, (*steps, kind.list_size), kind.value_type)
     elif pa.types.is_map(kind):
         raise Unreadable("a map has no fields of its own")
     elif pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        yield from _leaves(name, (*steps, None), kind.value_type)
+        yield from leaves_of(name, (*steps, None), kind.value_type)
     elif isinstance(kind, pa.FixedShapeTensorType):
         permutation = kind.permutation or list(range(len(kind.shape)))
         if permutation != sorted(permutation):
@@ -239,7 +240,12 @@ def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Lea
         except DataError as error:
             error.at(path, column.name)
             raise
-        known.update({m.field.name: (m, leaf) for m, leaf in zip(of_column, leaves, strict=True)})
+        for member, leaf in zip(of_column, leaves, strict=True):
+            if member.field.name in known or member.field.name in unread:
+                known.pop(member.field.name, None)
+                unread[member.field.name] = "several columns, or members of columns, have this name"
+            else:
+                known[member.field.name] = member, leaf
     return known, unread
 
 

@@ -56,7 +56,7 @@ def _of_columns(footer: Footer, metadata: Any, chosen: Leaves) -> Index:
     with _damage_of(footer):
         chunks = column_chunks(path, metadata, leaves, footer.begin)
     members = {
-        name: member.with_missing() if missing else member
+        name: member.with_missing() if missing and not member.depth else member  # empty lists are counted as missing
         for (name, (member, _)), missing in zip(chosen.items(), chunks.missing.tolist(), strict=True)
     }
     names = list(members)

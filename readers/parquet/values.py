@@ -33,9 +33,7 @@ def decode(column: pa.ChunkedArray, member: ColumnField) -> ColumnValues:
     DecodeError : a value is missing that its type cannot express, or is not exact in the field's dtype. Its row counts
         from the first of the column.
     """
-    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
-    if isinstance(array, pa.ChunkedArray):  # of no chunks
-        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    array = _joined(column)
     rows = len(array)
     array, lists = _descend(array, member.steps)
     try:
@@ -46,9 +44,22 @@ def decode(column: pa.ChunkedArray, member: ColumnField) -> ColumnValues:
     values = values.reshape(len(values) // max(1, prod(shape)), *shape) if shape else values
     if not lists:
         return values
+    values = values.astype(member.field.dtype, copy=False)
     if len(lists) == 1 and not values.dtype.hasobject:
         return RaggedArray(values, lists[0])
     return nested(values, lists)
+
+
+def values_at(column: pa.ChunkedArray, steps: Sequence[Step]) -> pa.Array:
+    """Return the values at the end of steps from a column, without the lists around them."""
+    return _descend(_joined(column), steps)[0]
+
+
+def _joined(column: pa.ChunkedArray) -> pa.Array:
+    array = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
+    if isinstance(array, pa.ChunkedArray):  # of no chunks
+        array = pa.concat_arrays(array.chunks) if array.num_chunks else pa.array([], column.type)
+    return array
 
 
 def _descend(array: pa.Array, steps: Sequence[Step]) -> tuple[pa.Array, list[Array]]:
@@ -133,19 +144,19 @@ def _plain(array: pa.Array, member: ColumnField) -> Array:
             array = array.cast(pa.float64())
         case "bool":
             array = array.cast(pa.uint8())
-            return _numbers(array, np.dtype(np.uint8) if member.field.dtype == bool else member.field.dtype)
-    return _numbers(array, member.field.dtype)
+            return _numbers(array, np.dtype(np.uint8) if member.field.dtype == bool else member.field.dtype, True)
+    return _numbers(array, member.field.dtype, member.requested)
 
 
-def _numbers(array: pa.Array, dtype: np.dtype[Any]) -> Array:
+def _numbers(array: pa.Array, dtype: np.dtype[Any], requested: bool) -> Array:
     if array.null_count and dtype.kind != "f":
         _expect_none_missing(array, "a value is missing, which the type of the column cannot express")
-    if array.null_count and pa.types.is_integer(array.type):
-        magnitude = pc.min_max(array).values()
-        if any(abs(limit.as_py() or 0) > EXACT for limit in magnitude) and dtype.itemsize <= 8:
-            raise DecodeError(
-                "an integer of a column with missing values is not exact in float64", row=0, expected="less than 2**53"
-            )
+    if pa.types.is_integer(array.type) and (array.null_count or (dtype.kind == "f" and not requested)):
+        whole = array.fill_null(0).to_numpy(zero_copy_only=False)
+        beyond = (whole > EXACT) | (whole < -EXACT)
+        if beyond.any() and dtype.itemsize <= 8:
+            row, problem = int(beyond.argmax()), "an integer of a column with missing values is not exact in float64"
+            raise DecodeError(problem, row=row, expected="less than 2**53", found=whole[row])
     values: Array = array.to_numpy(zero_copy_only=False)
     return values
 

@@ -121,13 +121,46 @@ def test_a_type_that_shows_in_few_lines_is_given(tmp_path: Path, monkeypatch: py
     same(load(path, dtype={"x": "float64"})["x"], np.array([row["x"] for row in rows], float))
 
 
+def test_missing_values_within_objects_and_lists(tmp_path: Path) -> None:
+    rows = [
+        {"o": {"n": 1, "b": True}, "l": [1, None], "j": [{"n": 1}, {"n": None}]},
+        {"o": {"n": None, "b": None}, "l": [], "j": []},
+        {"o": {}, "l": [2], "j": [{"n": 2}]},
+    ]
+    found = load(write(tmp_path / "a.jsonl", rows))
+    np.testing.assert_array_equal(found["o.n"], [1, np.nan, np.nan])
+    np.testing.assert_array_equal(found["o.b"], [1, np.nan, np.nan])
+    for name in ("l", "j.n"):
+        np.testing.assert_array_equal(np.concatenate(found[name]), [1, np.nan, 2])
+        assert [len(row) for row in found[name]] == [2, 0, 1]
+
+
+def test_integers_beyond_int64(tmp_path: Path) -> None:
+    rows: list[dict[str, Any]] = [{"id": 2**64 - 1, "o": {"ids": [2**63]}}, {"id": 7, "o": {"ids": [1, 2]}}]
+    path = write(tmp_path / "a.jsonl", rows)
+    found = load(path)
+    same(found["id"], pd.read_json(path, lines=True)["id"].to_numpy(np.uint64))
+    assert [row.tolist() for row in found["o.ids"]] == [row["o"]["ids"] for row in rows]
+    assert load(write(tmp_path / "b.jsonl", [{"id": 2**64 - 1}, {"id": -1}]))["id"].tolist() == [2.0**64, -1]
+
+
+def test_fractions_of_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 100)
+    times = ["2020-01-01T00:00:00"] * 20 + ["2020-01-01T00:00:01.25Z", "2020-01-01 01:00:02.123456789+01:00"] * 9
+    found = load(write(tmp_path / "a.jsonl", [{"t": time, "text": f"{time}?"} for time in times]))
+    wanted = [pd.to_datetime(time, utc=True).value / 1e9 for time in times]
+    np.testing.assert_allclose(found["t"], wanted, rtol=0, atol=1e-6)
+    assert found["text"][0] == b"2020-01-01T00:00:00?"
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "no lines"),
         (b"\n\n", "no lines"),
         (b"[1, 2]\n", "no JSON objects"),
-        (b'{"x": 1}\n{"x": "a"}\n', "no JSON objects"),
+        (b'{"x": 1}\n{"x": "a"}\n', "values of different types.*field 'x'"),
+        (b'{"o": {"x": [1, "a"]}}\n', "values of different types.*field 'o.x'"),
         (b'{"x": 1', "no JSON objects"),
         (b"\x80\x81\n", "no JSON objects"),
     ],

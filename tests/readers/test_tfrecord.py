@@ -142,6 +142,10 @@ def test_sequences(tmp_path: Path, pool: Pool, options: str) -> None:
         for name in ("word", "point", "frame"):
             assert found[name][i].tolist() == lists[name].numpy().tolist(), name
         assert [one.tolist() for one in found["uneven"][i]] == lists["uneven"].to_list()
+    (batch,) = open_dataset(path, comm=MPI.COMM_SELF, inputs=["uneven"]).batches(60)
+    assert [[one.tolist() for one in row] for row in batch["uneven"]] == [
+        [one.tolist() for one in row] for row in found["uneven"]
+    ]
 
 
 @pytest.mark.parametrize("row", [7, 3000])

@@ -97,7 +97,8 @@ def test_types_and_missing_values(tmp_path: Path) -> None:
             "real": pa.array([1.5, None, 2.5], pa.float32()),
             "text": pa.array(["a", None, "c"]),
             "viewed": pa.array(["short", None, "much longer than a view holds" * 3], pa.string_view()),
-            "large": pa.array([[1], [], [2, 3]], pa.large_list(pa.int16())),
+            "large": pa.array([[1], None, [2, 3]], pa.large_list(pa.int16())),
+            "gaps": pa.array([[1, None], None, [3]]),
             "inner": pa.array([{"a": 1, "b": [1.0]}, {"a": None, "b": []}, {"a": 3, "b": [2.0, 3.0]}]),
             "full": pa.array([7, 8, 9]),
         }
@@ -109,7 +110,11 @@ def test_types_and_missing_values(tmp_path: Path) -> None:
     same(data["inner.a"], np.array([1, np.nan, 3]))
     assert data["full"].dtype == np.int64 and data["full"].tolist() == [7, 8, 9]
     assert data["text"].tolist() == [b"a", b"", b"c"] and data["viewed"][2] == b"much longer than a view holds" * 3
-    assert [row.tolist() for row in data["large"]] == [[1], [], [2, 3]]
+    assert [row.tolist() for row in data["large"]] == [[1], [], [2, 3]] and data["large"][0].dtype == np.int16
+    assert [repr(row.tolist()) for row in data["gaps"]] == ["[1.0, nan]", "[]", "[3.0]"]
+    assert [row.dtype for row in read(path, inputs="inner.b", dtype={"inner": "float32"})["inner.b"]] == [
+        np.float32
+    ] * 3
     assert [row.tolist() for row in read(path, inputs="inner.b")["inner.b"]] == [[1.0], [], [2.0, 3.0]]
 
 

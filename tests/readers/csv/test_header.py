@@ -30,6 +30,10 @@ NAMED: dict[str, Table] = {
     "one column": (pd.DataFrame(WHOLE[:, :1]), {}),
     "years": (pd.DataFrame(FLOATS, columns=YEARS), {}),
     "years of countries": (pd.DataFrame(FLOATS, NAMES, YEARS), {}),
+    "years of named countries": (pd.DataFrame(FLOATS, pd.Index(NAMES, name="country"), YEARS), {}),
+    "years without index": (pd.DataFrame(FLOATS, columns=YEARS), {"index": False}),
+    "years above whole numbers": (pd.DataFrame(WHOLE, columns=YEARS), {"index": False}),
+    "years of names": (pd.DataFrame(WHOLE, pd.Index(NAMES, name="country"), YEARS), {}),
     "wavelengths": (pd.DataFrame(abs(FLOATS), columns=LENGTHS), {}),
     "wavelengths in micrometres": (pd.DataFrame(abs(FLOATS), columns=[0.4, 0.5, 0.61, 0.9]), {}),
     "pixels": (pd.DataFrame(RNG.integers(0, 256, (30, 64))), {"index": False}),
@@ -49,10 +53,6 @@ NAMED: dict[str, Table] = {
 
 OPEN: dict[str, Table] = {
     "many wavelengths": (pd.DataFrame(RNG.random((30, 50)), columns=np.linspace(400, 800, 50)), {"index": False}),
-    "years of named countries": (pd.DataFrame(FLOATS, pd.Index(NAMES, name="country"), YEARS), {}),
-    "years without index": (pd.DataFrame(FLOATS, columns=YEARS), {"index": False}),
-    "years above whole numbers": (pd.DataFrame(WHOLE, columns=YEARS), {"index": False}),
-    "years of names": (pd.DataFrame(WHOLE, pd.Index(NAMES, name="country"), YEARS), {}),
     "few wavelengths": (pd.DataFrame(FLOATS, columns=LENGTHS), {"index": False}),
     "wavelengths among values": (pd.DataFrame(RNG.random((30, 12)), columns=np.arange(1, 13) / 16), {"index": False}),
 }

@@ -208,7 +208,43 @@ def test_a_late_value_that_is_no_number_in_pandas_is_refused(tmp_path: Path, tin
 
 
 def test_a_long_integer_with_a_plus_stays_a_text(tmp_path: Path) -> None:
-    assert columns(write(tmp_path, "a,b\n+9223372036854775808,+1\n"))["a"] == [b"+9223372036854775808"]
+    assert columns(write(tmp_path, "a,b\n+92233720368547758080,+1\n"))["a"] == [b"+92233720368547758080"]
+
+
+def test_integers_with_a_plus(tmp_path: Path) -> None:
+    path = write(tmp_path, "n,x,many,text\n" + "-2,2,7,a\n" * 50_000 + "+1,1e+05,+18446744073709551615,+49\n")
+    wanted, found = pd.read_csv(path), index(path)
+    for name in ("n", "x", "many"):
+        np.testing.assert_array_equal(every_row(found, name), wanted[name].to_numpy(), strict=True)
+    assert every_row(found, "text")[-1] == b"+49"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["name\nJohn Smith\nJane Doe\n", "time\n2020-01-01 00:00:00\n2020-01-02 00:00:00\n", "a b\n1 2\n3 4\n"],
+    ids=["words", "times", "numbers"],
+)
+def test_blanks_separate_numbers(tmp_path: Path, text: str) -> None:
+    assert list(columns(write(tmp_path, text))) == text.split("\n")[0].split()
+
+
+def test_a_first_line_with_the_separator(tmp_path: Path) -> None:
+    for encoding, sep in (("utf-8-sig", ";"), ("utf-16", "\t"), ("latin-1", ",")):
+        path = tmp_path / "excel.csv"
+        path.write_bytes(f"sep={sep}\r\nn{sep}name\r\n1{sep}é\r\n2{sep}b\r\n".encode(encoding))
+        wanted = pd.read_csv(path, sep=sep, skiprows=1, encoding=encoding)
+        assert columns(str(path)) == {"n": [1, 2], "name": [name.encode() for name in wanted["name"]]}
+    path.write_text("sep=;\nn;m\n1;2\n3;4;5\n")
+    with pytest.raises(DataError, match="line 4 has too many fields"):
+        columns(str(path))
+
+
+def test_comments_that_are_prose_are_no_names(tmp_path: Path) -> None:
+    path = tmp_path / "moon.dat"
+    np.savetxt(path, np.arange(6).reshape(3, 2) / 7, header="positions of the moon in steps of one hour")
+    found = columns(str(path))
+    assert list(found) == ["0", "1"]
+    np.testing.assert_array_equal(np.transpose(list(found.values())), np.loadtxt(path))
 
 
 def test_infinite_and_missing_numbers_in_every_block(tmp_path: Path, tiny: None) -> None:

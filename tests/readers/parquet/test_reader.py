@@ -151,9 +151,17 @@ def test_missing_values_that_no_statistics_count_are_an_error(tmp_path: Path) ->
 
 
 def test_integers_that_float64_does_not_hold_are_an_error(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.parquet", {"x": pa.array([2**60 + 1, None])})
-    with pytest.raises(DecodeError, match="not exact in float64"):
-        read(path)
+    for rows in ([2**60 + 1, None], [1, None, *[3] * GROUP, 2**60 + 1]):
+        path = write(tmp_path / "a.parquet", {"x": pa.array(rows)})
+        with pytest.raises(DecodeError, match=f"not exact in float64.*field 'x', row {rows.index(2**60 + 1)}"):
+            read(path)
+    assert read(path, dtype={"x": "float32"})["x"][-1] == np.float32(2**60)
+
+
+def test_lists_have_the_dtype_of_their_field(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", {"n": pa.array([[1, 2], []]), "b": pa.array([[True], [False, True]])})
+    found = read(path, dtype={"n": "float32"})
+    assert [row.dtype for name in "nb" for row in found[name]] == [np.float32] * 2 + [bool] * 2
 
 
 def test_times_and_decimals(tmp_path: Path) -> None:
@@ -185,7 +193,16 @@ def test_deeper_lists_and_lists_of_texts(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"deep": pa.array(rows), "words": pa.array(texts)})
     found = read(path)
     assert [[inner.tolist() for inner in row] for row in found["deep"]] == rows
+    batches = open_dataset(path, comm=MPI.COMM_SELF, inputs=["deep"]).batches(2, remainder="keep")
+    assert [[inner.tolist() for inner in row] for batch in batches for row in batch["deep"]] == rows
     assert [[word.decode() for word in row] for row in found["words"]] == texts
+
+
+def test_columns_of_one_name_are_left_out(tmp_path: Path) -> None:
+    columns = [pa.array([1]), pa.array([{"b": 2, "c": 3}]), pa.array([4]), pa.array([5])]
+    path = write(tmp_path / "a.parquet", pa.table(columns, names=["a.b", "a", "d", "d"]))
+    with pytest.warns(UserWarning, match=r"'a\.b': several columns(.|\n)*'d': several columns"):
+        assert {name: values.tolist() for name, values in read(path).items()} == {"a.c": [3]}
 
 
 def test_lists_of_arrays(tmp_path: Path) -> None:
