@@ -96,8 +96,10 @@ class Parser:
         """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
         marked = self._without_marks(text, types, dialect)
         others = {name: kind for name, kind in types.items() if name not in marked}
-        found = self._as_written(text, others, dialect) if others or not marked else None
-        return pa.table({name: marked[name] if name in marked else found[name] for name in types}) if marked else found
+        if not marked:
+            return self._as_written(text, types, dialect)
+        found = self._as_written(text, others, dialect) if others else {}
+        return pa.table({name: marked[name] if name in marked else found[name] for name in types})
 
     def _as_written(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
         """Convert columns whose numbers have no marks."""
@@ -117,18 +119,15 @@ class Parser:
 
     def _without_marks(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> dict[str, pa.ChunkedArray]:
         """Return the columns of numbers, by name, of which one has what Arrow does not read: thousands, a plus sign."""
-        has_plus = _PLUS.search(text) is not None
-        marked = [kind is None or (pa.types.is_integer(kind) and has_plus) for kind in types.values()]
-        if dialect.thousands is not None:
-            marked = [kind is None or _is_number(kind) for kind in types.values()]
-        numeric = [name for name, is_marked in zip(types, marked, strict=True) if is_marked]
-        if not numeric or (dialect.thousands is None and not has_plus):
+        may_have_marks = pa.types.is_integer if dialect.thousands is None else _is_number
+        numeric = [name for name, kind in types.items() if kind is None or may_have_marks(kind)]
+        if not numeric or (dialect.thousands is None and not _PLUS.search(text.data)):
             return {}
         written = self._read(text, dict.fromkeys(numeric, pa.string()), dialect)
         mark, point = re.escape(dialect.thousands or ""), re.escape(dialect.decimal)
         pattern = rf"^\s*[-+]?\d[\d{mark}]*({point}\d*)?([eE][-+]?\d+)?\s*$"
         marks = rf"^\+|{mark}" if mark else r"^\+"
-        found = {}
+        found: dict[str, pa.ChunkedArray] = {}
         for name in numeric:
             column = pc.utf8_trim_whitespace(written[name])
             has_mark = pc.any(pc.match_substring_regex(column, marks)).as_py()

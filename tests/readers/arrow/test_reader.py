@@ -112,9 +112,7 @@ def test_types_and_missing_values(tmp_path: Path) -> None:
     assert data["text"].tolist() == [b"a", b"", b"c"] and data["viewed"][2] == b"much longer than a view holds" * 3
     assert [row.tolist() for row in data["large"]] == [[1], [], [2, 3]] and data["large"][0].dtype == np.int16
     assert [repr(row.tolist()) for row in data["gaps"]] == ["[1.0, nan]", "[]", "[3.0]"]
-    assert [row.dtype for row in read(path, inputs="inner.b", dtype={"inner": "float32"})["inner.b"]] == [
-        np.float32
-    ] * 3
+    assert read(path, inputs="inner.b", dtype={"inner": "float32"})["inner.b"][0].dtype == np.float32
     assert [row.tolist() for row in read(path, inputs="inner.b")["inner.b"]] == [[1.0], [], [2.0, 3.0]]
 
 
