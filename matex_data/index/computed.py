@@ -20,7 +20,7 @@ from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.columns import compact
 from matex_data.index.files import DerivedFiles, Facts, FileIndex, LayoutFacts
-from matex_data.index.model import Composed, Derivation, Finish, Index, Layout, Read, ReadRequest, RowSelection, Wanted
+from matex_data.index.model import Composed, Finish, FromOne, Index, Layout, Read, ReadRequest, RowSelection, Wanted
 from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, scatter_lists
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
@@ -152,30 +152,21 @@ def compute(
 
 
 @dataclass(frozen=True, eq=False)
-class Computed(Derivation):
+class Computed(FromOne):
     """Samples of another index with fields that are computed of its own.
 
     Parameters
     ----------
-    base : the other index.
     steps : computations, each of variables of the index or of those before it.
     delivered : the variable of each field.
     """
 
-    base: Index
     steps: tuple[Computation, ...]
     delivered: Mapping[str, str]
 
     @property
-    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
-        return (self.base,)
-
-    @property
     def draws(self) -> bool:
         return self.base.draws or any(step.draws for step in self.steps)
-
-    def on(self, bases: Sequence[Index]) -> Computed:
-        return replace(self, base=bases[0])
 
     def raw(self) -> Computed:
         before = {step.results[name]: step.inputs[name] for step in self.steps if step.fills for name in step.inputs}

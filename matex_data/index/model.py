@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -391,6 +391,25 @@ class Derivation(ABC):
     def draws(self) -> bool:
         """True if a function gets seeds, so that samples differ between epochs."""
         return any(base.draws for base in self.bases)
+
+
+@dataclass(frozen=True, eq=False)
+class FromOne(Derivation):
+    """Derivation of the samples of an index from those of another one.
+
+    Parameters
+    ----------
+    base : the other index.
+    """
+
+    base: Index
+
+    @property
+    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
+        return (self.base,)
+
+    def on(self, bases: Sequence[Index]) -> Self:
+        return replace(self, base=bases[0])
 
 
 class Index:

@@ -23,12 +23,11 @@ from matex_data.locks import cached_property
 from matex_data.transforms.expressions import (
     NAN,
     Element,
-    Elements,
     Expression,
     Numbers,
+    OfExpressions,
     Operand,
     Reduction,
-    TextTest,
     TimePart,
 )
 from matex_data.transforms.names import check_lengths
@@ -99,12 +98,11 @@ def delivered_dtype(expression: Expression, dtype: np.dtype[Any], fields: Mappin
 
 
 def _operand(expression: Expression, operand: Operand, fields: Mapping[str, Values]) -> Values:
-    if isinstance(operand, Reduction):
-        return Values(_reduce(operand, evaluate(operand.argument, fields)))
-    if isinstance(operand, Element):
-        return Values(_element(operand, evaluate(operand.argument, fields)))
-    if isinstance(operand, Elements):
-        return _elements(operand, *(evaluate(argument, fields) for argument in operand.arguments))
+    if isinstance(operand, OfExpressions):
+        given = [evaluate(argument, fields) for argument in operand.arguments]
+        if isinstance(operand, Reduction):
+            return Values(_reduce(operand, *given))
+        return Values(_element(operand, *given)) if isinstance(operand, Element) else _elements(operand, *given)
     values = fields[operand.name]
     content = values.content
     if isinstance(operand, TimePart):
@@ -147,7 +145,7 @@ def _common_lengths(expression: Expression, values: Mapping[str, Values]) -> Int
 
 
 def _name(operand: Operand) -> str:
-    return operand.name if isinstance(operand, Numbers | TextTest | TimePart) else operand.argument.text
+    return operand.argument.text if isinstance(operand, OfExpressions) else operand.name
 
 
 def _common_shape(expression: Expression, values: Mapping[str, Values], lengths: Integers | None) -> tuple[int, ...]:
@@ -328,7 +326,7 @@ def _element(element: Element, values: Values) -> Array:
     return _or_nan(argument, found, within)
 
 
-def _elements(elements: Elements, values: Values, condition: Values) -> Values:
+def _elements(elements: OfExpressions, values: Values, condition: Values) -> Values:
     """Return those of the numbers of each sample for which a condition is true, as lists."""
     argument = elements.argument
     if condition.content.dtype != bool:
@@ -343,7 +341,7 @@ def _elements(elements: Elements, values: Values, condition: Values) -> Values:
         return Values(values.content[condition.content], condition.content.sum(axis=1))
     check_lengths(
         f"{argument.option} selects of lists by others of different lengths: {argument.text!r}",
-        (elements.condition.text, condition.lengths),
+        (elements.arguments[1].text, condition.lengths),
         (argument.text, values.lengths),
         "use fields of the same objects",
     )

@@ -16,6 +16,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from keyword import kwlist
+from typing import Any
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.fields import MISSING_INTEGER, Schema
@@ -84,76 +85,52 @@ class TimePart:
 
 
 @dataclass(frozen=True)
-class Reduction:
+class OfExpressions:
+    """Operand that is made of expressions of several numbers for each sample.
+
+    Parameters
+    ----------
+    arguments : the expressions, the numbers first.
+    """
+
+    arguments: tuple[Expression, ...]
+
+    @property
+    def argument(self) -> Expression:
+        """Expression of the numbers."""
+        return self.arguments[0]
+
+
+@dataclass(frozen=True)
+class Reduction(OfExpressions):
     """One number for each sample, made of several ones.
 
     Parameters
     ----------
     function : one of ``REDUCTIONS``.
-    argument : of the function.
     """
 
     function: str
-    argument: Expression
-
-    @property
-    def arguments(self) -> tuple[Expression, ...]:
-        """Expressions that it is made of."""
-        return (self.argument,)
-
-    def of(self, arguments: Sequence[Expression]) -> Reduction:
-        """Return the same of other arguments."""
-        return replace(self, argument=arguments[0])
 
 
 @dataclass(frozen=True)
-class Element:
+class Element(OfExpressions):
     """One of the numbers of each sample.
 
     Parameters
     ----------
-    argument : the numbers.
     number : position, from 0 on; negative: from the end.
     """
 
-    argument: Expression
     number: int
 
-    @property
-    def arguments(self) -> tuple[Expression, ...]:
-        """Expressions that it is made of."""
-        return (self.argument,)
 
-    def of(self, arguments: Sequence[Expression]) -> Element:
-        """Return the same of other arguments."""
-        return replace(self, argument=arguments[0])
+class Elements(OfExpressions):
+    """Those of the numbers of each sample for which a condition, the second argument, is true."""
 
 
-@dataclass(frozen=True)
-class Elements:
-    """Those of the numbers of each sample for which a condition is true.
-
-    Parameters
-    ----------
-    argument : the numbers.
-    condition : truth values, as many.
-    """
-
-    argument: Expression
-    condition: Expression
-
-    @property
-    def arguments(self) -> tuple[Expression, ...]:
-        """Expressions that they are made of."""
-        return self.argument, self.condition
-
-    def of(self, arguments: Sequence[Expression]) -> Elements:
-        """Return the same of other arguments."""
-        return Elements(*arguments)
-
-
-OfExpressions = Reduction | Element | Elements
-Operand = Numbers | TextTest | TimePart | OfExpressions
+OfField = Numbers | TextTest | TimePart
+Operand = OfField | OfExpressions
 
 
 @dataclass(frozen=True)
@@ -176,30 +153,27 @@ class Expression:
     @property
     def fields(self) -> list[str]:
         """Names of all fields, those in arguments too, without duplicates."""
-        found: dict[str, None] = {}
-        for operand in self.operands.values():
-            names = [operand.name] if isinstance(operand, Numbers | TextTest | TimePart) else _of(operand, "fields")
-            found.update(dict.fromkeys(names))
-        return list(found)
+        return self._names(OfField, lambda argument: argument.fields)
 
     @property
     def outside(self) -> list[str]:
         """Names of the fields that are in no arguments."""
-        operands = self.operands.values()
-        return list(
-            dict.fromkeys(operand.name for operand in operands if isinstance(operand, Numbers | TextTest | TimePart))
-        )
+        return self._names(OfField, lambda _: [])
 
     @property
     def numbers(self) -> list[str]:
         """Names of the fields whose numbers are used, without those that are compared with texts."""
-        found: dict[str, None] = {}
+        return self._names(Numbers, lambda argument: argument.numbers)
+
+    def _names(self, kind: Any, of_argument: Callable[[Expression], list[str]]) -> list[str]:
+        """Return the names of the fields of operands of this kind, and those of arguments, without duplicates."""
+        names: dict[str, None] = {}
         for operand in self.operands.values():
-            if isinstance(operand, Numbers):
-                found[operand.name] = None
-            elif not isinstance(operand, TextTest | TimePart):
-                found.update(dict.fromkeys(_of(operand, "numbers")))
-        return list(found)
+            if isinstance(operand, OfExpressions):
+                names.update(dict.fromkeys(name for argument in operand.arguments for name in of_argument(argument)))
+            elif isinstance(operand, kind):
+                names[operand.name] = None
+        return list(names)
 
     def quoted(self, is_field: Callable[[str], bool]) -> Expression:
         """Return the expression with names that have slashes in backticks; see `quote_paths`."""
@@ -237,14 +211,9 @@ class Expression:
         )
 
 
-def _of(made: OfExpressions, names: str) -> list[str]:
-    """Return the names that the arguments have."""
-    return [name for argument in made.arguments for name in getattr(argument, names)]
-
-
 def _bound(operand: Operand, fields: Schema) -> Operand:
-    if isinstance(operand, Reduction | Element | Elements):
-        return operand.of([argument.bound(fields) for argument in operand.arguments])
+    if isinstance(operand, OfExpressions):
+        return replace(operand, arguments=tuple(argument.bound(fields) for argument in operand.arguments))
     if isinstance(operand, TimePart) and operand.name in fields:
         known = fields[operand.name].attributes
         return replace(operand, units=str(known["units"]), calendar=str(known.get("calendar", "standard")))
@@ -452,10 +421,10 @@ class _Operands(ast.NodeTransformer):
         negative = isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub)
         number = inner.operand if isinstance(inner, ast.UnaryOp) and negative else inner
         if not isinstance(number, ast.Constant):
-            return self._variable(Elements(argument, _level(self._whole, self._quoted, inner)))
+            return self._variable(Elements((argument, _level(self._whole, self._quoted, inner))))
         if not isinstance(number.value, int) or isinstance(number.value, bool):
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="a position, Jet_pt[0], or a condition")
-        return self._variable(Element(argument, -number.value if negative else number.value))
+        return self._variable(Element((argument,), -number.value if negative else number.value))
 
     def visit_Call(self, node: ast.Call) -> ast.expr:
         assert isinstance(node.func, ast.Name)
@@ -476,7 +445,7 @@ class _Operands(ast.NodeTransformer):
                 f"{ast.unparse(node)!r}",
                 expected=f"{name}() of one argument with several numbers for each sample; of two: where(a > b, a, b)",
             )
-        return self._variable(Reduction(name, _level(self._whole, self._quoted, node.args[0])))
+        return self._variable(Reduction((_level(self._whole, self._quoted, node.args[0]),), name))
 
 
 def in_order(expressions: Mapping[str, Expression], wanted: Iterable[str]) -> list[str]:

@@ -14,7 +14,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Schema
 from matex_data.index.computed import Made, join_lists
 from matex_data.index.files import DerivedFiles
-from matex_data.index.model import Derivation, FileIndex, Finish, Index, Read, Wanted
+from matex_data.index.model import FileIndex, Finish, FromOne, Index, Read, Wanted
 from matex_data.index.ragged import RAGGED_BYTES, empty_output
 from matex_data.index.runs import Chosen, Samples, compress
 from matex_data.index.scatter import scatter
@@ -118,28 +118,19 @@ def first_objects(source: Source, events: Samples, name: str) -> Integers:
 
 
 @dataclass(frozen=True, eq=False)
-class Objects(Derivation):
+class Objects(FromOne):
     """Objects of the events of an index. Every event is read once, however many of its objects are selected.
 
     Parameters
     ----------
-    base : the index.
     flattened : names of the ragged fields whose elements are the objects.
     counted : the one of them whose lengths ``first_object`` adds up.
     first_object : int64[events + 1], the first object of each event, and the number of objects.
     """
 
-    base: Index
     flattened: frozenset[str]
     counted: str
     first_object: Integers
-
-    @property
-    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
-        return (self.base,)
-
-    def on(self, bases: Sequence[Index]) -> Objects:
-        return replace(self, base=bases[0])
 
     def index(self, fields: Schema) -> Index:
         """Return the index of objects with these fields."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -13,7 +13,7 @@ from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field, Names, Schema, as_list
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
-from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted
+from matex_data.index.model import EMPTY, FileIndex, Finish, FromOne, Index, Read, Wanted
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
@@ -116,28 +116,19 @@ class SequenceRows(Made):
 
 
 @dataclass(frozen=True, eq=False)
-class Slid(Derivation):
+class Slid(FromOne):
     """Sequence windows of the rows of an index.
 
     Parameters
     ----------
-    base : the index.
     columns : by name of a field of sequence windows, that of its rows, and whether they are those of the target.
     shape : extent of the sequence windows.
     chains : the files.
     """
 
-    base: Index
     columns: Mapping[str, tuple[str, bool]]
     shape: SequenceShape
     chains: Chains
-
-    @property
-    def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
-        return (self.base,)
-
-    def on(self, bases: Sequence[Index]) -> Slid:
-        return replace(self, base=bases[0])
 
     @cached_property
     def _first(self) -> Integers:
