@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -12,13 +12,11 @@ from matex_data.epochs.batches import Batches, Epochs, strategy_for
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
 from matex_data.epochs.strategies import read_bytes
 from matex_data.errors import PartitionError
-from matex_data.fields import ElementSpec
 from matex_data.index.runs import Samples
 from matex_data.locks import cached_property
 from matex_data.machine import free_memory
 from matex_data.mpi.communicator import Equal
-from matex_data.reading.source import Source
-from matex_data.sampling.mixing import MixedSchedule, Mixture
+from matex_data.sampling.mixing import MixedSchedule
 from matex_data.sampling.permutation import VERSION, check_seed
 from matex_data.sampling.schedule import Schedule, check_ranks
 from matex_data.sampling.sizing import (
@@ -30,8 +28,8 @@ from matex_data.sampling.sizing import (
     make_schedule,
     most_window_bytes,
 )
-from matex_data.sampling.split import Ties
 from matex_data.sampling.state import Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
+from matex_data.transforms.chained import Selected
 
 Shuffle = bool | Literal["global"]
 REMEDY = "give the same options, and the same start=, on every rank"
@@ -62,29 +60,20 @@ class _Proposal:
 _NOTHING = _Proposal(None)
 
 
-@dataclass(eq=False)
 class Batching:
     """Batches of the samples of a data set.
 
     Parameters
     ----------
-    source : the opened files.
-    elements : structure of a batch.
-    samples : the samples, ascending.
-    ties : samples that belong together.
-    mixture : shares of several data sets in each batch; None: it is one.
+    selected : the samples, and the structure of a batch.
     """
 
-    source: Source
-    elements: ElementSpec
-    samples: Samples
-    ties: Ties
-    mixture: Mixture | None
-    _latest: Fingerprint | None = None
-    _seeds: dict[Any, dict[int, bool]] = field(default_factory=dict)
-    """For batches of equal options: each seed, and whether it was drawn."""
-    _shared: dict[Any, bool] = field(default_factory=dict)
-    """For batches of equal options: whether the ranks read blocks for one another."""
+    def __init__(self, selected: Selected) -> None:
+        self.source, self.elements, self.samples = selected.source, selected.elements, selected.samples
+        self.ties, self.mixture = selected.ties, selected.mixture
+        self._latest: Fingerprint | None = None
+        self._seeds: dict[Any, dict[int, bool]] = {}  # of batches of equal options: each seed, and whether it was drawn
+        self._shared: dict[Any, bool] = {}  # of batches of equal options: whether the ranks read blocks for one another
 
     def batches(
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None

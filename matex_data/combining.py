@@ -61,7 +61,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     totals = [len(source.index) for source in sources]
     first = np.cumsum([0, *totals])
     samples = join_samples([data._samples for data in datasets], first[:-1].tolist(), int(first[-1]))
-    ties = join_ties([data._ties for data in datasets], totals)
+    ties = join_ties([data._selected.ties for data in datasets], totals)
     share_facts(sources[0].comm, index.files)
     source = _opened(sources, index, "".join(source.transforms for source in sources))
     return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
@@ -136,8 +136,8 @@ def merge(
     share_facts(sources[0].comm, index.files)
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
     source = _opened(sources, index, transforms, next((s for s in sources if not is_in_memory(s)), sources[0]))
-    ties = merge_ties(first._ties, second._ties, pairs, len(sources[0].index))
-    return Dataset(source, _merged_elements(first, second), samples, ties, first._further)
+    ties = merge_ties(first._selected.ties, second._selected.ties, pairs, len(sources[0].index))
+    return Dataset(source, _merged_elements(first, second), samples, ties, first._selected.further)
 
 
 def _keys(
@@ -156,7 +156,7 @@ def _keys(
 
 
 def _coordinates(data: Dataset, names: Sequence[str]) -> list[Coordinate]:
-    return [Coordinate(*data._source_of(name), data._samples) for name in names]
+    return [Coordinate(*data._selected.source_of(name), data._samples) for name in names]
 
 
 def mix(
@@ -210,7 +210,7 @@ def mix(
             remedy='open the data sets without cache=, or shuffle with shuffle="global", which keeps them',
         )
     source = replace(source, transforms=source.transforms + mixture.text(), repeats=True, shared=False)
-    return Dataset(source, joined._elements, joined._samples, joined._ties, joined._further, mixture)
+    return Dataset._of(replace(joined._selected, source=source, mixture=mixture))
 
 
 def _opened(sources: Sequence[Source], index: Index, transforms: str, first: Source | None = None) -> Source:
@@ -238,14 +238,14 @@ def _sources(datasets: Sequence[Dataset]) -> list[Source]:
         raise PartitionError("there are no data sets to combine", expected="at least one")
     sources = [data._source for data in datasets]
     check_sources(sources)
-    mixed = [number for number, data in enumerate(datasets, 1) if data._mixture is not None]
+    mixed = [number for number, data in enumerate(datasets, 1) if data._selected.mixture is not None]
     if mixed:
         raise PartitionError(
             "a mixture cannot be combined further",
             found=named(sources[mixed[0] - 1], mixed[0]),
             remedy="concatenate and merge first, and mix the results",
         )
-    fitted = next((number for number, data in enumerate(datasets, 1) if data._imputation is not None), None)
+    fitted = next((number for number, data in enumerate(datasets, 1) if data._selected.imputation is not None), None)
     if fitted is not None:
         raise PartitionError(
             f"data set {fitted} has means for missing values, which a split of the result could not compute anew",
@@ -303,7 +303,7 @@ class _FurtherOfAll:
 
     def open(self, name: str | None) -> tuple[Source, str]:
         """Return the opened files of all with a field, and its name. *Collective*. Raises like ``concat``."""
-        found = [data._source_of(name) for data in self.datasets]
+        found = [data._selected.source_of(name) for data in self.datasets]
         selected = [source.of_index(_only(source.index, field), "") for source, field in found]
         return selected[0].of_index(join_sources(selected), ""), found[0][1]
 

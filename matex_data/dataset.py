@@ -16,8 +16,8 @@ from matex_data.batching import Batching, Shuffle
 from matex_data.display import FieldTable, dataset_html, described_layout, draw_samples, save_picture
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import EpochCosts
-from matex_data.errors import DataError, PartitionError
-from matex_data.fields import ElementSpec, Names, Schema, as_list, check_name, mapped_elements
+from matex_data.errors import DataError
+from matex_data.fields import ElementSpec, Names, Schema, as_list, mapped_elements
 from matex_data.index.computed import compute
 from matex_data.index.runs import Runs, Samples
 from matex_data.io.counters import Profile
@@ -38,7 +38,7 @@ from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
 from matex_data.transforms.sequences import sequence_shape
-from matex_data.transforms.splits import SourceOf, SplitOptions, Unsplit
+from matex_data.transforms.splits import SourceOf, SplitOptions
 from matex_data.transforms.statistics import Statistics, statistics, statistics_by
 from matex_data.words import counted
 
@@ -83,14 +83,14 @@ class Dataset:
         mixture: Mixture | None = None,
         imputation: Imputation | None = None,
     ) -> None:
-        self._source = source
-        self._elements = elements
-        self._ties = ties or Ties()
-        self._further = further
-        self._mixture = mixture
-        self._imputation = imputation
-        self._samples: Samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
-        self._batching = Batching(source, elements, self._samples, self._ties, mixture)
+        self._source, self._elements = source, elements
+        self._samples: Samples = samples or Runs.between(0, len(source.index))
+        self._selected = Selected(source, elements, self._samples, ties or Ties(), further, mixture, imputation)
+        self._batching = Batching(self._selected)
+
+    @classmethod
+    def _of(cls, selected: Selected) -> Dataset:
+        return cls(**vars(selected))
 
     @property
     def schema(self) -> Schema:
@@ -322,7 +322,7 @@ class Dataset:
         [91, 37, 45]
         """
         options = SplitOptions(seed, gap, stratify, groups, at, along)
-        return self._subsets(self._whole.split(fractions, options))
+        return tuple(map(Dataset._of, self._selected.split(fractions, options)))
 
     def kfold(
         self,
@@ -357,8 +357,8 @@ class Dataset:
         [(80, 20), (80, 20), (80, 20), (80, 20), (80, 20)]
         """
         options = SplitOptions(seed, gap, stratify, groups)
-        pairs = (self._subsets(pair) for pair in self._whole.folds(number, options))
-        return tuple((training, held_out) for training, held_out in pairs)
+        pairs = self._selected.folds(number, options)
+        return tuple((Dataset._of(training), Dataset._of(held_out)) for training, held_out in pairs)
 
     def map(
         self,
@@ -425,15 +425,11 @@ class Dataset:
         elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
         draws = computes.seeds_as is not None
         index = compute(source.index, computes.compute, list(computes.given), computes.fields, draws=draws)
-        index = index.select(elements.required or list(known))
-        made = source.with_map(index, f"map {computes.name} {computes.seed}")
-        imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
-        return Dataset(made, elements, self._samples, self._ties, self._further, self._mixture, imputation)
+        return self._of(self._selected.with_fields(index, elements, f"map {computes.name} {computes.seed}"))
 
     def _of_rank(self, rank: int, ranks: int) -> Dataset:
         """Return the data set as one rank of others, to which MPI does not connect this process."""
-        rest = self._samples, self._ties, self._further, self._mixture, self._imputation
-        return Dataset(self._source.alone(rank, ranks), self._elements, *rest)
+        return self._of(replace(self._selected, source=self._source.alone(rank, ranks)))
 
     def _returned_fields(self, function: SampleFunction) -> Schema:
         """Return the fields that a function returns for the first sample, which this rank reads."""
@@ -487,10 +483,7 @@ class Dataset:
         >>> len(md.open_dataset("events.h5").where("label < 3"))
         30
         """
-        return Dataset(
-            self._source, self._elements, self._selected.where(condition).samples, self._ties, self._further,
-            self._mixture, self._imputation,
-        )  # fmt: skip
+        return self._of(self._selected.where(condition))
 
     def pad(self, lengths: Pad, *, keep: Keep = "first", inputs: Names = None, targets: Names = None) -> Dataset:
         """Return a data set whose ragged fields are dense: zeros behind, surplus elements cut off. *Collective*.
@@ -540,7 +533,6 @@ class Dataset:
         >>> jets.flatten("pt").head(9)["run"].tolist()
         [1, 1, 3, 3, 3, 3, 3]
         """
-        self._check_unmixed("flatten()")
         return self._of(self._selected.flatten(as_list(fields)))
 
     def window(
@@ -573,7 +565,6 @@ class Dataset:
         >>> len(train.window(24, horizon=6))
         21
         """
-        self._check_unmixed("window()")
         shape = sequence_shape(window, stride, horizon, lead, self._elements.targets)
         return self._of(self._selected.window(shape, along))
 
@@ -604,48 +595,7 @@ class Dataset:
         >>> round(abs(float(np.mean(layer(data.load()["energy"])))), 3)
         0.0
         """
-        adapt(layer, self._source, self._source_of, self._elements, self._samples, field)
-
-    @property
-    def _selected(self) -> Selected:
-        return Selected(self._source, self._elements, self._samples, self._ties, self._source_of)
-
-    def _of(self, selected: Selected) -> Dataset:
-        """Return the data set of what an operation has made of the samples of this one."""
-        imputation = None if self._imputation is None else replace(self._imputation, mapped=True)
-        return Dataset(
-            selected.source, selected.elements, selected.samples, selected.ties, selected.further, self._mixture,
-            imputation,
-        )  # fmt: skip
-
-    def _check_unmixed(self, operation: str) -> None:
-        if self._mixture is not None:
-            raise PartitionError(f"{operation} of a mixture", remedy=f"call {operation} of each data set, then mix()")
-
-    @property
-    def _whole(self) -> Unsplit:
-        return Unsplit(self._source.comm, self._samples, self._ties, self._source_of, self._mixture)
-
-    def _subsets(self, parts: Sequence[Samples]) -> tuple[Dataset, ...]:
-        source = self._source
-        if self._imputation is not None:
-            if self._imputation.mapped:
-                raise PartitionError(
-                    "a split after map() cannot compute the means of missing values anew, which functions have got",
-                    expected="data sets that are split before map()",
-                    remedy="split first, and call map() of each set",
-                )
-            source = self._imputation.fitted(source, parts[0])
-        rest = self._ties, self._further, self._mixture, self._imputation
-        return tuple(Dataset(source, self._elements, samples, *rest) for samples in parts)
-
-    def _source_of(self, name: str | None) -> tuple[Source, str]:
-        """Return opened files that have a field, and its name; see ``SourceOf``. *Collective*."""
-        if name is not None:
-            check_name(name)
-        if (name is not None and name in self.schema) or self._further is None:
-            return self._source, name or ""
-        return self._further(name)
+        adapt(layer, self._source, self._selected.source_of, self._elements, self._samples, field)
 
     def batches(
         self,
@@ -869,7 +819,7 @@ class Dataset:
         >>> md.open_dataset("events.h5", where="label < 3").value_counts("label")
         {0: 10, 1: 10, 2: 10}
         """
-        return value_counts(*self._source_of(field), self._samples)
+        return value_counts(*self._selected.source_of(field), self._samples)
 
     def vocabulary(self, field: str) -> dict[Any, int]:
         """Return the different values of a field in all samples with their counts, in the order of the values.

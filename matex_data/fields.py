@@ -193,6 +193,8 @@ SAMPLE_COORDINATE = "sample_coordinate"
 """Attribute of the field that is the coordinate of the samples: True."""
 LISTED = "samples that sel= lists"
 """Fact of an index: number of samples that the files have to have together, as text."""
+EXACT = 1 << 53
+"""Magnitude up to which float64 has all integers."""
 NO_MATCH = "no field matches the pattern"
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""
@@ -222,6 +224,20 @@ def matching(pattern: str, available: Collection[str]) -> list[str]:
     (['Muon_pt'], ['hits[0]'])
     """
     return [pattern] if pattern in available else [name for name in available if fnmatchcase(name, pattern)]
+
+
+def by_pattern(patterns: Collection[str], available: Collection[str]) -> dict[str, str]:
+    """Return the pattern that each available name fits: a name comes before patterns, and these in their order.
+
+    Examples
+    --------
+    >>> by_pattern(["Muon_*", "Muon_pt"], ["nMuon", "Muon_pt", "Muon_eta"])
+    {'Muon_pt': 'Muon_pt', 'Muon_eta': 'Muon_*'}
+    """
+    fitting: dict[str, str] = {}
+    for pattern in sorted(patterns, key=lambda name: name not in available):
+        fitting = {**fitting, **{name: pattern for name in matching(pattern, available) if name not in fitting}}
+    return fitting
 
 
 def check_name(name: Any) -> None:

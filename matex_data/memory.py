@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Field, expand_names
+from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
 
@@ -19,7 +19,6 @@ NAME = "memory"  # in place of the path of a file
 EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
 SECONDS = {"units": "seconds"}
 DIGESTED = 1024  # rows at a time
-EXACT = 1 << 53  # integers up to this magnitude are exact in float64
 EXAMPLE = '{"image": images, "label": labels}'
 
 

@@ -34,7 +34,7 @@ def _compression(options: tuple[int, ...]) -> int:
 
 
 def decode(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
-    """Undo the filter; see `matex_data.codecs.pipeline.Decode`.
+    """Undo the filter; see `matex_data.codecs.bounded.Decode`.
 
     Raises
     ------

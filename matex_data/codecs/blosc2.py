@@ -29,7 +29,7 @@ OFFSET_BYTES = 8  # of the only chunk of a frame
 
 
 def decode(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
-    """Undo the filter; see `matex_data.codecs.pipeline.Decode`.
+    """Undo the filter; see `matex_data.codecs.bounded.Decode`.
 
     Raises
     ------

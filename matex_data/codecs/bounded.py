@@ -45,6 +45,23 @@ def check_blosc(data: Bytes) -> None:
         raise BrokenChunk(f"a frame of {data.nbytes} bytes, and {stated} according to its header")
 
 
+Decode = Callable[[Bytes, Any, int, Memory], Bytes]
+"""Decoder: ``decode(data, options, most, memory)``.
+
+It returns ``most`` bytes or fewer, in memory from the allocator, whatever the data say of their size.
+"""
+
+
+def decoded(name: str, decode: Decode, data: Bytes, options: Any, most: int, memory: Memory) -> Bytes:
+    """Return what a decoder makes of bytes; raise ``BrokenChunk`` with its name if it fails."""
+    try:
+        return decode(data, options, most, memory)
+    except MemoryError:
+        raise
+    except Exception as error:  # libraries raise many kinds on damaged bytes
+        raise BrokenChunk(f"{name}: {error}") from error
+
+
 def decompress(
     name: str, data: Bytes, most: int, memory: Memory = new_memory, options: Mapping[str, Any] | None = None
 ) -> Bytes:
@@ -72,24 +89,16 @@ def decompress(
     >>> decompress("zlib", np.frombuffer(zlib.compress(b"abc"), np.uint8), most=3).tobytes()
     b'abc'
     """
-    try:
-        result = COMPRESSORS[name](data, most, memory, options or {})
-    except MemoryError:
-        raise
-    except Exception as error:  # libraries raise many kinds on damaged bytes
-        raise BrokenChunk(f"{name}: {error}") from error
+    result = decoded(name, COMPRESSORS[name], data, options or {}, most, memory)
     if result.nbytes > most:
         raise BrokenChunk(f"{name}: more than {most} bytes")
     return result
 
 
-_Decompress = Callable[[Bytes, int, Memory, Mapping[str, Any]], Bytes]
+def filling(decode: Callable[..., Any], check: Callable[[Bytes], None] | None = None, **given: Any) -> Decode:
+    """Return the decoder that fills a buffer by a function of imagecodecs, which fails if it is too short."""
 
-
-def _into(decode: Callable[..., Any], check: Callable[[Bytes], None] | None = None, **given: Any) -> _Decompress:
-    """Return the decompressor that fills a buffer by a function of imagecodecs, which fails if it is too short."""
-
-    def run(data: Bytes, most: int, memory: Memory, options: Mapping[str, Any]) -> Bytes:
+    def run(data: Bytes, options: Any, most: int, memory: Memory) -> Bytes:
         if check is not None:
             check(data)
         return as_bytes(decode(data, out=memory(most), **given))
@@ -97,20 +106,20 @@ def _into(decode: Callable[..., Any], check: Callable[[Bytes], None] | None = No
     return run
 
 
-def _cut(decode: Callable[..., Any]) -> _Decompress:
-    """Return a decompressor by a function that stops without an error where its buffer ends."""
+def _cut(decode: Callable[..., Any]) -> Decode:
+    """Return a decoder by a function that stops without an error where its buffer ends."""
 
-    def run(data: Bytes, most: int, memory: Memory, options: Mapping[str, Any]) -> Bytes:
+    def run(data: Bytes, options: Any, most: int, memory: Memory) -> Bytes:
         return as_bytes(decode(data, out=new_memory(most + 1)))
 
     return run
 
 
-def _bz2(data: Bytes, most: int, memory: Memory, options: Mapping[str, Any]) -> Bytes:
+def _bz2(data: Bytes, options: Any, most: int, memory: Memory) -> Bytes:
     return as_bytes(bz2.BZ2Decompressor().decompress(data.data, most + 1))
 
 
-def _lzma(data: Bytes, most: int, memory: Memory, options: Mapping[str, Any]) -> Bytes:
+def _lzma(data: Bytes, options: Any, most: int, memory: Memory) -> Bytes:
     kind = options.get("format") or lzma.FORMAT_AUTO
     raw = kind == lzma.FORMAT_RAW
     limit = {"filters": options["filters"]} if raw else {"memlimit": LZMA_MEMORY}
@@ -123,17 +132,17 @@ def as_bytes(decoded: Any) -> Bytes:
     return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
 
 
-COMPRESSORS: dict[str, _Decompress] = {
-    "zlib": _into(inflate),
-    "gzip": _into(imagecodecs.gzip_decode),
+COMPRESSORS: dict[str, Decode] = {
+    "zlib": filling(inflate),
+    "gzip": filling(imagecodecs.gzip_decode),
     "bz2": _bz2,
     "lzma": _lzma,
-    "zstd": _into(imagecodecs.zstd_decode),
-    "lz4": _into(imagecodecs.lz4_decode, header=True),
-    "blosc": _into(imagecodecs.blosc_decode, check_blosc, numthreads=1),
+    "zstd": filling(imagecodecs.zstd_decode),
+    "lz4": filling(imagecodecs.lz4_decode, header=True),
+    "blosc": filling(imagecodecs.blosc_decode, check_blosc, numthreads=1),
 }
 COMPRESSORS |= {
-    f"imagecodecs_{name}": _into(getattr(imagecodecs, f"{name}_decode"))
+    f"imagecodecs_{name}": filling(getattr(imagecodecs, f"{name}_decode"))
     for name in ("deflate", "zlib", "zstd", "lz4", "lz4h5", "lzf", "blosc2", "brotli", "snappy", "packbits")
 }
 COMPRESSORS |= {f"imagecodecs_{name}": _cut(getattr(imagecodecs, f"{name}_decode")) for name in ("lzw", "lz4f")}

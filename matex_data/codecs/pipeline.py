@@ -24,7 +24,17 @@ import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.codecs import bitshuffle, blosc2
-from matex_data.codecs.bounded import BrokenChunk, as_bytes, check_blosc, decompress, inflate, most_compressed
+from matex_data.codecs.bounded import (
+    COMPRESSORS,
+    BrokenChunk,
+    Decode,
+    as_bytes,
+    check_blosc,
+    decoded,
+    filling,
+    inflate,
+    most_compressed,
+)
 from matex_data.codecs.scratch import Memory, filter_output, is_scratch
 from matex_data.declared import declared
 from matex_data.errors import FormatError
@@ -81,12 +91,6 @@ Codec = Callable[[Bytes, tuple[int, ...], int], Any]
 there are none. ``nbytes`` is the decoded size, or its upper bound where another compressor was applied before. Return
 the decoded bytes as a NumPy array or any other buffer. Raise `ValueError` or `RuntimeError` for bytes that do not
 decode. The function is called on several threads at once: release the interpreter lock in it.
-"""
-
-Decode = Callable[[Bytes, tuple[int, ...], int, Memory], Bytes]
-"""Decoder of a filter of this package: ``decode(data, options, most, memory)``.
-
-It returns ``most`` bytes or fewer, in memory from the allocator, whatever the data say of their size.
 """
 
 
@@ -193,12 +197,7 @@ def _decode(step: Filter, data: Bytes, size: Size, memory: Memory, itemsize: int
     decode, name = _decoder(step.number), _NAMES.get(step.number, f"filter {step.number}")
     if decode is None:
         raise BrokenChunk(f"{name} is not available")
-    try:
-        result = decode(data, step.options or (itemsize,), size.most, memory)
-    except MemoryError:
-        raise
-    except Exception as error:  # libraries raise many kinds on damaged bytes
-        raise BrokenChunk(f"{name}: {error}") from error
+    result = decoded(name, decode, data, step.options or (itemsize,), size.most, memory)
     if result.nbytes > size.most or (size.exact and result.nbytes != size.most):
         raise BrokenChunk(f"{name}: {result.nbytes} bytes instead of {size.most}{'' if size.exact else ' at most'}")
     return result
@@ -238,15 +237,6 @@ def _from_codec(codec: Codec) -> Decode:
     return decode
 
 
-def _by(function: Callable[..., Any], **options: Any) -> Decode:
-    """Return the decoder that passes only the bytes to a function of imagecodecs."""
-
-    def decode(data: Bytes, _: tuple[int, ...], most: int, memory: Memory) -> Bytes:
-        return as_bytes(function(data, out=memory(most), **options))
-
-    return decode
-
-
 def _unshuffle(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     width = options[0]
     if width == 1 or data.nbytes < 2 * width:
@@ -267,15 +257,6 @@ def _verify(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) ->
     return body
 
 
-def _blosc(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
-    check_blosc(data)
-    return as_bytes(imagecodecs.blosc_decode(data, out=memory(most), numthreads=1))
-
-
-def _bzip2(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
-    return decompress("bz2", data, most)
-
-
 def _szip(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> Bytes:
     """Decode szip. The options are those of H5Pget_filter; the decoded size stands in front of the data."""
     nbytes = int.from_bytes(bytes(data[:4]), "little")
@@ -285,16 +266,16 @@ def _szip(data: Bytes, options: tuple[int, ...], most: int, memory: Memory) -> B
 
 
 _DECODERS: dict[int, Decode] = {
-    DEFLATE: _by(inflate),
+    DEFLATE: filling(inflate),
     SHUFFLE: _unshuffle,
     FLETCHER32: _verify,
     SZIP: _szip,
-    BZIP2: _bzip2,
-    LZF: _by(imagecodecs.lzf_decode, header=False),
-    BLOSC: _blosc,
-    LZ4: _by(imagecodecs.lz4h5_decode),
+    BZIP2: COMPRESSORS["bz2"],
+    LZF: filling(imagecodecs.lzf_decode, header=False),
+    BLOSC: filling(imagecodecs.blosc_decode, check_blosc, numthreads=1),
+    LZ4: filling(imagecodecs.lz4h5_decode),
     BITSHUFFLE: bitshuffle.decode,
-    ZSTD: _by(imagecodecs.zstd_decode),
+    ZSTD: filling(imagecodecs.zstd_decode),
     BLOSC2: blosc2.decode,
 }
 _NAMES = {DEFLATE: "deflate", SHUFFLE: "shuffle", FLETCHER32: "fletcher32", SZIP: "szip", LZF: "lzf", BLOSC: "blosc"}

@@ -287,9 +287,9 @@ def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
     for first, stop in _sections(schedule, max(1, LOAD_BYTES // source.row_bytes), effort):
         if first and counted.samples != first:
             chunks = ChunkCache(UNLIMITED)
-            before = samples.slice(np.array([first - 1]), np.array([1]))
+            before = samples.part(first - 1, first)
             _planned(source.index, before, np.zeros(1, np.int64), 1, chunks, scratch)
-        section = samples.slice(np.array([first]), np.array([stop - first]))
+        section = samples.part(first, stop)
         plan = _planned(source.index, section, np.arange(stop - first), stop - first, chunks, scratch)
         counted.add(stop - first, plan)
     return counted.nbytes / max(1, counted.samples)

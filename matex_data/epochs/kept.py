@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from abc import abstractmethod
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -21,31 +22,30 @@ from matex_data.reading.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 
 
-class _Share:
-    """Samples that a rank keeps, which it reads some megabytes at a time: the windows that are counted.
+class Kept(Strategy):
+    """Samples of which each rank reads a share once, and keeps it. Windows that are counted are megabytes of it."""
 
-    Parameters
-    ----------
-    source : the opened files.
-    samples : number of them, about.
-    samples_of : returns the samples of a rank, ascending.
-    """
-
-    def __init__(self, source: Source, samples: int, samples_of: Callable[[int], Runs]) -> None:
-        self._at_once, self._samples_of = max(1, LOAD_BYTES // source.row_bytes), samples_of
+    def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
+        super().__init__(source, schedule, ranks, nbytes)
+        samples = -(-schedule.segments.total // ranks)
+        self._at_once = max(1, LOAD_BYTES // source.row_bytes)
         self._latest: tuple[int, Runs] | None = None
         self.windows = max(1, -(-samples // self._at_once))
         self.effort = min(samples, self._at_once)
 
-    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
+    @abstractmethod
+    def share(self, rank: int) -> Runs:
+        """Return the samples that a rank keeps, ascending."""
+
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
         if self._latest is None or self._latest[0] != rank:
-            self._latest = rank, self._samples_of(rank)
+            self._latest = rank, self.share(rank)
         share = self._latest[1]
         low, high = (min(n * self._at_once, share.total) for n in (number, number + 1))
-        return share.slice(np.array([low]), np.array([high - low])), np.arange(high - low), high - low
+        return share.part(low, high), np.arange(high - low), high - low
 
 
-class InMemory(Strategy):
+class InMemory(Kept):
     """Samples that each rank reads once, keeps, and shuffles as a whole every time.
 
     Functions that get seeds compute fields of them anew in each epoch, in the pool; all ranks raise the error of one.
@@ -56,10 +56,8 @@ class InMemory(Strategy):
         super().__init__(source, whole, ranks, nbytes)
         self.read_steps = max(1, nbytes * ranks // max(1, schedule.batch_size * source.row_bytes))
         self.samples_mixed = -(-schedule.segments.total // ranks)
-        self._reads = _Share(source, self.samples_mixed, self._samples_of)
-        self.windows, self.effort = self._reads.windows, self._reads.effort
 
-    def _samples_of(self, rank: int) -> Runs:
+    def share(self, rank: int) -> Runs:
         return self.epoch.window(0, self.schedule.steps, rank, self.ranks).runs
 
     def prepare(self) -> None:
@@ -119,9 +117,6 @@ class InMemory(Strategy):
         """Return the samples of an epoch of a rank, as one window."""
         return self.schedule.epoch(epoch).window(0, self.schedule.steps, rank, self.ranks)
 
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
-        return self._reads.window(rank, number)
-
     def memory(self) -> int:
         return self.share_bytes + WINDOWS_IN_MEMORY * min(READ_BYTES, self.share_bytes)
 
@@ -155,7 +150,7 @@ class ComputingEpochReader(EpochReader):
         return WholeWindow(compute_fields(loaded, self._drawing, self._number))
 
 
-class Exchanged(Strategy):
+class Exchanged(Kept):
     """Samples in a uniform permutation, which the ranks keep in memory and exchange."""
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
@@ -163,12 +158,9 @@ class Exchanged(Strategy):
         step_bytes = max(1, schedule.batch_size // ranks * source.row_bytes)
         self.read_steps = max(1, min(self.read_steps, EXCHANGE_BYTES // step_bytes))
         self.samples_mixed = schedule.segments.total
-        self._reads = _Share(source, -(-schedule.segments.total // ranks), self._samples_of)
-        self.windows, self.effort = self._reads.windows, self._reads.effort
 
-    def _samples_of(self, rank: int) -> Runs:
-        start, stop = rank_range(self.schedule.segments.total, rank, self.ranks)
-        return self.schedule.samples.slice(np.array([start]), np.array([stop - start]))
+    def share(self, rank: int) -> Runs:
+        return self.schedule.samples.part(*rank_range(self.schedule.segments.total, rank, self.ranks))
 
     def prepare(self) -> None:
         source, comm, total = self.source, self.source.comm, self.schedule.segments.total
@@ -192,9 +184,6 @@ class Exchanged(Strategy):
     def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
         steps = self.read_steps
         return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, steps, self._drawing)
-
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
-        return self._reads.window(rank, number)
 
     def memory(self) -> int:
         # Windows, and as many that are sent or received.

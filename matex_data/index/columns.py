@@ -11,9 +11,10 @@ import json
 import os
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, ClassVar, Self, overload
+from typing import Any, ClassVar, Self, TypeVar, overload
 
 import numpy as np
 
@@ -269,8 +270,31 @@ class Lists:
         return (self[number] for number in range(len(self)))
 
 
+Entry_co = TypeVar("Entry_co", covariant=True)
+
+
+class Entries(Sequence[Entry_co], ABC):
+    """Sequence whose entries are made when they are needed."""
+
+    @abstractmethod
+    def entry(self, number: int) -> Entry_co:
+        """Return the entry of a number from 0 on."""
+
+    @overload
+    def __getitem__(self, number: int) -> Entry_co: ...
+    @overload
+    def __getitem__(self, number: slice) -> list[Entry_co]: ...
+    def __getitem__(self, number: int | slice) -> Entry_co | list[Entry_co]:
+        if isinstance(number, slice):
+            return [self.entry(i) for i in range(*number.indices(len(self)))]
+        return self.entry(range(len(self))[number])
+
+    def __iter__(self) -> Iterator[Entry_co]:
+        return map(self.entry, range(len(self)))
+
+
 @dataclass(frozen=True, eq=False)
-class PathTable(Sequence[str]):
+class PathTable(Entries[str]):
     """Paths, of which the common beginning is kept once.
 
     Parameters
@@ -318,17 +342,8 @@ class PathTable(Sequence[str]):
     def __len__(self) -> int:
         return len(self.endings)
 
-    @overload
-    def __getitem__(self, number: int) -> str: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[str]: ...
-    def __getitem__(self, number: int | slice) -> str | list[str]:
-        if isinstance(number, slice):
-            return [self[i] for i in range(*number.indices(len(self)))]
-        return self.prefix + os.fsdecode(self.endings[range(len(self))[number]].tobytes())
-
-    def __iter__(self) -> Iterator[str]:
-        return (self[number] for number in range(len(self)))
+    def entry(self, number: int) -> str:
+        return self.prefix + os.fsdecode(self.endings[number].tobytes())
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Sequence) or len(self) != len(other):

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self, overload
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -20,6 +20,7 @@ from matex_data.index.columns import (
     ColumnReader,
     ColumnTable,
     ColumnWriter,
+    Entries,
     Group,
     PathTable,
     compact,
@@ -107,8 +108,8 @@ Facts = Mapping[str, LayoutFacts]
 """The facts of the layouts of each field, by name."""
 
 
-class FileTable(Sequence[FileIndex], ABC):
-    """Files of a data set, in order.
+class FileTable(Entries[FileIndex]):
+    """Files of a data set, in order. An entry is one object, unless many others are made before it is needed again.
 
     Attributes
     ----------
@@ -128,22 +129,6 @@ class FileTable(Sequence[FileIndex], ABC):
         first: Integers = np.zeros(len(self.rows) + 1, np.int64)
         np.cumsum(self.rows, out=first[1:])
         return first
-
-    @overload
-    def __getitem__(self, number: int) -> FileIndex: ...
-    @overload
-    def __getitem__(self, number: slice) -> list[FileIndex]: ...
-    def __getitem__(self, number: int | slice) -> FileIndex | list[FileIndex]:
-        if isinstance(number, slice):
-            return [self._entry(i) for i in range(*number.indices(len(self)))]
-        return self._entry(range(len(self))[number])
-
-    def __iter__(self) -> Iterator[FileIndex]:
-        return map(self._entry, range(len(self)))
-
-    @abstractmethod
-    def _entry(self, number: int) -> FileIndex:
-        """Return one file; calls for the same one return the same object, unless many others have come between."""
 
     @abstractmethod
     def stamp(self, number: int) -> Stamp | None:
@@ -173,7 +158,7 @@ class FileTable(Sequence[FileIndex], ABC):
         """Return the facts of these files, by field."""
         layouts: dict[str, list[Layout]] = {}
         for number in numbers:
-            for name, layout in self._entry(number).layouts.items():
+            for name, layout in self.entry(number).layouts.items():
                 layouts.setdefault(name, []).append(layout)
         return {name: LayoutFacts.of(of_field) for name, of_field in layouts.items()}
 
@@ -191,7 +176,7 @@ class FileList(FileTable):
         self.paths = tuple(file.path for file in self._files)
         self.rows = np.array([file.rows for file in self._files], np.int64)
 
-    def _entry(self, number: int) -> FileIndex:
+    def entry(self, number: int) -> FileIndex:
         return self._files[number]
 
     def stamp(self, number: int) -> Stamp | None:
@@ -229,7 +214,7 @@ class DerivedFiles(FileTable):
         rows = None if self.rows is self._files.rows else self.rows
         return DerivedFiles, (self._files, self._derive, rows, self.__dict__.get("facts"))
 
-    def _entry(self, number: int) -> FileIndex:
+    def entry(self, number: int) -> FileIndex:
         return self._recent.made(number, lambda: self._made(number))
 
     def _made(self, number: int) -> FileIndex:
@@ -261,7 +246,7 @@ class JoinedFiles(FileTable):
     def __reduce__(self) -> tuple[Any, ...]:
         return JoinedFiles, (self._tables,)
 
-    def _entry(self, number: int) -> FileIndex:
+    def entry(self, number: int) -> FileIndex:
         table = self._table_of(number)
         return self._tables[table][number - int(self._first[table])]
 
@@ -389,7 +374,7 @@ class FileColumns(FileTable):
         for number in np.flatnonzero(positions == 0).tolist():
             check_file(self._made(number), self.facts)
 
-    def _entry(self, number: int) -> FileIndex:
+    def entry(self, number: int) -> FileIndex:
         return self._recent.made(number, lambda: self._made(number))
 
     def _made(self, number: int) -> FileIndex:

@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
+from matex_data.fields import EXACT
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection
 from matex_data.index.scatter import scatter
@@ -90,9 +91,6 @@ class MemoryRows(Layout):
 
     def _copy_into(self, rows: RowSelection, out: Array, _: Bytes) -> None:
         scatter(out, rows.destination, self.values[rows.numbers])
-
-
-EXACT = 1 << 53  # integers below are exact in float64
 
 
 @declared

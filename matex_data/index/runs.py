@@ -34,6 +34,11 @@ class Runs:
     start: Integers
     count: Integers
 
+    @classmethod
+    def between(cls, start: int, stop: int) -> Runs:
+        """Return the numbers from ``start`` to ``stop``, without it."""
+        return cls(np.array([start], np.int64), np.array([stop - start], np.int64))
+
     @cached_property
     def first(self) -> Integers:
         """Position of each run's first number in the sequence, and the length of the sequence; int64[k + 1]."""
@@ -52,6 +57,10 @@ class Runs:
     def at(self, positions: Runs) -> Runs:
         """Return the numbers at these positions, one range of them after the other."""
         return self.slice(positions.start, positions.count)
+
+    def part(self, start: int, stop: int) -> Runs:
+        """Return the numbers at positions ``start`` to ``stop``, without it."""
+        return self.at(Runs.between(start, stop))
 
     def overlaps(self, start: Integers, count: Integers) -> tuple[Integers, Integers]:
         """Return each pair of a range of positions, as of ``slice``, and a run that it overlaps: their numbers."""
@@ -214,6 +223,10 @@ class Chosen:
         inner = positions if own is None else merge(own.at(positions))
         return Chosen(self.bits, self.before, inner)
 
+    def part(self, start: int, stop: int) -> Runs:
+        """Return the numbers at positions ``start`` to ``stop``, without it, as runs."""
+        return self.slice(np.array([start]), np.array([stop - start]))
+
     def with_positions(self, positions: Runs) -> Chosen:
         """Return the samples at these ascending positions among all whose bits are set."""
         return Chosen(self.bits, self.before, positions)
@@ -259,7 +272,7 @@ class Chosen:
         """Yield all numbers as runs, none of which continues the one before, some thousands at a time."""
         step, pending = _STEP * TILE, Runs(np.empty(0, np.int64), np.empty(0, np.int64))
         for low in range(0, self.total, step):
-            runs = self.slice(np.array([low]), np.array([min(step, self.total - low)]))
+            runs = self.part(low, min(low + step, self.total))
             runs = merge(Runs(np.concatenate([pending.start, runs.start]), np.concatenate([pending.count, runs.count])))
             yield Runs(runs.start[:-1], runs.count[:-1])
             pending = Runs(runs.start[-1:], runs.count[-1:])

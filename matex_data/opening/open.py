@@ -9,8 +9,6 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from matex_data._types import Io
 from matex_data.dataset import Dataset
 from matex_data.fields import Names
@@ -267,20 +265,20 @@ def open_dataset(
     if len(files) >= MANY_FILES:
         return_freed_memory()  # of the entries from which the columns were made
     opened = partial(open_source, sessions, options=how)
-    made = assemble(request, found, reading.names, "sel" in options, opened)
+    made, elements, samples = assemble(request, found, reading.names, "sel" in options, opened)
     share_facts(sessions.comm, made.index.files)
     source = open_source(sessions, made.index, how, made.identity)
-    samples = find_complete(source, made.samples) if missing == "drop" else made.samples
+    samples = find_complete(source, samples) if missing == "drop" else samples
     imputation = None
     if isinstance(missing, Mapping):
         imputation = Imputation.of(missing, made.index, made.identity)
-        source = imputation.fitted(source, samples or Runs(np.array([0]), np.array([len(made.index)])))
+        source = imputation.fitted(source, samples or Runs.between(0, len(made.index)))
         imputation = imputation if imputation.learns else None
     rows = found.files.rows
     further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape, stored)
     if request.window is None and request.patches is None:
         further.warn_of_order(made.index)
-    return Dataset(source, made.elements, samples, made.ties, further.open, imputation=imputation)
+    return Dataset(source, elements, samples, made.ties, further.open, imputation=imputation)
 
 
 def _prepare(
@@ -313,9 +311,7 @@ def _prepare(
         elements, created = with_weights(comm, given.files, probe, request.elements, request.created)
         request = replace(request, elements=elements, created=created)
     is_field = cache(partial(is_known, comm, given.files, reading))
-    created = request.created.with_paths(is_field)
-    events = request.events.with_paths(lambda name: name in created or is_field(name))
-    request = replace(request, created=created, events=events)
+    request = request.with_paths(is_field)
     files = len(given.files)
     reading = replace(reading, names=request.names(files), coordinate=request.spans(files) and request.along is None)
     refuse_hidden(comm, given.files, reading, request.created)

@@ -263,7 +263,7 @@ class SampleRead:
 
         The cache is a new one: a failed chunk fails others that are decoded after it.
         """
-        runs = self.runs.slice(np.array([begin]), np.array([end - begin]))
+        runs = self.runs.part(begin, end)
         chunks, files = ChunkCache(self._context.cache_bytes, self._epoch), self._context.session.files.independent()
         rows = self.destination[begin:end]
         try:

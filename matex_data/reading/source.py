@@ -365,7 +365,7 @@ class Source:
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""
         start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
-        return runs.at(Runs(np.array([start]), np.array([stop - start])))
+        return runs.at(Runs.between(start, stop))
 
     def _read_all(
         self, index: Index, ranges: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]
@@ -407,7 +407,7 @@ class Source:
         (longest,) = self.comm.maximum(runs.total)
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
-            yield runs.slice(np.array([low]), np.array([high - low])), np.arange(low, high)
+            yield runs.part(low, high), np.arange(low, high)
 
 
 def _same_read(names: Iterable[str]) -> Equal:

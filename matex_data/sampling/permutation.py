@@ -26,11 +26,14 @@ def check_seed(seed: int) -> int:
     ------
     PartitionError : it is no integer of 0 or more.
     """
-    if isinstance(seed, bool) or not isinstance(seed, int | np.integer) or seed < 0:
-        raise PartitionError(
-            "a seed is an integer that is not negative", expected="seed= an integer of 0 or more", found=repr(seed)
-        )
-    return int(seed)
+    return whole_number(seed, 0, "a seed is an integer that is not negative", "seed= an integer of 0 or more")
+
+
+def whole_number(number: object, least: int, problem: str, expected: str) -> int:
+    """Return a number as Python's integer; raise ``PartitionError`` if it is none, or below the least one."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < least:
+        raise PartitionError(problem, expected=expected, found=repr(number))
+    return int(number)
 
 
 def random_words(count: int, *key: int) -> NDArray[np.uint64]:

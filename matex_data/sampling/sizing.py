@@ -88,7 +88,7 @@ def make_schedule(
         raise PartitionError("unknown value of remainder=", expected=REMAINDERS, found=repr(remainder))
     chosen = samples if isinstance(samples, Chosen) else None
     if chosen is not None:  # the order is one of positions: to have a run of samples for each would take gigabytes
-        samples, borders = Runs(np.array([0]), np.array([chosen.total])), np.unique(chosen.rank(borders))
+        samples, borders = Runs.between(0, chosen.total), np.unique(chosen.rank(borders))
     assert isinstance(samples, Runs)
     if uniform:
         blocks = np.zeros(len(samples.start), np.int64)

@@ -11,7 +11,7 @@ import numpy as np
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.index.runs import Chosen, Runs, Samples, sort
-from matex_data.sampling.permutation import check_seed, permutation
+from matex_data.sampling.permutation import check_seed, permutation, whole_number
 from matex_data.sampling.schedule import rank_range
 
 
@@ -136,9 +136,7 @@ def check_folds(number: int) -> int:
     ------
     PartitionError : it is no integer of 2 or more.
     """
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 2:
-        raise PartitionError("there are too few folds", expected="an integer of 2 or more", found=repr(number))
-    return int(number)
+    return whole_number(number, 2, "there are too few folds", "an integer of 2 or more")
 
 
 def _divide(
@@ -146,13 +144,13 @@ def _divide(
 ) -> tuple[list[Samples], int]:
     """Return the samples between ``ends``, positions of which sections are shuffled; and the gap to leave."""
     if isinstance(runs, Chosen) and not gap and events is None:
-        chosen, everything = runs, Runs(np.array([0]), np.array([runs.total]))
+        chosen, everything = runs, Runs.between(0, runs.total)
         return [chosen.at(positions) for positions in _cut(everything, ends, seed, gap, None)], gap
     return list(_cut(_as_runs(runs), ends, seed, gap, events)), gap
 
 
 def _as_runs(samples: Samples) -> Runs:
-    return samples if isinstance(samples, Runs) else samples.slice(np.array([0]), np.array([samples.total]))
+    return samples if isinstance(samples, Runs) else samples.part(0, samples.total)
 
 
 def _cut(runs: Runs, ends: Sequence[int], seed: int | None, gap: int, events: Chosen | None) -> Iterator[Runs]:
@@ -160,7 +158,7 @@ def _cut(runs: Runs, ends: Sequence[int], seed: int | None, gap: int, events: Ch
     sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap, events)
     inner = _snap(sequence, np.array(ends[1:-1], np.int64), events).tolist()
     for low, high in pairwise([ends[0], *inner, ends[-1]]):
-        yield sort(sequence.slice(np.array([low]), np.array([high - low])))
+        yield sort(sequence.part(low, high))
 
 
 def _shuffle_sections(runs: Runs, seed: int, gap: int, events: Chosen | None) -> Runs:
@@ -202,9 +200,7 @@ def check_gap(gap: int) -> int:
     ------
     PartitionError : it is no integer of 0 or more.
     """
-    if isinstance(gap, bool) or not isinstance(gap, int | np.integer) or gap < 0:
-        raise PartitionError("a gap is a number of samples", expected="gap= an integer of 0 or more", found=repr(gap))
-    return int(gap)
+    return whole_number(gap, 0, "a gap is a number of samples", "gap= an integer of 0 or more")
 
 
 def leave_gaps(samples: Sequence[Samples], gap: int, files: Integers | None) -> tuple[Samples, ...]:

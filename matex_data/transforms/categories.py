@@ -64,8 +64,7 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Ind
         field = _checked(index, name)
         if isinstance(field.attributes.get(CATEGORIES), list):
             continue
-        everything = Runs(np.array([0]), np.array([len(index)]))
-        values = sorted(value_counts(opened(index.select([name])), name, everything))
+        values = sorted(value_counts(opened(index.select([name])), name, Runs.between(0, len(index))))
         attributes = {**field.attributes, CATEGORIES: [str(value) for value in values]}
         coded = replace(field, dtype=np.dtype(np.int32), attributes=attributes)
         index = compute(index, partial(_codes, name, tuple(values)), [name], {name: coded})

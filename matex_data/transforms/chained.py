@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -10,24 +10,29 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
-from matex_data.fields import ElementSpec, Names, mapped_elements
+from matex_data.fields import ElementSpec, Names, check_name, mapped_elements
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples, merge
+from matex_data.mpi.communicator import Equal
 from matex_data.reading.source import Source
-from matex_data.sampling.split import Ties
+from matex_data.sampling.mixing import Mixture
+from matex_data.sampling.split import Ties, check_folds, check_fractions, folds, leave_gaps, split
 from matex_data.transforms.continuity import continuing
 from matex_data.transforms.expressions import parse
 from matex_data.transforms.flatten import flatten_fields
+from matex_data.transforms.imputing import Imputation
+from matex_data.transforms.joining import join_samples
 from matex_data.transforms.new_fields import Derive, NewFields
 from matex_data.transforms.pad import Keep, Pad, check_pad, pad_fields
 from matex_data.transforms.sequences import Chains, SequenceShape, sliding_sequences
-from matex_data.transforms.splits import SourceOf
+from matex_data.transforms.splits import SourceOf, SplitOptions
+from matex_data.transforms.strata import Assignment, divide_at, group, stratify
 from matex_data.transforms.where import find_where
 
 
 @dataclass(frozen=True, eq=False)
 class Selected:
-    """Samples of a data set, and the structure of its batches.
+    """Samples of a data set, the structure of its batches, and what belongs to them.
 
     Parameters
     ----------
@@ -35,21 +40,93 @@ class Selected:
     elements : structure of a batch.
     samples : of the index of the source, ascending.
     ties : samples that belong together.
-    further : opens a field that the index does not have, or has.
+    further : opens a field that the index does not have; None: there are no others.
+    mixture : shares of several data sets in each batch; None: it is one.
+    imputation : treatment of missing values by statistics of the first set of a split; None: there is none.
     """
 
     source: Source
     elements: ElementSpec
     samples: Samples
     ties: Ties
-    further: SourceOf
+    further: SourceOf | None = None
+    mixture: Mixture | None = None
+    imputation: Imputation | None = None
+
+    def source_of(self, name: str | None) -> tuple[Source, str]:
+        """Return opened files that have a field, and its name; see ``SourceOf``. *Collective*."""
+        if name is not None:
+            check_name(name)
+        if (name is not None and name in self.source.index.fields) or self.further is None:
+            return self.source, name or ""
+        return self.further(name)
+
+    def split(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Selected, ...]:
+        """Return disjoint sets of the samples; see ``Dataset.split``. *Collective* if values have to be read."""
+        return self._sets(self._divided(fractions, options))
+
+    def folds(self, number: int, options: SplitOptions) -> tuple[tuple[Selected, ...], ...]:
+        """Return pairs of training and validation; see ``Dataset.kfold``. *Collective* if values have to be read."""
+        return tuple(self._sets(pair) for pair in self._pairs(number, options))
+
+    def _divided(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Samples, ...]:
+        options.check(fractions, self.ties)
+        if self.mixture is not None and options.groups is None and options.at is None:
+            by_part = [part._divided(fractions, options) for part in self._parts(self.mixture)]
+            return tuple(_joined(self.mixture, sets) for sets in zip(*by_part, strict=True))
+        gap, sections = options.gap_of(self.ties)
+        if not options.by_value:
+            return split(self.samples, fractions, options.seed, gap, sections, self.ties.events)
+        return leave_gaps(self._assignment(fractions, options).sets(), gap, sections)
+
+    def _pairs(self, number: int, options: SplitOptions) -> tuple[tuple[Samples, ...], ...]:
+        fractions = [1 / check_folds(number)] * number
+        options.check(fractions, self.ties)
+        if self.mixture is not None and options.groups is None:
+            by_part = [part._pairs(number, options) for part in self._parts(self.mixture)]
+            pairs = zip(*by_part, strict=True)  # of each fold: pairs of all parts
+            return tuple(tuple(_joined(self.mixture, sets) for sets in zip(*fold, strict=True)) for fold in pairs)
+        gap, sections = options.gap_of(self.ties)
+        if not options.by_value:
+            return folds(self.samples, number, options.seed, gap, sections, self.ties.events)
+        return tuple(self._assignment(fractions, options).pairs())
+
+    def _parts(self, mixture: Mixture) -> list[Selected]:
+        """Return the samples of each data set of a mixture, which is split alone but by groups and borders."""
+        return [replace(self, samples=samples, mixture=None) for samples in mixture.parts(self.samples)]
+
+    def _assignment(self, fractions: Sequence[float], options: SplitOptions) -> Assignment:
+        """Return the set of each sample by its values. *Collective*."""
+        remedy = "call split and kfold with the same arguments on every rank"
+        arguments = {"fractions": fractions, **vars(options)}
+        self.source.comm.agree(equal=Equal(arguments, "the ranks split differently", remedy))
+        if options.at is not None:
+            source, name = self.source_of(options.along)
+            return divide_at(source, self.samples, name, options.at, slid=bool(self.ties.overlap))
+        check_fractions(fractions)
+        choose, wanted = (stratify, options.stratify) if options.stratify is not None else (group, options.groups)
+        source, name = self.source_of(wanted)
+        return choose(source, self.samples, name, fractions, options.seed)
+
+    def _sets(self, parts: Sequence[Samples]) -> tuple[Selected, ...]:
+        """Return sets of the samples. *Collective* where missing values get statistics: those of the first set."""
+        source = self.source
+        if self.imputation is not None:
+            if self.imputation.mapped:
+                raise PartitionError(
+                    "a split after map() cannot compute the means of missing values anew, which functions have got",
+                    expected="data sets that are split before map()",
+                    remedy="split first, and call map() of each set",
+                )
+            source = self.imputation.fitted(source, parts[0])
+        return tuple(replace(self, source=source, samples=samples) for samples in parts)
 
     def derive(self, expressions: Derive, inputs: Names, targets: Names) -> Selected:
         """Add fields that are made of others by expressions. *Collective*."""
         before = self.source.index
         index = NewFields.of(None, expressions).with_paths(before.fields.__contains__).add(before)
         elements = mapped_elements(self.elements, before.fields, index.fields, inputs, targets)
-        return self._with_fields(index, elements, f"derive {dict(expressions)}")
+        return self.with_fields(index, elements, f"derive {dict(expressions)}")
 
     def where(self, condition: str) -> Selected:
         """Keep the samples for which an expression is true. *Collective*."""
@@ -64,24 +141,24 @@ class Selected:
         wanted = replace(self.elements, inputs=inputs, targets=targets) if given else self.elements
         index = pad_fields(self.source.index, lengths, keep, wanted.names)
         elements = mapped_elements(self.elements, index.fields, index.fields, inputs, targets)
-        return self._with_fields(index, elements, f"pad {dict(lengths)} {keep}")
+        return self.with_fields(index, elements, f"pad {dict(lengths)} {keep}")
 
     def flatten(self, names: Sequence[str]) -> Selected:
         """Make the elements of ragged fields the samples. *Collective*."""
-        self._check_untied("flatten()")
+        self._check_rows("flatten()")
         flat = flatten_fields(self.source, self.samples, names)
-        reshaped = replace(self, further=_Reshaped(self.further, flat.reshape).open, ties=Ties(events=flat.events))
-        whole = Runs(np.array([0]), np.array([len(flat.index)]))
-        return replace(reshaped, samples=whole)._with_fields(flat.index, self.elements, f"flatten {flat.digest}")
+        whole = Runs.between(0, len(flat.index))
+        made = replace(self, samples=whole, ties=flat.ties, further=flat.further(self.source_of))
+        return made.with_fields(flat.index, self.elements, f"flatten {flat.identity}")
 
     def window(self, shape: SequenceShape, along: str | None) -> Selected:
         """Make sequence windows of consecutive rows, all of which are samples, the samples. *Collective*."""
-        self._check_untied("window()")
+        self._check_rows("window()")
         index, elements = self.source.index, self.elements
         if elements.weights is not None:
             raise PartitionError("windows have no weights", expected="no weights=", found=repr(elements.weights))
         continues = continuing(partial(self.source.of_index, transforms=""), index, along)
-        slid = sliding_sequences(index, elements.inputs, elements.targets, shape, continues)
+        slid, of_windows = sliding_sequences(index, elements, shape, continues)
         within = sequences_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)
         if not within.total:
             raise PartitionError(
@@ -90,9 +167,8 @@ class Selected:
                 found=f"{self.samples.total} of {len(index)} rows, with gaps",
                 remedy="make the windows before split() and where(), or shorter ones",
             )
-        further = _Reshaped(self.further, slid.reshape).open
-        made = replace(self, samples=within, ties=slid.ties, further=further)
-        return made._with_fields(slid.index, ElementSpec(slid.inputs, slid.targets), f"window {shape}")
+        made = replace(self, samples=within, ties=slid.ties, further=slid.further(self.source_of))
+        return made.with_fields(slid.index, of_windows, f"window {shape}")
 
     def load(self, names: Sequence[str]) -> dict[str, Array]:
         """Read fields of this rank's block of the samples, also those that batches do not have. *Collective*."""
@@ -101,15 +177,27 @@ class Selected:
         found = self.source.of_index(self.source.index.select(known), "").load(self.samples) if known else {}
         for name in names:
             if name not in found:
-                source, other = self.further(name)
+                source, other = self.source_of(name)
                 found[name] = source.of_index(source.index.select([other]), "").load(self.samples)[other]
         return {name: found[name] for name in names}
 
-    def _with_fields(self, index: Index, elements: ElementSpec, identity: str) -> Selected:
-        chosen = index.select(elements.expanded(index.fields).required or list(index.fields))
-        return replace(self, source=self.source.with_map(chosen, identity), elements=elements)
+    def with_fields(self, index: Index, elements: ElementSpec, identity: str) -> Selected:
+        """Return what an operation makes of the samples.
 
-    def _check_untied(self, operation: str) -> None:
+        Parameters
+        ----------
+        index : with its fields, of which those that batches do not need are left out.
+        elements : structure of a batch.
+        identity : text that identifies the operation.
+        """
+        chosen = index.select(elements.expanded(index.fields).required or list(index.fields))
+        imputation = None if self.imputation is None else replace(self.imputation, mapped=True)
+        source = self.source.with_map(chosen, identity)
+        return replace(self, source=source, elements=elements, imputation=imputation)
+
+    def _check_rows(self, operation: str) -> None:
+        if self.mixture is not None:
+            raise PartitionError(f"{operation} of a mixture", remedy=f"call {operation} of each data set, then mix()")
         if self.ties.overlap or self.ties.events is not None:
             raise PartitionError(
                 f"{operation} would make samples of rows that samples share already",
@@ -119,19 +207,8 @@ class Selected:
             )
 
 
-@dataclass(frozen=True)
-class _Reshaped:
-    """Way to further fields of samples that an operation has made of others."""
-
-    before: SourceOf
-    reshape: Callable[[Index], Index]
-
-    def open(self, name: str | None) -> tuple[Source, str]:
-        """Return the opened files with a field as samples of the data set, and its name. *Collective*."""
-        source, found = self.before(name)
-        if found not in source.index.fields:
-            return source, found
-        return source.of_index(self.reshape(source.index.select([found])), ""), found
+def _joined(mixture: Mixture, sets: Sequence[Samples]) -> Samples:
+    return join_samples(sets, [0] * len(sets), mixture.first[-1])
 
 
 def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: SequenceShape) -> Runs:
@@ -144,7 +221,7 @@ def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: Seque
     chains : files of the rows, and the sequence windows that begin in each of them.
     shape : extent of the sequence windows.
     """
-    whole = merge(samples.slice(np.array([0]), np.array([samples.total])))
+    whole = merge(samples.part(0, samples.total))
     first: Integers = np.cumsum(chains.counts) - chains.counts
 
     def before(row: Integers) -> Integers:

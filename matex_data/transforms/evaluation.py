@@ -18,7 +18,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import Field
+from matex_data.fields import EXACT, Field
 from matex_data.locks import cached_property
 from matex_data.transforms.expressions import (
     NAN,
@@ -33,7 +33,6 @@ from matex_data.transforms.expressions import (
 from matex_data.transforms.names import check_lengths
 
 TILE = 1 << 18  # numbers that are widened and evaluated at once, 2 MB for each operand
-EXACT = 1 << 53  # integers up to this magnitude are exact in float64
 _INT64_MAX = np.iinfo(np.int64).max
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -23,32 +23,16 @@ from matex_data.mpi.shared import gathered
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
+from matex_data.sampling.split import Ties
 from matex_data.transforms.joining import all_of
 from matex_data.transforms.names import ragged_fields
+from matex_data.transforms.remade import Remade
 from matex_data.transforms.select import set_bits
 
 EVENTS = 1 << 20  # looked at together
 
 
-@dataclass(frozen=True)
-class FlatIndex:
-    """Index of the objects of events.
-
-    Parameters
-    ----------
-    index : whose samples are the objects.
-    digest : of their distribution.
-    events : objects with which an event begins.
-    reshape : turns an index of further fields of the events, which are not ragged, into one of their objects.
-    """
-
-    index: Index
-    digest: str
-    events: Chosen
-    reshape: Callable[[Index], Index]
-
-
-def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> FlatIndex:
+def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> Remade:
     """Return an index whose samples are the objects of the events. *Collective*.
 
     Parameters
@@ -74,7 +58,7 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> F
         counts = np.diff(first)
         set_bits(bits, first[:-1][counts > 0])
         digest.update(counts.astype("<i8").tobytes())
-    return FlatIndex(flat.index(fields), digest.hexdigest(), Chosen.of_bits(bits), partial(_reshape, flat))
+    return Remade(flat.index(fields), Ties(events=Chosen.of_bits(bits)), partial(_reshape, flat), digest.hexdigest())
 
 
 def _reshape(flat: Objects, index: Index) -> Index:

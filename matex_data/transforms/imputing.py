@@ -19,7 +19,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Field, Schema, is_pattern, matching
+from matex_data.fields import MISSING_INTEGER, Field, Schema, by_pattern, is_pattern
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
 from matex_data.index.runs import Samples
@@ -69,24 +69,18 @@ def find_columns(fields: Schema, rules: Rules) -> list[FilledColumn]:
     FormatError : a named field cannot have missing values, or has no mean.
     """
     known = [column for field in fields.values() for column, _, _ in _columns(field)]
-    ordered = sorted(rules, key=lambda rule: rule not in known)
-    fitting = {rule: set(matching(rule, known)) for rule in ordered}
-    found: list[FilledColumn] = []
-    used: set[str] = set()
+    fitting = by_pattern(rules, known)
+    columns: list[FilledColumn] = []
     for field in fields.values():
         for column, number, axis in _columns(field):
-            pattern = next((one for one in ordered if column in fitting[one]), None)
-            if pattern is None:
-                continue
-            used.add(pattern)
-            rule = rules[pattern]
-            if rule == KEEP or not _applies(field, column, rule, named=pattern == column):
-                continue
-            found.append(FilledColumn(field.name, number, axis, rule))
-    unused = next((name for name in ordered if name not in used and not is_pattern(name)), None)
+            pattern = fitting.get(column)
+            rule = KEEP if pattern is None else rules[pattern]
+            if rule != KEEP and _applies(field, column, rule, named=pattern == column):
+                columns.append(FilledColumn(field.name, number, axis, rule))
+    unused = next((name for name in rules if name not in fitting.values() and not is_pattern(name)), None)
     if unused is not None:
         raise FieldNotFound("missing= names no field", field=unused, expected=f"one of {near_matches(unused, known)}")
-    return found
+    return columns
 
 
 def _columns(field: Field) -> Iterator[tuple[str, int | None, int]]:

@@ -200,8 +200,7 @@ def join_ties(ties: Sequence[Ties], totals: Sequence[int]) -> Ties:
     begins = np.concatenate([begin + of_set for begin, of_set in zip(first[:-1], sections, strict=True)])
     events: Chosen | None = None
     if any(t.events is not None for t in ties):
-        every = [Runs(np.array([0]), np.array([total])) for total in totals]
-        sets = [own if t.events is None else t.events for t, own in zip(ties, every, strict=True)]
+        sets = [Runs.between(0, total) if t.events is None else t.events for t, total in zip(ties, totals, strict=True)]
         joined_events = join_samples(sets, first[:-1].tolist(), int(first[-1]))
         assert isinstance(joined_events, Chosen)
         events = joined_events

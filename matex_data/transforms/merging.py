@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field, field_of
+from matex_data.fields import EXACT, Field, field_of
 from matex_data.index.combined import assign_missing, exact
 from matex_data.index.computed import Call, Made, compute
 from matex_data.index.files import DerivedFiles
@@ -33,7 +33,6 @@ from matex_data.transforms.missing import use_values
 HOW = ("exact", "inner", "left", "rows")
 ROWS = HOW[-1]  # by position
 TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
-EXACT = 2**53  # to which float64 has all integers
 
 
 @dataclass(frozen=True, eq=False)

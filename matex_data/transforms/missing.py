@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, is_pattern, mask_of, matching
+from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, by_pattern, is_pattern, mask_of, matching
 from matex_data.index.combined import exact
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
@@ -158,7 +158,7 @@ def find_complete(source: Source, samples: Samples | None) -> Samples:
     DataError : the first error of any rank, on every rank.
     """
     fields = {name: field for name, field in source.index.fields.items() if _may_be_missing(field)}
-    samples = samples or Runs(np.array([0]), np.array([len(source.index)]))
+    samples = samples or Runs.between(0, len(source.index))
     return select_samples(source, samples, list(fields), partial(_complete, fields)) if fields else samples
 
 
@@ -264,14 +264,11 @@ def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
     """
     rules = sentinels if isinstance(sentinels, Mapping) else {} if sentinels is None else {"*": sentinels}
     named = isinstance(sentinels, Mapping)
-    found = dict[str, str]()
-    for rule in sorted(rules, key=is_pattern):
-        fields = matching(rule, index.fields)
-        if not fields and not is_pattern(rule):
-            expected = f"one of {near_matches(rule, index.fields)}"
-            raise FieldNotFound("missing_values= names no field", field=rule, expected=expected)
-        found = {**dict.fromkeys(fields, rule), **found}
-    for name, rule in found.items():
+    unknown = next((rule for rule in rules if rule not in index.fields and not is_pattern(rule)), None)
+    if unknown is not None:
+        expected = f"one of {near_matches(unknown, index.fields)}"
+        raise FieldNotFound("missing_values= names no field", field=unknown, expected=expected)
+    for name, rule in by_pattern(rules, index.fields).items():
         field = index.fields[name]
         if _applies(field, named, rule):
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Schema, matching
+from matex_data.fields import MASK, Schema, by_pattern, matching
 
 
 def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, Integers], remedy: str) -> None:
@@ -60,7 +60,7 @@ def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: st
     return [name for name in names if not is_mask(name)]
 
 
-def ragged_fields(fields: Schema, patterns: Iterable[str], option: str, of_arrays: bool = False) -> dict[str, str]:
+def ragged_fields(fields: Schema, patterns: Collection[str], option: str, of_arrays: bool = False) -> dict[str, str]:
     """Return the fields of lists that fit the patterns, each with the pattern; an exact name comes before a pattern.
 
     Parameters
@@ -81,13 +81,11 @@ def ragged_fields(fields: Schema, patterns: Iterable[str], option: str, of_array
         for name, inner in axes.items()
         if inner == (None,) or (of_arrays and inner.count(None) == 1 == inner.index(None) + 1)
     ]
-    found: dict[str, str] = {}
-    for pattern in sorted(patterns, key=lambda name: name not in ragged):
-        fitting = matching(pattern, ragged)
-        if not fitting:
+    for pattern in patterns:
+        if not matching(pattern, ragged):
             raise _not_ragged(pattern, fields, ragged, option)
-        found = {**dict.fromkeys(fitting, pattern), **found}
-    return {name: found[name] for name in ragged if name in found}
+    fitting = by_pattern(patterns, ragged)
+    return {name: fitting[name] for name in ragged if name in fitting}
 
 
 def _not_ragged(pattern: str, fields: Schema, ragged: Sequence[str], option: str) -> DataError:

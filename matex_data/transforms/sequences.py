@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field, Names, Schema, as_list
+from matex_data.fields import ElementSpec, Field, Names, Schema, as_list
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Finish, FromOne, Index, Read, Wanted
@@ -19,6 +19,7 @@ from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 from matex_data.sampling.split import Ties
 from matex_data.transforms.joining import all_of
+from matex_data.transforms.remade import Remade
 
 AHEAD = "{}_ahead"  # name of the field with the rows behind a sequence window
 BLOCK_SEQUENCES = 8  # least length of a block, in sequence windows: neighbouring ones share most of their rows
@@ -173,36 +174,16 @@ def _take(rows: Array, positions: Integers, destination: Integers, out: Array) -
         scatter(out, destination, rows[positions])
 
 
-@dataclass(frozen=True, eq=False)
-class Sliding:
-    """Index of sequence windows.
-
-    Parameters
-    ----------
-    index : whose samples are sequence windows.
-    inputs, targets : names of the sequence windows, and of their targets.
-    ties : sequence windows that share rows.
-    reshape : turns an index of further fields of the same files into one of their sequence windows, without targets.
-    """
-
-    index: Index
-    inputs: Names
-    targets: Names
-    ties: Ties
-    reshape: Callable[[Index], Index]
-
-
 def sliding_sequences(
-    index: Index, inputs: Names, targets: Names, shape: SequenceShape, continues: Array | None = None
-) -> Sliding:
-    """Return an index whose samples are sequence windows.
+    index: Index, elements: ElementSpec, shape: SequenceShape, continues: Array | None = None
+) -> tuple[Remade, ElementSpec]:
+    """Return an index whose samples are sequence windows, and the structure of its batches.
 
     Parameters
     ----------
     index : index of samples in a meaningful order, such as time.
-    inputs : fields of a sequence window; each sample has the shape (length, *field shape).
-    targets : fields of the target; each sample has the shape (horizon, *field shape). None: ``inputs`` if there is a
-        horizon.
+    elements : inputs are fields of a sequence window, of shape (length, *field shape); targets those of its target, of
+        shape (horizon, *field shape). Without targets, these are the inputs if there is a horizon.
     shape : extent of the sequence windows, of `sequence_shape`.
     continues : bool[files], whether one may reach from the file before into each file; None: into none.
 
@@ -210,6 +191,7 @@ def sliding_sequences(
     ------
     FormatError : no file is long enough for one; a field has samples of varying length.
     """
+    inputs, targets = elements.inputs, elements.targets
     names = list(index.fields) if inputs is None else as_list(inputs)
     ahead = (as_list(targets) or names) if shape.horizon else []
     fields = {name: _extended(index.fields[name], name, shape.length) for name in names}
@@ -229,7 +211,7 @@ def sliding_sequences(
     slid = Slid(index, columns, shape, chains).index(fields)
     ties = Ties(shape.overlap, slid.first_row[chains.heads])
     given = names if ahead and inputs is None and targets is None else inputs  # a target is one of something
-    return Sliding(slid, given, targets_ahead, ties, partial(_slide_further, chains, shape))
+    return Remade(slid, ties, partial(_slide_further, chains, shape)), ElementSpec(given, targets_ahead)
 
 
 def _slide_further(chains: Chains, shape: SequenceShape, index: Index) -> Index:

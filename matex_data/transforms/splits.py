@@ -1,20 +1,15 @@
-"""Splits of a data set: by fractions, classes, groups or borders, into sets or into folds."""
+"""Options of splits of a data set: by fractions, classes, groups or borders, into sets or into folds."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from matex_data.errors import PartitionError
-from matex_data.index.runs import Samples
-from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.reading.source import Source
-from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.permutation import check_seed
-from matex_data.sampling.split import Ties, check_folds, check_fractions, check_gap, folds, leave_gaps, split
-from matex_data.transforms.joining import join_samples
-from matex_data.transforms.strata import Assignment, divide_at, group, stratify
+from matex_data.sampling.split import Ties, check_gap
 
 SourceOf = Callable[[str | None], tuple[Source, str]]
 """Callable that returns opened files that have a field, and its name; of None the coordinate. *Collective*."""
@@ -69,73 +64,6 @@ class SplitOptions:
                 remedy="leave out stratify=, or split by groups=",
             )
 
-
-@dataclass(frozen=True)
-class Unsplit:
-    """Samples of a data set, which are to be split.
-
-    Parameters
-    ----------
-    comm : the ranks that share them.
-    samples : of all ranks, ascending.
-    ties : samples that belong together.
-    source_of : opens files by field.
-    mixture : shares of several data sets, each of which is split alone but by groups and borders; None: it is one.
-    """
-
-    comm: Communicator
-    samples: Samples
-    ties: Ties
-    source_of: SourceOf
-    mixture: Mixture | None = None
-
-    @property
-    def _parts(self) -> list[Unsplit]:
-        mixture = self.mixture
-        assert mixture is not None
-        return [replace(self, samples=samples, mixture=None) for samples in mixture.parts(self.samples)]
-
-    def _joined(self, sets: Sequence[Samples]) -> Samples:
-        assert self.mixture is not None
-        return join_samples(sets, [0] * len(sets), self.mixture.first[-1])
-
-    def split(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Samples, ...]:
-        """Return the samples of each set; see ``Dataset.split``. *Collective* if values have to be read."""
-        options.check(fractions, self.ties)
-        if self.mixture is not None and options.groups is None and options.at is None:
-            by_part = [part.split(fractions, options) for part in self._parts]
-            return tuple(self._joined(sets) for sets in zip(*by_part, strict=True))
-        gap, sections = self._gap(options)
-        if not options.by_value:
-            return split(self.samples, fractions, options.seed, gap, sections, self.ties.events)
-        return leave_gaps(self._assignment(fractions, options).sets(), gap, sections)
-
-    def folds(self, number: int, options: SplitOptions) -> tuple[tuple[Samples, ...], ...]:
-        """Return pairs of training and validation; see ``Dataset.kfold``. *Collective* if values have to be read."""
-        fractions = [1 / check_folds(number)] * number
-        options.check(fractions, self.ties)
-        if self.mixture is not None and options.groups is None:
-            by_part = [part.folds(number, options) for part in self._parts]
-            pairs = zip(*by_part, strict=True)  # of each fold: pairs of all parts
-            return tuple(tuple(self._joined(sets) for sets in zip(*of_fold, strict=True)) for of_fold in pairs)
-        gap, sections = self._gap(options)
-        if not options.by_value:
-            return folds(self.samples, number, options.seed, gap, sections, self.ties.events)
-        return tuple(self._assignment(fractions, options).pairs())
-
-    def _gap(self, options: SplitOptions) -> tuple[int, Any]:
+    def gap_of(self, ties: Ties) -> tuple[int, Any]:
         """Return the samples to leave out in front of a border, and the sections over which no gap reaches."""
-        return (self.ties.overlap, self.ties.sections) if options.gap is None else (check_gap(options.gap), None)
-
-    def _assignment(self, fractions: Sequence[float], options: SplitOptions) -> Assignment:
-        """Return the set of each sample by its values. *Collective*."""
-        remedy = "call split and kfold with the same arguments on every rank"
-        arguments = {"fractions": fractions, **vars(options)}
-        self.comm.agree(equal=Equal(arguments, "the ranks split differently", remedy))
-        if options.at is not None:
-            source, name = self.source_of(options.along)
-            return divide_at(source, self.samples, name, options.at, slid=bool(self.ties.overlap))
-        check_fractions(fractions)
-        choose, wanted = (stratify, options.stratify) if options.stratify is not None else (group, options.groups)
-        source, name = self.source_of(wanted)
-        return choose(source, self.samples, name, fractions, options.seed)
+        return (ties.overlap, ties.sections) if self.gap is None else (check_gap(self.gap), None)

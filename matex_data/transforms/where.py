@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array
+from matex_data.fields import EXACT
 from matex_data.index.model import Index, Layout
 from matex_data.index.runs import Runs, Samples, merge, within
 from matex_data.reading.source import Source
@@ -154,7 +155,7 @@ def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:
     """Return bounds of a number, float64[blocks] each; infinite ones if they are unknown."""
     if isinstance(tree, ast.Name):
         return bounds.get(tree.id, _UNKNOWN)
-    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and abs(tree.value) < 1 << 53:
+    if isinstance(tree, ast.Constant) and isinstance(tree.value, int | float) and abs(tree.value) < EXACT:
         return np.array(float(tree.value)), np.array(float(tree.value))
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         low, high = _bounds(tree.operand, bounds)

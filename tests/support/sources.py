@@ -11,4 +11,4 @@ import matex_data as md
 def with_source(data: md.Dataset, **changes: Any) -> md.Dataset:
     """Return a data set with other attributes of its opened files."""
     source = replace(data._source, **changes)
-    return md.Dataset(source, data._elements, data._samples, data._ties, data._further, data._mixture)
+    return md.Dataset._of(replace(data._selected, source=source))
