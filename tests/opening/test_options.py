@@ -15,7 +15,7 @@ from mpi4py import MPI
 import matex_data as md
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, Equal
-from matex_data.opening.assembly import EventOptions, SampleOptions
+from matex_data.opening.assembly import SampleOptions
 from matex_data.reading.source import ReadOptions
 from tests.support.ranks import Pool
 
@@ -71,9 +71,8 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_option_has_what_takes_it() -> None:
     """A parameter that nothing takes, or that two take, is an error here, and so is a name that is none."""
     parameters = list(inspect.signature(md.open_dataset).parameters)
-    taking = [field.name for kind in (EventOptions, ReadOptions) for field in fields(kind)]
-    parts = {"elements", "events", "created", "patches", "categories"}
-    taking += [field.name for field in fields(SampleOptions) if field.name not in parts]
+    parts = {"elements", "created", "patches", "categories"}
+    taking = [field.name for kind in (SampleOptions, ReadOptions) for field in fields(kind) if field.name not in parts]
     assert sorted([*taking, *OF_OPENING, *MADE]) == sorted(parameters)
     assert set(parameters) - {"paths", "comm", "options"} | {"dtype"} == set(OTHERS)
 
