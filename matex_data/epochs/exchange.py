@@ -87,8 +87,7 @@ class KeptSamples(DistributedSamples):
         return np.searchsorted(first, positions, side="right") - 1
 
     def local(self, positions: Integers) -> Integers:
-        local: Integers = positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
-        return local
+        return positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
 
 
 class ExchangeEpochReader(EpochReader):

@@ -22,7 +22,7 @@ from matex_data.reading.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 
 
-class Kept(Strategy):
+class KeptShare(Strategy):
     """Samples of which each rank reads a share once, and keeps it. Windows that are counted are megabytes of it."""
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
@@ -45,7 +45,7 @@ class Kept(Strategy):
         return share.part(low, high), np.arange(high - low), high - low
 
 
-class InMemory(Kept):
+class InMemory(KeptShare):
     """Samples that each rank reads once, keeps, and shuffles as a whole every time.
 
     Functions that get seeds compute fields of them anew in each epoch, in the pool; all ranks raise the error of one.
@@ -150,7 +150,7 @@ class ComputingEpochReader(EpochReader):
         return WholeWindow(compute_fields(loaded, self._drawing, self._number))
 
 
-class Exchanged(Kept):
+class Exchanged(KeptShare):
     """Samples in a uniform permutation, which the ranks keep in memory and exchange."""
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:

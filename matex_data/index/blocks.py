@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -50,6 +51,13 @@ class Blocks:
         start = int(self.runs.start[low]) - begin
         return slice(start, start + int(self.runs.count[low]))
 
+    def selection(self, i: int, begin: int) -> RowSelection:
+        """Return the selected rows of the i-th block, relative to row ``begin``, as a selection of their own."""
+        low, high = self.first_run[i], self.first_run[i + 1]
+        start = self.runs.start[low:high] - begin
+        destination = self.destination[self.first[i] : self.first[i + 1]]
+        return RowSelection(start, start + self.runs.count[low:high], destination)
+
     def destinations(self, i: int) -> RowIndices:
         """Return the destinations of the rows of the i-th block; as a slice if they are consecutive."""
         destination = self.destination[self.first[i] : self.first[i + 1]]
@@ -76,6 +84,26 @@ def uneven_blocks(rows: RowSelection, borders: Integers) -> Blocks:
     first, last = (np.searchsorted(borders, row, side="right") - 1 for row in (rows.start, rows.stop - 1))
     run, number = intersect(first, last - first + 1)
     return _group(rows, run, number, borders[number], borders[number + 1])
+
+
+def apart(rows: RowSelection) -> RowSelection:
+    """Return the same rows, one after the other in an array of their own."""
+    return replace(rows, destination=np.arange(len(rows.destination)))
+
+
+def by_part(rows: RowSelection, first_row: Integers) -> Iterator[tuple[int, RowSelection]]:
+    """Yield the number of each part that holds any of the rows, such as a file, and its rows, counted within the part.
+
+    Parameters
+    ----------
+    rows : of all parts.
+    first_row : int64[parts + 1], the first row of each part, and the number of rows; parts may be empty.
+    """
+    filled = rows.stop > rows.start
+    blocks = uneven_blocks(RowSelection(rows.start[filled], rows.stop[filled], rows.destination), first_row)
+    for i in np.flatnonzero(blocks.count).tolist():
+        number = int(blocks.number[i])
+        yield number, blocks.selection(i, int(first_row[number]))
 
 
 def _group(rows: RowSelection, run: Integers, number: Integers, begin: Integers, end: Integers) -> Blocks:

@@ -273,7 +273,7 @@ class Lists:
 Entry_co = TypeVar("Entry_co", covariant=True)
 
 
-class Entries(Sequence[Entry_co], ABC):
+class EntryTable(Sequence[Entry_co], ABC):
     """Sequence whose entries are made when they are needed."""
 
     @abstractmethod
@@ -294,7 +294,7 @@ class Entries(Sequence[Entry_co], ABC):
 
 
 @dataclass(frozen=True, eq=False)
-class PathTable(Entries[str]):
+class PathTable(EntryTable[str]):
     """Paths, of which the common beginning is kept once.
 
     Parameters

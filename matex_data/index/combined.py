@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import Field
+from matex_data.index.blocks import apart, by_part
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Composed, Layout, Limits, ReadRequest, RowSelection, call_after_last
 from matex_data.index.ragged import empty_output
@@ -102,8 +104,7 @@ class UnitedRows(Converted):
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         read = self.empty(len(rows.destination))
-        local = replace(rows, destination=np.arange(len(rows.destination)))
-        requests = list(self.layout.requests(local, read, cache))
+        requests = self.layout.requests(apart(rows), read, cache)
         yield from call_after_last(requests, partial(self.convert, rows, read, out))
 
     def empty(self, rows: int) -> Any:
@@ -141,15 +142,15 @@ def exact(values: Array, field: Field, expected: str, rows: Integers | None = No
     """
     converted = values.astype(field.dtype)
     if field.dtype.kind == "f" and values.dtype.kind in "iu" and values.dtype.itemsize > 4:
-        inexact = (converted.astype(values.dtype) != values).reshape(len(values), -1)
+        inexact = converted.astype(values.dtype) != values
         if inexact.any():
-            at = int(inexact.any(axis=1).argmax())
+            at = int(np.argwhere(inexact)[0, 0])
             raise DecodeError(
                 f"an integer is not exact as {field.dtype}",
                 field=field.name,
                 row=None if rows is None else int(rows[at]),
                 expected=expected,
-                found=values.reshape(len(values), -1)[inexact][0],
+                found=values[inexact][0],
                 remedy="leave the field out, or write it as text",
             )
     return converted
@@ -219,16 +220,9 @@ class Concatenated(Composed, Layout):
         return sum(part.inner_bytes() for part in self.parts)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        numbers, begin = rows.numbers, 0
-        for part in self.parts:
-            end = begin + part.rows
-            low, high = np.searchsorted(rows.stop, begin, side="right"), np.searchsorted(rows.start, end)
-            if low < high:
-                start = np.maximum(rows.start[low:high], begin) - begin
-                stop = np.minimum(rows.stop[low:high], end) - begin
-                first, last = np.searchsorted(numbers, (begin, end))
-                yield from part.requests(RowSelection(start, stop, rows.destination[first:last]), out, cache)
-            begin = end
+        first_row = np.cumsum([0, *(part.rows for part in self.parts)])
+        for number, of_part in by_part(rows, first_row):
+            yield from self.parts[number].requests(of_part, out, cache)
 
 
 def with_shared_blocks(layouts: Mapping[str, Layout]) -> dict[str, Layout]:
@@ -270,10 +264,8 @@ class Sum(Composed, Layout):
         return self.first.rows
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        count = len(rows.destination)
-        added = np.empty((count, *out.shape[1:]), self.dtype)
-        second = RowSelection(rows.start, rows.stop, np.arange(count, dtype=np.int64))
-        requests = [*self.first.requests(rows, out, cache), *self.second.requests(second, added, cache)]
+        added = np.empty((len(rows.destination), *out.shape[1:]), self.dtype)
+        requests = chain(self.first.requests(rows, out, cache), self.second.requests(apart(rows), added, cache))
         yield from call_after_last(requests, partial(_add, out, rows.destination, added))
 
 

@@ -20,7 +20,7 @@ from matex_data.index.columns import (
     ColumnReader,
     ColumnTable,
     ColumnWriter,
-    Entries,
+    EntryTable,
     Group,
     PathTable,
     compact,
@@ -108,7 +108,7 @@ Facts = Mapping[str, LayoutFacts]
 """The facts of the layouts of each field, by name."""
 
 
-class FileTable(Entries[FileIndex]):
+class FileTable(EntryTable[FileIndex]):
     """Files of a data set, in order. An entry is one object, unless many others are made before it is needed again.
 
     Attributes

@@ -14,7 +14,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.columns import compact
-from matex_data.index.model import EMPTY, Composed, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import Composed, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
 from matex_data.index.ragged import scatter_lists
 from matex_data.index.runs import Runs, merge
 from matex_data.index.table import Column, Outputs, Table, plan_reads
@@ -136,7 +136,7 @@ class Jagged(Composed, Table):
         layouts = {name: self.contents[name].layout for name, _ in outs}
         requests = [self._located(request) for _, request in plan_reads(layouts, selected, flat, cache) if total]
         finish = partial(self._cut, rows, [(flat[name], out) for name, out in outs])
-        return iter(call_after_last(requests or [ReadRequest(EMPTY, EMPTY)], finish))
+        return iter(call_after_last(requests, finish))
 
     def _located(self, request: ReadRequest) -> ReadRequest:
         """Return the request with the sample in place of the element as the row of its errors."""
@@ -159,7 +159,7 @@ class Jagged(Composed, Table):
         count = self.offsets[rows.stop].astype(np.int64) - start
         filled = count > 0
         runs = merge(Runs(start[filled], count[filled]))
-        return RowSelection(runs.start, runs.start + runs.count, np.arange(runs.total, dtype=np.int64))
+        return runs.selection()
 
     def _cut(self, rows: RowSelection, outputs: list[tuple[Array, Array]]) -> None:
         """Cut the elements into samples."""

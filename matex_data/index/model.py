@@ -11,7 +11,7 @@ All of these objects are immutable. One rank builds the index of a file; the oth
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
@@ -161,12 +161,15 @@ class ReadRequest:
         if self.target is None:
             return None
         at = np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
-        address: Integers = self.target.ctypes.data + at
-        return address
+        return self.target.ctypes.data + at
 
 
-def call_after_last(requests: Sequence[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
-    """Return the requests with ``action`` attached: the last one to complete, in whatever order, calls it."""
+def call_after_last(requests: Iterable[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:
+    """Return the requests with ``action`` attached: the last one to complete, in whatever order, calls it.
+
+    Without any request, one that reads nothing calls it.
+    """
+    requests = list(requests) or [ReadRequest(EMPTY, EMPTY)]
     countdown = Countdown(len(requests), action)
     return [replace(request, on_complete=partial(countdown.complete, request.on_complete)) for request in requests]
 
@@ -484,8 +487,7 @@ class Index:
         >>> index.file_of(np.array([0, 1, 2, 3])).tolist()
         [0, 0, 1, 1]
         """
-        number: Integers = np.searchsorted(self.first_row, samples, side="right") - 1
-        return number
+        return np.searchsorted(self.first_row, samples, side="right") - 1
 
     def located(self, sample: int) -> tuple[str, int]:
         """Return the path of the file of a sample, and its row there.

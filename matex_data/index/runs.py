@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.index.model import ranges
+from matex_data.index.model import RowSelection, ranges
 from matex_data.locks import cached_property
 
 
@@ -49,6 +49,15 @@ class Runs:
         """Length of the sequence."""
         return int(self.first[-1])
 
+    @property
+    def stop(self) -> Integers:
+        """The number behind each run, int64[k]."""
+        return self.start + self.count
+
+    def selection(self, destination: Integers | None = None) -> RowSelection:
+        """Return the ascending numbers as rows to read to these destinations; None: one after the other, from 0."""
+        return RowSelection(self.start, self.stop, np.arange(self.total) if destination is None else destination)
+
     def slice(self, start: Integers, count: Integers) -> Runs:
         """Return the numbers at positions ``start[i]`` to ``start[i] + count[i] - 1``, concatenated over all i."""
         request, run = self.overlaps(start, count)
@@ -76,8 +85,7 @@ class Runs:
     def numbers(self, positions: Integers) -> Integers:
         """Return the numbers at these positions of the sequence, int64 of the same length."""
         run = np.searchsorted(self.first, positions, side="right") - 1
-        found: Integers = self.start[run] + positions - self.first[run]
-        return found
+        return self.start[run] + positions - self.first[run]
 
     def rank(self, numbers: Integers) -> Integers:
         """Return how many numbers of an ascending sequence are lower than each of ``numbers``.
@@ -89,8 +97,7 @@ class Runs:
             return np.zeros_like(numbers)
         run = np.searchsorted(self.start, numbers, side="right") - 1
         ahead = np.clip(numbers - self.start[run], 0, self.count[run])
-        found: Integers = np.where(run < 0, 0, self.first[run] + ahead)
-        return found
+        return np.where(run < 0, 0, self.first[run] + ahead)
 
 
 def join_runs(a: Runs, b: Runs) -> Runs:
@@ -102,7 +109,7 @@ def merge(runs: Runs) -> Runs:
     """Return the same ascending numbers in as few runs as possible."""
     if not len(runs.start):
         return runs
-    detached = np.concatenate([[True], runs.start[1:] != (runs.start + runs.count)[:-1]])
+    detached = np.concatenate([[True], runs.start[1:] != runs.stop[:-1]])
     first = np.flatnonzero(detached)
     return Runs(runs.start[first], np.add.reduceat(runs.count, first))
 
@@ -130,7 +137,7 @@ def intersect(first: Integers, count: Integers) -> tuple[Integers, Integers]:
 
 def cut(runs: Runs, borders: Integers) -> Runs:
     """Split the runs at the ascending ``borders`` that lie within one."""
-    stop = runs.start + runs.count
+    stop = runs.stop
     if len(stop) == 1 and runs.count[0] > 0:  # a whole data set of maybe a million blocks: few temporary arrays
         inner = borders[slice(*np.searchsorted(borders, (runs.start[0] + 1, stop[0])))]
         begin = np.concatenate([runs.start, inner])
@@ -253,8 +260,7 @@ class Chosen:
         """Return the numbers at these positions, int64 of the same length."""
         different, inverse = np.unique(positions, return_inverse=True)
         runs = self.slice(different, np.ones_like(different))
-        found: Integers = runs.numbers(np.arange(len(different)))[inverse.reshape(positions.shape)]
-        return found
+        return runs.numbers(np.arange(len(different)))[inverse.reshape(positions.shape)]
 
     def rank(self, numbers: Integers) -> Integers:
         """Return how many of the samples have a lower number than each of ``numbers``, int64 of the same length."""
@@ -301,6 +307,6 @@ def within(samples: Samples, runs: Runs) -> Samples:
     >>> found.start.tolist(), found.count.tolist()
     ([2, 4, 10], [1, 2, 2])
     """
-    low, high = (samples.rank(edge) for edge in (runs.start, runs.start + runs.count))
+    low, high = (samples.rank(edge) for edge in (runs.start, runs.stop))
     filled = high > low
     return samples.at(Runs(low[filled], (high - low)[filled]))

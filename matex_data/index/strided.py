@@ -13,7 +13,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.model import Composed, Layout, ReadRequest, RowSelection
 from matex_data.index.runs import runs_where
 from matex_data.index.scatter import Convert, are_consecutive, as_bytes, scatter
 from matex_data.locks import cached_property
@@ -220,7 +220,7 @@ class Segments(Layout):
 
 @declared
 @dataclass(frozen=True)
-class Transposed(Layout):
+class Transposed(Composed, Layout):
     """Rows of an array in C order along an axis that is not its first.
 
     A row consists of ``prod(before)`` segments of ``prod(after)`` elements each, which lie far apart in the file.
@@ -272,14 +272,8 @@ class Transposed(Layout):
         )
 
     @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.segments.block_rows
-
-    def stored_bytes(self) -> int:
-        return self.segments.stored_bytes()
-
-    def end(self) -> int:
-        return self.segments.end()
+    def origins(self) -> tuple[Segments]:
+        return (self.segments,)
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.segments.requests(rows, out, cache)

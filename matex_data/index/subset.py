@@ -11,10 +11,11 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
+from matex_data.index.blocks import apart
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.combined import Converted
-from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import compress
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import BLOCK_BYTES, Indices, Segments, Strided, Transposed, c_strides
@@ -140,10 +141,8 @@ class Picked(Converted):
         most = max(1, BLOCK_BYTES // max(1, prod(self.shape) * out.dtype.itemsize))
         for tile in rows.tiles(max(most, self.block_rows)):
             whole = np.empty((len(tile.destination), *self.shape), out.dtype)
-            selection = RowSelection(tile.start, tile.stop, np.arange(len(whole)))
-            requests = list(self.layout.requests(selection, whole, cache))
-            finish = partial(self._finish, whole, out, tile.destination)
-            yield from call_after_last(requests or [ReadRequest(EMPTY, EMPTY)], finish)
+            requests = self.layout.requests(apart(tile), whole, cache)
+            yield from call_after_last(requests, partial(self._finish, whole, out, tile.destination))
 
     def _finish(self, whole: Array, out: Array, destination: Integers) -> None:
         scatter(out, destination, take(whole, (None, *self.axes)))
@@ -243,5 +242,4 @@ class SomeRows(Converted):
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         runs = compress(np.array(self.numbers, np.int64)[rows.numbers])
-        selection = RowSelection(runs.start, runs.start + runs.count, rows.destination)
-        return self.layout.requests(selection, out, cache)
+        return self.layout.requests(runs.selection(rows.destination), out, cache)

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-
-import numpy as np
+from dataclasses import dataclass
 
 from matex_data._types import Array
 from matex_data.declared import declared
+from matex_data.index.blocks import apart
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import UnitedRows
 from matex_data.index.model import Composed, Layout, Limits, ReadRequest, RowSelection, StoredRows, call_after_last
@@ -137,7 +136,6 @@ def _converted(
     table: Table, columns: Sequence[tuple[UnitedRows, str, Array]], rows: RowSelection, cache: ChunkCache
 ) -> Iterator[ReadRequest]:
     """Return the reads of columns that are converted once all of them are read."""
-    local = replace(rows, destination=np.arange(len(rows.destination)))
     read = [united.empty(len(rows.destination)) for united, _, _ in columns]
     outs = [(name, array) for (_, name, _), array in zip(columns, read, strict=True)]
 
@@ -145,4 +143,4 @@ def _converted(
         for (united, _, out), array in zip(columns, read, strict=True):
             united.convert(rows, array, out)
 
-    return iter(call_after_last(list(table.requests(local, outs, cache)), convert))
+    return iter(call_after_last(table.requests(apart(rows), outs, cache), convert))

@@ -14,6 +14,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import ALL_ROWS, LISTED, SAMPLE_COORDINATE, Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Composed, FileIndex, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.runs import Runs
 from matex_data.index.table import Column, Outputs, Table, plan_reads
 from matex_data.index.united import concatenate
 
@@ -91,18 +92,14 @@ class Whole(Composed, Table):
         layouts = {name: self.columns[name].layout for name, _ in outs}
         for to in rows.destination.tolist():
             arrays = {name: self.columns[name].array(out, to) for name, out in outs}
-            count = layouts[outs[0][0]].rows
-            if count:
-                yield from (request for _, request in plan_reads(layouts, _all_rows(count), arrays, cache))
+            every = Runs.between(0, layouts[outs[0][0]].rows)
+            if every.total:
+                yield from (request for _, request in plan_reads(layouts, every.selection(), arrays, cache))
 
 
 def whole(rows: Rows, name: str = "") -> Layout:
     """Return the layout of all rows of a field as a single one."""
     return Column(Whole({name: rows}), name)
-
-
-def _all_rows(count: int) -> RowSelection:
-    return RowSelection(np.array([0]), np.array([count]), np.arange(count, dtype=np.int64))
 
 
 def whole_layouts(fields: Schema, layouts: Mapping[str, Layout]) -> dict[str, Layout]:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -14,9 +13,10 @@ from numpy.typing import NDArray
 from matex_data._types import Integers
 from matex_data.errors import DataError
 from matex_data.index import table
+from matex_data.index.blocks import by_part
 from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import EMPTY, Finish, Index, ReadRequest, RowSelection, Wanted, call_after_last
-from matex_data.index.runs import Runs, intersect
+from matex_data.index.model import EMPTY, Finish, Index, ReadRequest, Wanted, call_after_last
+from matex_data.index.runs import Runs
 from matex_data.io.coalesce import ReadTask, plan_tasks
 from matex_data.machine import tasks_of_window, threads
 from matex_data.reading.buffers import BufferPool
@@ -132,29 +132,13 @@ class _Reads:
     def _add(self, index: Index, wanted: Wanted, first_file: int) -> None:
         if not wanted.arrays:
             return
-        for number, rows in rows_by_file(index, wanted.runs, wanted.destination):
+        rows = wanted.runs.selection(wanted.destination)
+        for number, of_file in by_part(rows, index.first_row):
             path, layouts = index.files.paths[number], index.files[number].layouts
-            for name, request in table.plan_reads(layouts, rows, wanted.arrays, self._chunks):
+            for name, request in table.plan_reads(layouts, of_file, wanted.arrays, self._chunks):
                 complete = request.on_complete
                 on_complete = partial(_complete, complete, path, name) if complete else None
                 self.requests.append((first_file + number, replace(request, on_complete=on_complete)))
-
-
-def rows_by_file(index: Index, runs: Runs, destination: Integers) -> Iterator[tuple[int, RowSelection]]:
-    """Yield the number of each file that holds any of the samples, and its rows, counted within the file."""
-    first, last = index.file_of(runs.start), index.file_of(runs.start + runs.count - 1)
-    run, file = intersect(first, np.where(runs.count > 0, last - first + 1, 0))
-    begin = index.first_row[file]
-    start = np.maximum(runs.start[run] - begin, 0)
-    stop = np.minimum((runs.start + runs.count)[run], index.first_row[file + 1]) - begin
-    filled = stop > start
-    file, start, stop = file[filled], start[filled], stop[filled]
-    edges = np.append(np.flatnonzero(np.diff(file, prepend=-1)), len(file))
-    samples = np.append(0, np.cumsum(stop - start))[edges]
-    for number, (low, high), (begins, ends) in zip(
-        file[edges[:-1]].tolist(), pairwise(edges.tolist()), pairwise(samples.tolist()), strict=True
-    ):
-        yield number, RowSelection(start[low:high], stop[low:high], destination[begins:ends])
 
 
 def _complete(

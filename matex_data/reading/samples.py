@@ -158,5 +158,4 @@ def _in_range(positions: Integers, total: int) -> Integers:
     outside = positions[(positions < -total) | (positions >= total)]
     if len(outside):
         raise IndexError(f"sample {outside[0]} is out of range: the data set has {total} samples")
-    counted: Integers = np.where(positions < 0, positions + total, positions).astype(np.int64)
-    return counted
+    return np.where(positions < 0, positions + total, positions).astype(np.int64)

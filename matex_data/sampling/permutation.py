@@ -146,8 +146,7 @@ class Permutation:
     def __call__(self, positions: Integers) -> Integers:
         """Return the item at each position, int64 of the same length."""
         if self._table is not None:
-            items: Integers = self._table[positions]
-            return items
+            return self._table[positions]
         items = self._network(positions)
         outside = np.flatnonzero(items >= self.total)
         while len(outside):

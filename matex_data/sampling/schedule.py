@@ -257,8 +257,7 @@ class EpochOrder:
         groups = gcd(size, lanes)
         group, inner = np.divmod(self._lane_of_block[segments], lanes // groups)
         number = self._number_in_lane[segments] * (lanes // groups) + inner
-        readers: Integers = group * (size // groups) + number % (size // groups)
-        return readers
+        return group * (size // groups) + number % (size // groups)
 
     @cached_property
     def _position_of_segment(self) -> Integers:

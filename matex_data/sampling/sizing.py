@@ -228,8 +228,7 @@ def _block_rows(
     depths = np.stack([of_field.block_rows for of_field in facts], axis=1).astype(np.int64)
     different, number = np.unique(depths, axis=0, return_inverse=True)
     chosen = [choose_block_rows(depth, row_bytes, total_rows, block_bytes) for depth in different]
-    steps: Integers = np.array(chosen, np.int64)[number.reshape(-1)]
-    return steps
+    return np.array(chosen, np.int64)[number.reshape(-1)]
 
 
 @dataclass(frozen=True)

@@ -178,7 +178,7 @@ def _snap(runs: Runs, positions: Integers, events: Chosen | None) -> Integers:
     number = runs.start[run] + inner - runs.first[run]
     before = events.rank(number)
     following = events.numbers(np.minimum(before, events.total - 1))
-    end = (runs.start + runs.count)[run]
+    end = runs.stop[run]
     moved = np.where(before < events.total, np.minimum(following, end), end)
     return np.concatenate([inner + moved - number, positions[len(inner) :]])
 

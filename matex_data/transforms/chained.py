@@ -231,6 +231,6 @@ def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: Seque
         number: Integers = first[file] + np.clip(-(-(row - begin) // shape.stride), 0, chains.counts[file])
         return number
 
-    low, high = before(whole.start), before(whole.start + whole.count - shape.span + 1)
+    low, high = before(whole.start), before(whole.stop - shape.span + 1)
     filled = high > low
     return Runs(low[filled], (high - low)[filled])

@@ -127,8 +127,7 @@ def _read(source: Source, name: str, rows: Integers) -> Array:
 
     source.use_block(runs, [name], keep)
     values = np.concatenate(source.comm.allgather(own))
-    found: Array = values[np.searchsorted(numbers, rows)]
-    return found
+    return values[np.searchsorted(numbers, rows)]
 
 
 def _is_even(values: Array, long: Array) -> tuple[Array, Array, float]:
@@ -153,8 +152,7 @@ def _with_empty(continues: Array, filled: Integers) -> Array:
     if not len(filled):
         return continues
     behind = np.searchsorted(filled, np.arange(len(continues)))  # the next file that has rows, itself or another one
-    found: Array = continues[filled[np.minimum(behind, len(filled) - 1)]] & (behind < len(filled))
-    return found
+    return continues[filled[np.minimum(behind, len(filled) - 1)]] & (behind < len(filled))
 
 
 def _warn(paths: Sequence[str], broken: Integers, borders: int, name: str, gap: float, step: float) -> None:

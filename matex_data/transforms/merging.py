@@ -83,8 +83,7 @@ class Matches:
     @property
     def stop(self) -> Integers:
         """Sample of the second data set behind each run, int64[runs]."""
-        stop: Integers = self.second + np.where(self.step == 0, 1, self.count)
-        return stop
+        return self.second + np.where(self.step == 0, 1, self.count)
 
     def digest(self) -> str:
         """Return a text that identifies the pairs."""
@@ -99,8 +98,7 @@ class Matches:
         run = np.maximum(np.searchsorted(self.first, samples, side="right") - 1, 0)
         ahead = samples - self.first[run]
         within = (ahead >= 0) & (ahead < self.count[run])
-        found: Integers = np.where(within, self.second[run] + self.step[run] * ahead, -1)
-        return found
+        return np.where(within, self.second[run] + self.step[run] * ahead, -1)
 
     def of_rows(self, begin: int, end: int) -> Matches:
         """Return the pairs of samples ``begin`` to ``end`` of the first data set, which are counted from ``begin``."""
@@ -487,8 +485,7 @@ class CounterpartRows(Made):
         """Numbers of the files of the second data set that have rows of this one."""
         last = self.index.file_of(self.pairs.stop - 1)
         first = self.index.file_of(self.pairs.second)
-        found: Integers = np.unique(ranges(first, last - first + 1))
-        return found
+        return np.unique(ranges(first, last - first + 1))
 
     @cached_property
     def _borders(self) -> Integers | None:
@@ -505,8 +502,7 @@ class CounterpartRows(Made):
         shift = np.repeat(pairs.first - pairs.second, high - low)
         inner = every[ranges(low, high - low)] + shift
         ends = pairs.first + pairs.count  # where samples without a counterpart may begin
-        found: Integers = np.unique(np.concatenate([[0], pairs.first, inner, ends[ends < self.rows]]))
-        return found
+        return np.unique(np.concatenate([[0], pairs.first, inner, ends[ends < self.rows]]))
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
@@ -563,8 +559,7 @@ def _sections(second: Ties, pairs: Matches) -> Integers:
     run = np.searchsorted(pairs.second + pairs.count, begins, side="right")
     run, begins = run[run < len(pairs.count)], begins[run < len(pairs.count)]
     numbers = pairs.first[run] + np.maximum(0, begins - pairs.second[run])
-    found: Integers = np.union1d(np.zeros(1, np.int64), numbers)
-    return found
+    return np.union1d(np.zeros(1, np.int64), numbers)
 
 
 def _overlap(overlap: int, pairs: Matches) -> int:

@@ -21,7 +21,7 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.combined import Converted
 from matex_data.index.files import DerivedFiles
-from matex_data.index.model import EMPTY, FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
+from matex_data.index.model import FileIndex, Index, Layout, ReadRequest, RowSelection, call_after_last
 from matex_data.index.runs import Chosen, compress
 from matex_data.index.strided import BLOCK_BYTES, Strided, Transposed
 from matex_data.index.subset import Picked, subset, taken_shape
@@ -215,9 +215,8 @@ class Repeated(Converted):
     def read_whole(self, numbers: Integers, whole: Array, cache: ChunkCache, finish: Any) -> Sequence[ReadRequest]:
         """Return the reads of whole rows, after the last of which ``finish`` is called."""
         runs = compress(numbers)
-        selection = RowSelection(runs.start, runs.start + runs.count, np.arange(len(numbers)))
-        requests = list(self.layout.requests(selection, whole, cache)) if len(numbers) else []
-        return call_after_last(requests or [ReadRequest(EMPTY, EMPTY)], finish)
+        requests = self.layout.requests(runs.selection(), whole, cache) if len(numbers) else ()
+        return call_after_last(requests, finish)
 
     def _copy(self, whole: Array, position: Integers, destination: Integers, out: Any) -> None:
         out[destination] = whole[position]

@@ -134,8 +134,7 @@ class Slid(FromOne):
     @cached_property
     def _first(self) -> Integers:
         """First sequence window of each file, int64[files]."""
-        first: Integers = np.cumsum(self.chains.counts) - self.chains.counts
-        return first
+        return np.cumsum(self.chains.counts) - self.chains.counts
 
     def index(self, fields: Schema) -> Index:
         """Return the index of sequence windows with these fields."""

@@ -19,6 +19,7 @@ from hypothesis import strategies as st
 
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.fields import Field
+from matex_data.index.blocks import by_part
 from matex_data.index.chunked import Chunked
 from matex_data.index.columns import Lists, PathTable, compact
 from matex_data.index.descriptors import join, separate
@@ -28,7 +29,6 @@ from matex_data.index.runs import Runs, compress
 from matex_data.index.stamps import Stamp
 from matex_data.index.strided import Strided
 from matex_data.readers import reader
-from matex_data.reading.plan import rows_by_file
 from tests.support.serial import every_row
 
 STAMPS = st.none() | st.builds(Stamp, st.integers(0, 2**62), st.integers(-(2**62), 2**62), st.integers(0, 2**64 - 1))
@@ -176,7 +176,7 @@ def _block(rows: int, _: int, file: FileIndex) -> FileIndex:
 
 
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=8), st.data())
-def test_rows_by_file(rows: list[int], data: st.DataObject) -> None:
+def test_rows_by_part(rows: list[int], data: st.DataObject) -> None:
     files = [_strided(i, count) for i, count in enumerate(rows)]
     fields = {"x": Field("x", (3,), np.dtype("f4")), "y": Field("y", (), np.dtype("i4"))}
     index = Index(fields, files)
@@ -187,7 +187,7 @@ def test_rows_by_file(rows: list[int], data: st.DataObject) -> None:
         runs = Runs(np.append(runs.start, total), np.append(runs.count, 0))
     destination = np.arange(len(numbers))[::-1]
     found = {}
-    for number, selection in rows_by_file(index, runs, destination):
+    for number, selection in by_part(runs.selection(destination), index.first_row):
         assert number not in found
         found[number] = list(zip(selection.numbers.tolist(), selection.destination.tolist(), strict=True))
     expected: dict[int, list[tuple[int, int]]] = {}

@@ -161,9 +161,8 @@ class Planes(Layout):
         target = out if direct else np.empty((len(planes), *out.shape[1:]), self.dtype)
         order = np.argsort(planes, axis=None)
         runs = compress(planes.reshape(-1)[order])
-        selected = RowSelection(runs.start, runs.start + runs.count, destination[order])
-        requests = self.pages.requests(selected, target.reshape(-1, *self.shape), cache)
-        yield from requests if direct else call_after_last(list(requests), partial(_copy, out, rows, target))
+        requests = self.pages.requests(runs.selection(destination[order]), target.reshape(-1, *self.shape), cache)
+        yield from requests if direct else call_after_last(requests, partial(_copy, out, rows, target))
 
 
 def _copy(out: Array, rows: RowSelection, planes: Array) -> None:
