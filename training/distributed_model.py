@@ -435,6 +435,12 @@ def distributed_model(
     return found  # type: ignore[no-any-return]
 
 
+def evaluated_model(model: Any, channel: Channel, verify: str) -> DistributedModel:
+    """Return the context in which a model is evaluated: that of its latest training if unchanged. *Collective*."""
+    (of, *options), _ = vars(model).get(LATEST, ((None,), None))
+    return distributed_model(model, channel, *(options[:-1] if of is channel else ()), verify=verify)
+
+
 def _parts_of(model: Any) -> list[Any]:
     """Return the objects to which the traced steps of a model refer; scripts may replace them."""
     steps = [vars(model).get(name) for name in ("train_function", "train_step", "test_step")]

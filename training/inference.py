@@ -20,7 +20,7 @@ from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import check_not_alone, running_alone
-from matex_data.training.distributed_model import DistributedModel, open_context
+from matex_data.training.distributed_model import DistributedModel, evaluated_model, open_context
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.errors import unwrapped_errors
@@ -94,7 +94,7 @@ def evaluate(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
-        _evaluating(model, channel, dataset) as (distributed, by_launcher),
+        _evaluating(model, channel, dataset, verify) as (distributed, by_launcher),
     ):
         if by_launcher:
             return model.evaluate(_marked(dataset, channel), **options)
@@ -104,7 +104,9 @@ def evaluate(
 
 
 @contextlib.contextmanager
-def _evaluating(model: Any, channel: Channel, dataset: tf.data.Dataset) -> Iterator[tuple[DistributedModel, bool]]:
+def _evaluating(
+    model: Any, channel: Channel, dataset: tf.data.Dataset, verify: Mode
+) -> Iterator[tuple[DistributedModel, bool]]:
     """Context manager: evaluate on all ranks, also within ``fit``; whether ``matex run`` does it already. *Collective*.
 
     Raises
@@ -117,7 +119,7 @@ def _evaluating(model: Any, channel: Channel, dataset: tf.data.Dataset) -> Itera
             build_without_optimizer(model, dataset.element_spec)
             check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)
-            with DistributedModel(model, channel) as distributed:
+            with evaluated_model(model, channel, verify) as distributed:
                 yield distributed, False
         return
     if within.step.whole:

@@ -191,7 +191,7 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         (keras.Model, ("_flatten_metrics_in_order",)),
         (EpochIterator, ("_enumerate_iterator",)),
         (tf.data.Dataset, ("_functions",)),
-        (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
+        (keras_random, ("draw_seed", "dropout", "normal", "randint", "truncated_normal", "uniform")),
         (tf.Graph, ("_get_function",)),
     ),
 }

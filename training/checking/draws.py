@@ -18,8 +18,10 @@ _stateless_normal = tf.random.stateless_normal
 
 
 @contextlib.contextmanager
-def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[None]:
+def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[Callable[[], bool]]:
     """Context manager: draw the random numbers of these rows of a whole batch, with fixed seeds.
+
+    It gives a function that returns whether any were drawn.
 
     Replaces dropout and the random functions of Keras and TensorFlow that take a shape; restores NumPy's state at the
     end.
@@ -35,7 +37,7 @@ def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[None]:
         with Replacements() as replacements:
             for owner, name, draw in _patches(source):
                 replacements.set(owner, name, _unless_initializing(draw, getattr(owner, name)))
-            yield
+            yield lambda: source.number > 0
     finally:
         np.random.set_state(state)
 
@@ -51,16 +53,21 @@ def _unless_initializing(draw: Callable[..., Any], original: Callable[..., Any])
 
 
 class _Source:
-    """Random numbers of a whole batch, from which a shard takes its rows."""
+    """Random numbers of a whole batch, from which a shard takes its rows.
+
+    Attributes
+    ----------
+    number : number of calls so far.
+    """
 
     def __init__(self, start: Any, stop: Any, total: Any) -> None:
         self._start, self._stop, self._total = start, stop, total
-        self._number = 0
+        self.number = 0
 
     def draw(self, shape: Any, kind: Callable[..., Any] = _stateless_uniform) -> Any:
         """Return float32 numbers; if the first axis has the rows of the shard, those of the whole batch are drawn."""
-        self._number += 1
-        seed = [self._number, 0]
+        self.number += 1
+        seed = [self.number, 0]
         sizes = tf.reshape(tf.convert_to_tensor(shape, tf.int32), [-1])
         known = tf.get_static_value(sizes)
         if sizes.shape[0] == 0:

@@ -86,6 +86,7 @@ class Probe:
     Attributes
     ----------
     traced : ``trace`` has succeeded.
+    draws : the step draws random numbers.
     read : variables that the step reads and does not write, beside those of optimizers and metrics.
     decisions : what the step decides by variables alone; of a step on the whole batch.
     """
@@ -100,7 +101,7 @@ class Probe:
         self._applied: list[Any] = []
         self._calls = 0
         self._conditional = False
-        self.traced = False
+        self.traced = self.draws = False
         self.read: list[Any] = []
 
     def trace(self) -> None:
@@ -145,8 +146,9 @@ class Probe:
         total = batch_size(data)
         whole = (tf.constant(0), tf.cast(total, tf.int32))
         rows = whole if self._whole else rank_bounds(total, channel.rank, channel.size)
-        with draws_for_rows(rows, whole[1]), self._captured():
+        with draws_for_rows(rows, whole[1]) as drawn, self._captured():
             logs = (self._checked.on_whole_batch if self._whole else self._checked.on_rows)(data)
+        self.draws = drawn()
         numbers = {key: value for key, value in flat(logs).items() if _is_number(value)}
         return rows[1] - rows[0], numbers
 

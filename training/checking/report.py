@@ -52,14 +52,14 @@ class CheckReport:
         )
 
     def agreed(
-        self, model: Any, verdict: Verdict, proof: Proof, sums: bool, local_statistics: bool, again: bool
+        self, model: Any, verdict: Verdict, proof: Proof, sums: bool, exceptions: list[str], again: bool
     ) -> None:
         """Report that the first check of a model found no difference.
 
         Parameters
         ----------
         sums : the loss counts as a sum over the batch.
-        local_statistics : batch normalization uses the statistics of this rank's rows.
+        exceptions : in which shards differ from the whole batch, as is known.
         again : later steps are checked, too.
         """
         notes = ["the loss is a sum over the batch"] if sums else []
@@ -68,7 +68,7 @@ class CheckReport:
                 f"up to rounding, which this network amplifies: the last bits of its weights change a gradient by "
                 f"{verdict.noise:.0%}"
             )
-        notes += [LOCAL_STATISTICS] * local_statistics
+        notes += exceptions
         later = "; it is not proven, so it is checked again in later steps" if again and not proof.proven else ""
         reasons = f"\n  not proven: {_reasons(proof)}" if later else ""
         self._print(

@@ -18,6 +18,7 @@ from matex_data.training.exact.logs import LogReduction, reductions
 from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_rows, static_rows
 from matex_data.training.exact.state import step_state
+from matex_data.training.exact.variables import separate_draws
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
 from matex_data.training.replacements import replaced
@@ -57,7 +58,8 @@ class RankStep(ABC):
         """Compute this rank's rows. *Collective*, but for evaluations that are not in lockstep."""
         if self.whole:
             return self.on_whole_batch(data)
-        logs = self.on_rows(data)
+        with separate_draws(self._channel.rank):
+            logs = self.on_rows(data)
         self.reductions = reductions(logs)
         return logs
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from functools import partial
 from typing import Any
@@ -15,8 +16,9 @@ from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.digests import content_digest
+from matex_data.training.keras_api import keras_random
 from matex_data.training.partition.parts import broadcast_in
-from matex_data.training.replacements import replaced
+from matex_data.training.replacements import Replacements, replaced
 
 SEED_STEP = 0x9E3779B9
 """Difference of the seeds of neighbouring ranks: 2**32 over the golden ratio, which keeps all ranks far apart."""
@@ -177,3 +179,24 @@ def separate_seeds(model: Any, rank: int) -> None:
             seed, *rest = (int(x) for x in generator.state.value.numpy())
             generator.state.assign([(seed + shift) % 2**32, *rest])
             object.__setattr__(generator, "_matex_rank", rank)
+
+
+@contextlib.contextmanager
+def separate_draws(rank: int) -> Iterator[None]:
+    """Context manager: functions such as ``tf.random.normal`` draw other numbers on each rank.
+
+    That holds for those without a generator of their own, in graphs that are traced within. Rank 0 keeps the
+    seeds of one process.
+    """
+    graph, draw, shift = tf.compat.v1.get_default_graph(), keras_random.draw_seed, rank * SEED_STEP % 2**32
+
+    def drawn(seed: Any) -> Any:
+        own = draw(seed)
+        return own if seed is not None else own + tf.cast([shift, 0], own.dtype)
+
+    with Replacements() as replacements:
+        if rank and not tf.executing_eagerly():
+            replacements.set(keras_random, "draw_seed", drawn)
+            if graph.seed is not None:
+                replacements.set(graph, "seed", (graph.seed + shift) % 2**32)
+        yield

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -16,6 +17,8 @@ from matex_data.training.comm.collectives import Collectives, Op
 from matex_data.training.reduction.buckets import Bucket, scaled
 from matex_data.training.reduction.graphs import is_fixed
 from matex_data.training.reduction.rounding import sum_rounded
+
+log = logging.getLogger("matex_data.training")
 
 WHOLE = -1.0
 """Weight that stands for "this batch is whole on every rank": the operation returns its inputs unchanged."""
@@ -146,7 +149,7 @@ class SparsePayload(Payload):
         shape = slices.dense_shape
         rows = tf.constant(0, tf.int64) if shape is None else tf.cast(shape[0], tf.int64)  # 0: unknown
         self.inputs = [slices.values, slices.indices, rows]
-        self._fixed = is_fixed(slices.indices)
+        self._fixed, self._eager = is_fixed(slices.indices), tf.executing_eagerly()
         self.dtypes = [slices.values.dtype, slices.indices.dtype]
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
@@ -169,6 +172,8 @@ class SparsePayload(Payload):
             if self._dense_share is not None and len(all_indices) >= self._dense_share * int(rows) > 0:
                 return _sum_rows(collectives, own_values[sent], own_indices[sent], int(rows))
             all_values = collectives.gather(own_values[sent])
+            if self._eager and not self._channel.rank and len(all_indices) > len(own_indices):
+                _warn_if_fixed(all_indices, own_indices)
             sizes = collectives.gather(np.array([own_indices[sent].size])) if self._fixed else np.empty(0, np.int64)
             size = int(sizes.max(initial=0))
             if size and np.isin(sizes, (0, size)).all() and not np.ptp(all_indices.reshape(-1, size), 0).any():
@@ -182,6 +187,21 @@ class SparsePayload(Payload):
         values.set_shape([None, *self._slices.values.shape[1:]])
         indices.set_shape([None])
         return [tf.IndexedSlices(values, indices, self._slices.dense_shape)]
+
+
+_warned: list[bool] = []
+
+
+def _warn_if_fixed(all_indices: Array, own: Array) -> None:
+    """Warn once if an eager step has slices with the same indices on all ranks, which no row may determine."""
+    if not _warned and np.array_equal(all_indices, np.tile(own, len(all_indices) // max(len(own), 1))):
+        _warned.append(True)
+        log.warning(
+            "an eager step has a sparse gradient with the same indices on all ranks. If they are not computed from "
+            "rows, as positions (Embedding of arange), optimizers that square gradients, such as Adam, square those "
+            "of each rank by themselves: the result is not that of one process\n"
+            "  remedy: compute the step in a tf.function, whose graph tells where indices come from"
+        )
 
 
 def _copies(arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:

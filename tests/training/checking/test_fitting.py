@@ -332,7 +332,7 @@ def test_checks_become_fewer_over_repeated_fits(pool: Pool) -> None:
 
 
 def _traces(comm: Any, distributed: bool) -> Any:
-    """Train five times, with changes in between; return how often each call traced a layer, and the weights."""
+    """Train six times, with changes in between, then evaluate twice; return the weights, and what each call traced."""
     import keras
 
     from matex_data import training
@@ -378,6 +378,11 @@ def _traces(comm: Any, distributed: bool) -> Any:
         else:
             model.fit(data, **options)
         counts.append(len(traces))
+    for _ in range(2 * distributed):
+        traces.clear()
+        training.evaluate(model, data, comm=comm, verbose=0)
+        training.fit(model, data, comm=comm, sync_batch_norm=True, epochs=0, verbose=0)
+        counts.append(len(traces))
     return problems.weights(model), counts
 
 
@@ -386,6 +391,49 @@ def test_a_second_fit_traces_nothing_unless_something_has_changed(ranks: Pools, 
     (expected, _), *_ = ranks(1).run(_traces, False)
     results = pool.run(_traces, True, timeout=120)
     problems.assert_same_weights([weights for weights, _ in results], expected)
-    for _, (first, again, predicted, forced, after, compiled) in results:
+    for _, (first, again, predicted, forced, after, compiled, *evaluated) in results:
         assert first and forced and compiled
-        assert not again and not predicted and not after
+        assert not again and not predicted and not after and not any(evaluated)
+
+
+def _drawing(comm: Any, distributed: bool) -> Any:
+    """Train with a step that draws; return what it has drawn last, and the messages."""
+    import io
+    from contextlib import redirect_stderr
+
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Drawing(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, _ = data
+            noise = tf.random.normal(tf.shape(x)) + keras.random.normal(tf.shape(x))
+            drawn.assign([tf.random.normal([3]), keras.random.normal([3])])
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.square(self(x) - x - noise))
+            self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+            return {"loss": loss}
+
+    keras.utils.set_random_seed(1)
+    model = Drawing([keras.Input((problems.FEATURES,)), keras.layers.Dense(problems.FEATURES)])
+    drawn = tf.Variable(tf.zeros([2, 3]), trainable=False)
+    model.compile(keras.optimizers.SGD(0.1))
+    arrays = problems.table(2 * BATCH)
+    with redirect_stderr(io.StringIO()) as output:
+        if distributed:
+            data = problems.shard(arrays, BATCH, comm.rank, comm.size)
+            training.fit(model, data, comm=comm, verbose=0)
+        else:
+            model.fit(problems.shard(arrays, BATCH, 0, 1), verbose=0, shuffle=False)
+    return drawn.numpy(), output.getvalue()
+
+
+@pytest.mark.rank_counts(2)
+def test_a_step_that_draws_draws_other_numbers_on_each_rank_which_is_said(ranks: Pools, pool: Pool) -> None:
+    ((expected, _),) = ranks(1).run(_drawing, False)
+    (of_root, text), (of_other, _) = pool.run(_drawing, True, timeout=120)
+    np.testing.assert_array_equal(of_root[0], expected[0])
+    assert not np.isclose(of_root, of_other).any()
+    assert "up to random numbers, which each rank draws for itself" in text

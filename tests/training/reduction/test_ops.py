@@ -374,3 +374,31 @@ def _broadcast(comm: Any, root: int) -> Any:
 def test_broadcast(pool: Pool, root: int) -> None:
     by_rank = pool.run(_broadcast, root % pool.size)
     assert [after for _, after in by_rank] == [by_rank[root][0]] * pool.size
+
+
+def _positions(comm: Any, alike: bool) -> list[str]:
+    """Average slices eagerly, with the same indices on all ranks or others; return the messages."""
+    from unittest import mock
+
+    import tensorflow as tf
+
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.reduction import payloads
+    from matex_data.training.reduction.ops import Reducer
+
+    payloads._warned.clear()
+    indices = np.arange(3) + (not alike) * comm.rank
+    slices = tf.IndexedSlices(tf.constant(_values(comm.rank, (3, 2))), tf.constant(indices), tf.constant([9, 2]))
+    reducer = Reducer(open_channel(comm))
+    with mock.patch.object(payloads.log, "warning") as warning:
+        for _ in range(2):
+            reducer.average([slices], 1 / comm.size)
+    return [call.args[0] for call in warning.call_args_list]
+
+
+@pytest.mark.rank_counts(2)
+def test_an_eager_step_with_the_same_indices_on_all_ranks_is_said_once(pool: Pool) -> None:
+    (said,), nothing = pool.run(_positions, True)
+    assert "tf.function" in said
+    assert nothing == []
+    assert pool.run(_positions, False) == [[], []]
