@@ -1,8 +1,8 @@
 """Comparison of what a step does on shards with what it does on their union, up to rounding as measured.
 
 Two computations of a gradient differ by rounding. By how much depends on the network: a deep one may amplify it until
-it changes a gradient altogether. So where a difference shows, the step on the union is repeated with weights and inputs
-that differ in their last bits; what this changes is rounding.
+it changes a gradient altogether. So where a difference shows, the step on the union is repeated with weights that
+differ in their last bits; what this changes is rounding. Inputs stay as they are: a mask may compare them with a number.
 """
 
 from __future__ import annotations
@@ -179,7 +179,7 @@ def epsilon(model: Any) -> float:
 
 
 def other_roundings(probe: Probe, model: Any, batch: Any) -> Iterator[Effects]:
-    """Yield effects of a step on a whole batch whose weights and inputs differ in their last bits.
+    """Yield effects of a step on a whole batch, with weights that differ in their last bits.
 
     Parameters
     ----------
@@ -191,13 +191,11 @@ def other_roundings(probe: Probe, model: Any, batch: Any) -> Iterator[Effects]:
         with kept_variables(weights) as before:
             for variable, value in zip(weights, before, strict=True):
                 variable.assign(_changed(value, signs, unit), read_value=False)
-            yield probe.run(tf.nest.map_structure(lambda leaf: _changed(leaf, signs, unit), batch))
+            yield probe.run(batch)
 
 
 def _changed(value: Any, signs: Any, unit: float) -> Any:
-    """Return a tensor with its last bits changed; integers and texts as they are."""
-    if not isinstance(value, tf.Tensor) or not value.dtype.is_floating:
-        return value
+    """Return a tensor with its last bits changed."""
     array = np.asarray(value)
     sign = signs.integers(0, 2, array.shape, np.int8) * 2 - 1
     return tf.convert_to_tensor((array + array * (sign * unit)).astype(array.dtype))

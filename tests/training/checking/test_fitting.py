@@ -437,3 +437,40 @@ def test_a_step_that_draws_draws_other_numbers_on_each_rank_which_is_said(ranks:
     np.testing.assert_array_equal(of_root[0], expected[0])
     assert not np.isclose(of_root, of_other).any()
     assert "up to random numbers, which each rank draws for itself" in text
+
+
+def _marked(comm: Any, distributed: bool) -> Any:
+    """Train one output on rows that a number in the inputs does not mark, another one on all rows."""
+    import keras
+    from keras import ops
+
+    from matex_data import training
+
+    class Marks(keras.layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return ops.cast(x[:, :1] != np.float32(-1.7), "float32")
+
+    def loss(y: Any, p: Any) -> Any:
+        of_marked, of_all, kept = ops.unstack(p, 3, axis=-1)
+        y = ops.cast(y, "float32")
+        return ops.sum(ops.square(of_marked - y) * kept) / ops.sum(kept) + ops.mean(ops.square(of_all - y))
+
+    keras.utils.set_random_seed(1)
+    inputs = keras.Input((problems.FEATURES,))
+    marks = Marks()(inputs)
+    outputs = [keras.layers.Dense(1)(inputs * marks), keras.layers.Dense(1)(inputs), marks]
+    model = keras.Model(inputs, ops.concatenate(outputs, -1))
+    model.compile(keras.optimizers.SGD(0.01), loss)
+    x, y = problems.table(BATCH)
+    x[: BATCH // 2 - 1, 0] = -1.7
+    if distributed:
+        training.fit(model, problems.shard((x, y), BATCH, comm.rank, comm.size), comm=comm, verbose=0)
+    else:
+        model.fit(x, y, batch_size=BATCH, shuffle=False, verbose=0)
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(2)
+def test_a_number_that_marks_rows_is_not_changed_by_the_measurement_of_rounding(ranks: Pools, pool: Pool) -> None:
+    (expected,) = ranks(1).run(_marked, False)
+    problems.assert_same_weights(pool.run(_marked, True, timeout=120), expected)
