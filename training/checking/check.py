@@ -11,7 +11,7 @@ import tensorflow as tf
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import taken, union_spec
 from matex_data.training.checking.forward import agreed_proof, specs_of
-from matex_data.training.checking.report import DRAWS, LOCAL_STATISTICS, CheckReport
+from matex_data.training.checking.report import DRAWS, LOCAL_STATISTICS, CheckReport, rows_of_all
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.digests import check_same
@@ -294,7 +294,8 @@ class SelfCheck:
         if cause is not None or not verdict.agree:
             self._report.trains_whole(model, cause or verdict, self.schedule, self.proof)
         elif not again:
-            notes = [DRAWS] * bool(probe and probe.draws) + [LOCAL_STATISTICS] * self._distributed.normalizes_locally()
+            notes = [rows_of_all(self._comparison.gathered)] * bool(self._comparison.gathered)
+            notes += [DRAWS] * bool(probe and probe.draws) + [LOCAL_STATISTICS] * self._distributed.normalizes_locally()
             self._report.agreed(model, verdict, self.proof, sums, notes, self._mode != "first")
         self.schedule.sums = sums or (again and self.schedule.sums)
         if cause is not None or not verdict.agree:

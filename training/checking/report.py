@@ -22,6 +22,13 @@ _DOUBT = "from the first one that differs on, the result is not that of one proc
 LOCAL_STATISTICS = (
     "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
 )
+
+
+def rows_of_all(metrics: list[str]) -> str:
+    """Return the note that metrics are computed from predictions that the ranks gather."""
+    return f"metrics that combine rows get those of all ranks: {', '.join(metrics)}"
+
+
 DRAWS = "up to random numbers, which each rank draws for itself"
 
 

@@ -14,10 +14,10 @@ import tensorflow as tf
 from matex_data.machine import memory_shortage
 from matex_data.training.checking.batches import union_spec
 from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon, finite, other_roundings
-from matex_data.training.checking.probe import Effects, NotCheckable, Probe, refuse_eager
+from matex_data.training.checking.probe import METRICS, Effects, NotCheckable, Probe, refuse_eager
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
-from matex_data.training.exact.metrics import change_rules
+from matex_data.training.exact.metrics import change_rules, gather_functions
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between, static_rows
 from matex_data.training.exact.step import RankStep, whole_batch
 from matex_data.training.replacements import replaced
@@ -100,6 +100,7 @@ class ShardComparison:
     Attributes
     ----------
     sums : losses that are one number for a batch had to be taken as sums.
+    gathered : names of the metrics whose functions now get the rows of all ranks, since metrics alone differed.
     probe : the step on whole batches; None before it was traced.
     """
 
@@ -116,6 +117,7 @@ class ShardComparison:
         self._gathers = False
         self._rules: list[str] = []
         self.sums = False
+        self.gathered: list[str] = []
 
     @property
     def probe(self) -> Probe | None:
@@ -210,7 +212,19 @@ class ShardComparison:
             self.sums = self._agreeing(second)
             self._distributed.set_sum_losses(self.sums)
             verdict = second if self.sums else verdict
+        if not self._agreeing(verdict) and self._first:
+            verdict = self._verdict_for_metrics(union, whole, verdict)
         return self._worst(verdict)
+
+    def _verdict_for_metrics(self, union: Any, whole: list[Effects], verdict: Verdict) -> Verdict:
+        """Compare again with metric functions of the rows of all ranks, if metrics alone differ. *Collective*."""
+        others = not (verdict.agree or verdict.name.startswith(METRICS))
+        if self._channel.communicator.maximum(others)[0]:
+            return verdict
+        found = gather_functions(self._distributed.model)
+        self.gathered += found
+        failed = self._agreed(None if union is None or not found else self._failure(self._trace_again))
+        return verdict if failed or not found else self._verdict(union, whole)
 
     def _verdict_for_sums(self, union: Any, whole: list[Effects]) -> Verdict:
         """Compare again with losses of one number for a batch as sums. *Collective*."""

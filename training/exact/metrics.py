@@ -21,6 +21,8 @@ from matex_data.training.replacements import Replacements
 
 OF_BATCH = ("circle", "dice", "tversky")
 """Functions of ``keras.losses`` whose values depend on all rows of a batch, as a test finds."""
+ALWAYS = "_matex_gathers"
+"""Attribute of a metric: its function combines rows, as a check has found, so that it gets the rows of all ranks."""
 COMBINED = "_matex_combined"
 """Attribute of a model: metric variables and the values that each rank has of all ranks, by the variables' identity."""
 
@@ -175,7 +177,7 @@ def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any,
     """Make metrics that Keras does not define see the global batch on every rank, in distributed steps.
 
     Their state may be anything, such as a maximum or a mean over batches, which the states of the ranks do not give.
-    A metric function is replaced if it returns one number for a batch.
+    A metric function is replaced if it returns one number for a batch, or after ``gather_functions``.
 
     Parameters
     ----------
@@ -196,6 +198,14 @@ def custom_metrics(model: Any) -> list[tuple[Any, Any]]:
         if custom or of_batch or (wraps and not _of_keras(function)):
             found.append((metric, None if custom or of_batch else function))
     return found
+
+
+def gather_functions(model: Any) -> list[str]:
+    """Give all metric functions that are not Keras's own the rows of all ranks from now on; return their names."""
+    waiting = [metric for metric, update in _gathering(model) if update.may_combine]
+    for metric in waiting:
+        object.__setattr__(metric, ALWAYS, True)
+    return [metric.name for metric in waiting]
 
 
 def _gathering(model: Any) -> list[tuple[Any, _GatheredUpdate]]:
@@ -246,7 +256,8 @@ class _GatheredUpdate:
     Parameters
     ----------
     metric : its ``update_state`` is called.
-    function : function that the metric wraps; rows are gathered only if it returns a single number. None: always.
+    function : function that the metric wraps; rows are gathered if it returns a single number, or if a check has found
+        that it combines rows. None: always.
 
     Attributes
     ----------
@@ -261,6 +272,11 @@ class _GatheredUpdate:
         self._function = function
         self.in_graph = False
         self.gathered = eager_variable(False, tf.bool)
+
+    @property
+    def may_combine(self) -> bool:
+        """Return whether the rows of this rank alone are given to a function that may combine rows."""
+        return self._function is not None and ALWAYS not in vars(self._metric)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         self.in_graph = step_state(self._channel).running and self._needs_whole_batch(args, kwargs)
@@ -285,7 +301,7 @@ class _GatheredUpdate:
         leaves = [leaf for leaf in tf.nest.flatten([args, kwargs]) if leaf is not None]
         if not leaves or any(not isinstance(leaf, tf.Tensor) or leaf.shape.rank in (None, 0) for leaf in leaves):
             return False
-        if self._function is None:
+        if not self.may_combine:
             return True
         values = self._function(*args[:2], **self._metric._fn_kwargs)
         return len(keras.ops.shape(values)) == 0
