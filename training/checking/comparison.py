@@ -2,7 +2,7 @@
 
 Two computations of a gradient differ by rounding. By how much depends on the network: a deep one may amplify it until
 it changes a gradient altogether. So where a difference shows, the step on the union is repeated with weights that
-differ in their last bits; what this changes is rounding. Inputs stay as they are: a mask may compare them with a number.
+differ in their last bits; what this changes is rounding. Inputs stay: a mask may compare them with a number.
 """
 
 from __future__ import annotations

@@ -13,11 +13,12 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.average.optimizer import attach_average
+from matex_data.training.checking.decisions import Decisions
 from matex_data.training.checking.draws import draws_for_rows
-from matex_data.training.checking.ownership import Decisions, Ownership
 from matex_data.training.exact.attributes import kept_variables
 from matex_data.training.exact.logs import flat
 from matex_data.training.exact.metrics import own_numbers
+from matex_data.training.exact.ownership import Ownership
 from matex_data.training.exact.rows import batch_size, rank_bounds
 from matex_data.training.exact.step import RankStep
 from matex_data.training.exact.variables import optimizers, replicated_variables

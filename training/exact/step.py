@@ -16,15 +16,13 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import global_moment_variables
 from matex_data.training.exact.logs import LogReduction, reductions
 from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
+from matex_data.training.exact.ownership import STAND_IN_GUARD, written_alike
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_rows, static_rows
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import separate_draws
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
 from matex_data.training.replacements import replaced
-
-STAND_IN_GUARD = "matex_stand_in_guard"
-"""Name of the condition by which a rank without rows puts back what its stand-in row has changed."""
 
 
 class RankStep(ABC):
@@ -318,7 +316,8 @@ def _joined(leaf: Any, parts: Iterator[Any]) -> Any:
 def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, weight: Any) -> Any:
     """Run a step within ``StepState.step``, on a rank without samples on a stand-in row.
 
-    The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank.
+    The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank. What does not
+    depend on rows, such as a counter of steps or a moving average of weights, changes as on other ranks.
 
     Parameters
     ----------
@@ -329,12 +328,13 @@ def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, we
     record_rows(model, count)
     metrics = [v for v in model.metrics_variables if v.dtype != "string"]
     excluded = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
-    state = metrics + [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
+    own = [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
+    state = metrics + own
     before = [tf.identity(v.value) for v in state]
     with weighted_means(model, weight):
         logs = run(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
-    whole = {id(v) for v in gathered_variables(model)}
-    changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in whole]
+    alike = {id(v) for v in gathered_variables(model)} | written_alike(data, own)
+    changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in alike]
     # One for all: each costs ten operations.
     tf.cond(count > 0, lambda: False, lambda: _restore(changed), name=STAND_IN_GUARD)
     return logs

@@ -16,7 +16,7 @@ def _new(kinds: Any) -> list[int]:
     """Return the steps, from 0, in which a step of these kinds decides in a new way."""
     import tensorflow as tf
 
-    from matex_data.training.checking.ownership import Decisions
+    from matex_data.training.checking.decisions import Decisions
 
     count, flag = tf.Variable(0), tf.Variable(False)
 

@@ -50,6 +50,41 @@ def test_the_stand_in_row_of_a_masked_loss_counts_nothing(ranks: Pools, pool: Po
     problems.assert_same_weights(pool.run(_masked, kind, True), expected)
 
 
+def _averaging(comm: Any, distributed: bool) -> Any:
+    """Train with a step that counts itself and averages weights, also on the single row of the last batch."""
+    import keras
+    import tensorflow as tf
+
+    class Averaging(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            kernel, averaged, steps = self.layers[0].weights
+            averaged.assign(0.5 * averaged + 0.5 * kernel)
+            steps.assign_add(1.0)
+            return logs
+
+    class Layer(keras.layers.Layer):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.kernel = self.add_weight(shape=(shape[-1], 3))
+            self.averaged = self.add_weight(shape=(shape[-1], 3), trainable=False)
+            self.steps = self.add_weight(shape=(), initializer="zeros", trainable=False)
+
+        def call(self, x: Any) -> Any:
+            return tf.matmul(x, self.kernel)
+
+    keras.utils.set_random_seed(1)
+    model = Averaging([keras.Input((problems.FEATURES,)), Layer()])
+    model.compile(keras.optimizers.SGD(0.1), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    _fit(comm, model, problems.table(BATCH + 1), distributed)
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(2, slow=(3,))
+def test_averages_of_weights_go_on_where_a_rank_has_no_row(ranks: Pools, pool: Pool) -> None:
+    expected, *_ = ranks(1).run(_averaging, False)
+    problems.assert_same_weights(pool.run(_averaging, True), expected)
+
+
 def _persistent(comm: Any, distributed: bool) -> Any:
     import keras
     import tensorflow as tf

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import tensorflow as tf
 
-from matex_data.training.checking.ownership import Ownership
+from matex_data.training.exact.ownership import Ownership
 from matex_data.training.reduction.ops import REDUCED
 
 
