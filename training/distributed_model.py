@@ -438,7 +438,8 @@ def distributed_model(
 def evaluated_model(model: Any, channel: Channel, verify: str) -> DistributedModel:
     """Return the context in which a model is evaluated: that of its latest training if unchanged. *Collective*."""
     (of, *options), _ = vars(model).get(LATEST, ((None,), None))
-    return distributed_model(model, channel, *(options[:-1] if of is channel else ()), verify=verify)
+    options = options[:-1] if of is channel else [False, None, "auto"]
+    return distributed_model(model, channel, *options, verify)
 
 
 def _parts_of(model: Any) -> list[Any]:
