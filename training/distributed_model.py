@@ -437,9 +437,10 @@ def distributed_model(
 
 def evaluated_model(model: Any, channel: Channel, verify: str) -> DistributedModel:
     """Return the context in which a model is evaluated: that of its latest training if unchanged. *Collective*."""
-    (of, *options), _ = vars(model).get(LATEST, ((None,), None))
-    options = options[:-1] if of is channel else [False, None, "auto"]
-    return distributed_model(model, channel, *options, verify)
+    default: tuple[Any, ...] = (channel, False, None, "auto", verify)
+    latest, _ = vars(model).get(LATEST, (default, None))
+    _, sync_batch_norm, wire_dtype, collectives, _ = latest if latest[0] is channel else default
+    return distributed_model(model, channel, sync_batch_norm, wire_dtype, collectives, verify)
 
 
 def _parts_of(model: Any) -> list[Any]:
