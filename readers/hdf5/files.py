@@ -227,6 +227,8 @@ def object_at(group: h5py.Group, name: Any, by_name: Callable[[Any], Any]) -> An
     """
     try:
         found = by_name(name)
+        if isinstance(found, h5py.Dataset):
+            _refresh(found)
         if not isinstance(found, h5py.Dataset) or not found.id.get_create_plist().get_external_count():
             return found
         found.id._close()
@@ -234,6 +236,25 @@ def object_at(group: h5py.Group, name: Any, by_name: Callable[[Any], Any]) -> An
         if "external file prefix" not in str(error):
             raise
     return _beside_raw(group, name)
+
+
+def _refresh(dataset: h5py.Dataset) -> None:
+    """Make the type of texts, or lists, of a file that is open more than once refer to this opening of it.
+
+    All openings have one type in memory, with a pointer to that which has read last. If this one has been closed,
+    ``H5Dget_create_plist`` of a fill value, which texts of netCDF have, ends the process (HDF5 1.14.6). A read sets it.
+    """
+    with suppress(*HDF5_ERRORS):
+        name = h5py.h5f.get_name(dataset.id)
+        if not dataset.dtype.hasobject or _open_files().count(name) < 2:
+            return
+        if dataset.id.get_offset() is None:
+            dataset.id.get_num_chunks()  # an error, if other files have the elements, which may not be trusted
+        dataset[(slice(0, 1),) * dataset.ndim]
+
+
+def _open_files() -> list[bytes]:
+    return [h5py.h5f.get_name(file) for file in h5py.h5f.get_obj_ids(h5py.h5f.OBJ_ALL, h5py.h5f.OBJ_FILE)]
 
 
 def _beside_raw(group: h5py.Group, name: str) -> h5py.Dataset:

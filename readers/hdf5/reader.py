@@ -519,14 +519,14 @@ def _library_rows(
         rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)
     dtype = element_type(dataset) if table is None else member_type(table, member_path)[0]
     rows = replace(rows, mislabelled=mislabelled(dtype))
-    return replace(rows, inner=_estimate_inner(rows)) if field.ragged else rows
+    return replace(rows, inner=_estimate_inner(rows, dataset)) if field.ragged else rows
 
 
-def _estimate_inner(rows: Hdf5Rows) -> int:
+def _estimate_inner(rows: Hdf5Rows, dataset: h5py.Dataset) -> int:
     """Return the size of the elements of all samples, in bytes, by the length of the first ones; 0 if unreadable."""
     try:
-        samples = rows.read(0, min(rows.rows, PROBE_ROWS)).reshape(-1)
-    except DecodeError:
+        samples = rows.of(dataset, 0, min(rows.rows, PROBE_ROWS)).reshape(-1)
+    except (*HDF5_ERRORS, DecodeError):
         return 0
     length = sum(np.size(sample) for sample in samples)
     return rows.rows * length * rows.dtype.itemsize // max(1, min(rows.rows, PROBE_ROWS))

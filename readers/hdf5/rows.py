@@ -102,7 +102,11 @@ class Hdf5Rows(DatasetRows):
         if missing is not None:
             problem, found = "a source of the virtual dataset is missing", f"no file {missing!r}"
             raise DecodeError(problem, file=self.path, field=self.name, row=start, found=found)
-        rows = self._read(self.opened(self.name), start, stop)
+        return self.of(self.opened(self.name), start, stop)
+
+    def of(self, dataset: h5py.Dataset, start: int, stop: int) -> Array:
+        """Return rows of the dataset, which is open."""
+        rows = self._read(dataset, start, stop)
         for path in self.mislabelled:
             lists = member(rows, path)
             for at in np.ndindex(lists.shape):

@@ -8,6 +8,7 @@ import pytest
 import xarray
 
 import matex_data as md
+from tests.support.launch import run_script
 from tests.support.loading import check_samples
 from tests.support.ranks import Pool
 
@@ -42,6 +43,28 @@ def test_durations_that_are_missing(pool: Pool, tmp_path: Path, suffix: str) -> 
     check_samples(pool, str(path), {"n": range(3), "delay": hours})
     assert md.open_dataset(path).schema["delay"].attributes["units"] == "hours"
     assert md.open_dataset(path, inputs="delay", missing="drop").load()["delay"].tolist() == [1, 30]
+
+
+AGAIN = """
+import sys
+import matex_data as md
+kept = md.open_dataset(sys.argv[1])
+found = [kept.load()["station"].tolist()]
+for _ in range(6):
+    again = md.open_dataset(sys.argv[1])
+    found += [again.load()["station"].tolist(), kept.load()["station"].tolist()]
+print(found == found[:1] * 13, found[0] == [name.encode() for name in sys.argv[2:]])
+"""
+
+
+def test_a_file_of_texts_that_is_opened_again(tmp_path: Path) -> None:
+    """HDF5 ended the process: a fill value of texts has a pointer to an opening that has been closed."""
+    names = [f"é{i}" for i in range(20)]
+    with netCDF4.Dataset(tmp_path / "stations.nc", "w") as file:
+        file.createDimension("station", len(names))
+        file.createVariable("station", str, ("station",))[:] = np.array(names, object)
+    finished = run_script(0, AGAIN, str(tmp_path / "stations.nc"), *names)
+    assert (finished.returncode, finished.stdout.split()) == (0, ["True", "True"]), finished.stderr
 
 
 def test_profiles_of_observations(pool: Pool, tmp_path: Path) -> None:
