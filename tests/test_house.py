@@ -186,6 +186,14 @@ def test_private_names_of_keras_and_tensorflow_are_in_one_module() -> None:
         assert unknown - known == set(), f"{_id(path)}: not in training/keras_api.py"
 
 
+def test_shards_are_rows_of_a_batch_alone() -> None:
+    """Parts are of layers, sections of optimizers."""
+    paths = [path for path in _sources("training") if path.parts[-2] in ("model_parallel", "layouts", "stages", "zero")]
+    paths += (ROOT / "training" / "partition").glob("*.py")
+    lines = [line for path in paths for line in path.read_text().splitlines() if re.search("(?i)shard(?!_opt)", line)]
+    assert len(paths) > 20 and lines == []
+
+
 def _texts(tree: ast.AST) -> set[str]:
     return {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
 

@@ -46,6 +46,7 @@ from matex_data.training.exact.variables import (
     separate_seeds,
 )
 from matex_data.training.partition.parts import broadcast_in
+from matex_data.training.reduction.graphs import disable_xla
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import Replacements, replaced
@@ -141,8 +142,8 @@ class DistributedModel:
         self._waits = whole and accumulates(self.model.optimizer)
         if self._waits:
             self._replace(self.model, ACCUMULATED, self._accumulated)
-        if self.channel.size > 1 and self.model.jit_compile:
-            self._disable_xla()
+        if self.channel.size > 1:
+            disable_xla(self.model, self.channel.rank, self.replacements)
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         self.replacements.suspend()
@@ -337,11 +338,6 @@ class DistributedModel:
     def _normalizations(self, synchronized: bool) -> list[Any]:
         layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
         return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
-
-    def _disable_xla(self) -> None:
-        if self.channel.rank == 0:
-            log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
-        self._replace(self.model, "_jit_compile", False)
 
     def _reset_metrics(self) -> None:
         type(self.model).reset_metrics(self.model)

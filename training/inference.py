@@ -202,7 +202,7 @@ def predict(
         options["verbose"] = 0
     with without_keras_warnings(), unwrapped_errors(), batch_weights(channel.communicator).left_to_keras():
         if open_context(model) is None:
-            initialize_absent(model)
+            initialize_absent(model.variables)
             check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)
         known = verify == "never" or (

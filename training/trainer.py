@@ -289,7 +289,7 @@ def cut_over(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: 
     if is_cut or shard_optimizer:
         build_without_optimizer(model, element_spec)
     if mesh is None or not is_cut:
-        initialize_absent(model)
+        initialize_absent(model.variables)
         yield []
         return
     with cut_model(model, mesh, owned=shard_optimizer and mesh.shape[0] > 1) as found:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import keras
@@ -113,9 +113,9 @@ def initialize(variable: Any, layouts: Any = None) -> None:
     hold(variable, part, lambda: part.own(keras_api.initial_value(variable)))
 
 
-def initialize_absent(model: Any) -> None:
-    """Give all variables of a deferred model that have no values their initial values."""
-    for variable in model.variables:
+def initialize_absent(variables: Iterable[Any]) -> None:
+    """Give those variables of a deferred model that have no values their initial values."""
+    for variable in variables:
         if is_absent(variable):
             initialize(variable)
 

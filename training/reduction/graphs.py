@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -13,7 +14,9 @@ from typing import Any
 import tensorflow as tf
 
 from matex_data.training.compat import in_session_graph
-from matex_data.training.replacements import setting
+from matex_data.training.replacements import Replacements, setting
+
+log = logging.getLogger("matex_data.training")
 
 
 @dataclass
@@ -45,6 +48,14 @@ def check_compiler() -> None:
     if trace is not None and tf.inside_function():
         trace.communicates = True
         raise NotImplementedError("XLA does not compile functions that communicate")
+
+
+def disable_xla(model: Any, rank: int, replacements: Replacements) -> None:
+    """Let a model train without XLA, if it is compiled for it: XLA cannot compile communication. Warn on rank 0."""
+    if model.jit_compile:
+        if rank == 0:
+            log.warning("XLA cannot compile communication: %s trains without jit_compile", model.name)
+        replacements.set(model, "_jit_compile", False)
 
 
 def eager_variable(value: Any, dtype: tf.DType) -> Any:

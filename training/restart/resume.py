@@ -72,7 +72,6 @@ class TrainingRun:
         self, channel: Channel, folder: Path | None, replicas: Channel | None = None, verbose: str | int = "auto"
     ) -> None:
         self.channel = channel
-        self.replicas = replicas or channel
         self.folder = folder
         self._verbose = verbose if channel.rank == 0 else 0
         self.checkpoint: checkpoint.Checkpoint | None = None

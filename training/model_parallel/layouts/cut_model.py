@@ -30,6 +30,7 @@ from matex_data.training.partition.parts import (
     part_of,
     slots,
 )
+from matex_data.training.reduction.graphs import disable_xla
 from matex_data.training.replacements import Replacements, replaced, setting
 from matex_data.training.zero.optimizer import PartOptimizer, check_elementwise
 
@@ -232,8 +233,7 @@ class CutModel:
         self._take_optimizer()
         call, loss = CheckedCall(self.model, self.ranks), HidingCall(self.model.compute_loss)
         self._replacements = replaced(self.model, call=call, compute_loss=loss, _matex_cut_model=self)
-        if self.model.jit_compile:
-            self._disable_xla()
+        disable_xla(self.model, self.ranks.mesh.world.rank, self._replacements)
         self._leave_logits_cut()
         self._forget_functions()
         return self
@@ -269,11 +269,6 @@ class CutModel:
             if linear and rule.can_give_cut and rule.layer.activity_regularizer is None:
                 rule.gives_logits, rule.container = True, functional
                 self._entropy = CutEntropy(self.model, self.ranks).installed()
-
-    def _disable_xla(self) -> None:
-        if self.ranks.mesh.world.rank == 0:
-            log.warning("XLA cannot compile communication: %s trains without jit_compile", self.model.name)
-        object.__setattr__(self.model, "_jit_compile", False)
 
     def _take_optimizer(self) -> None:
         """Build the optimizer for the parts, unless replicas own sections of them; or cut its state. *Collective*."""

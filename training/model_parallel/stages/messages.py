@@ -56,7 +56,7 @@ class Line:
         header : object that ``pickle`` knows.
         arrays : contiguous; they must not change until they are sent.
         """
-        self._sent = [(request, memory) for request, memory in self._sent if not request.Test()]
+        self._all_sent()
         tag = _tag(kind, micro_batch)
         self._start(pickle.dumps(header), stage, tag)
         for array in arrays:

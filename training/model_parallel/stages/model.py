@@ -23,7 +23,7 @@ from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import separate_seeds
 from matex_data.training.keras_api import pythonify_logs
-from matex_data.training.model_parallel.deferred import initialize, is_absent, is_deferred
+from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred
 from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
 from matex_data.training.model_parallel.layouts.cut_model import CutLayers, another_mesh, layouts_of
 from matex_data.training.model_parallel.layouts.plan import Plan, plans
@@ -187,7 +187,7 @@ class StagedModel:
             self._trial = Trial(self.model, self.world, self.line.size, bool(self.layers.changing_variables()))
         self._cut_layers.install()
         if self.deferred:
-            self._initialize(layers_of(own))
+            initialize_absent(v for layer in layers_of(own) for v in layer.variables)
             self.broadcast()
         separate_seeds(self.model, self.replicas.rank)
         own_ids = {id(v) for v in self.layers.trainable_variables}
@@ -266,12 +266,6 @@ class StagedModel:
                     variable.assign(value)
                 else:
                     show_whole(variable, value)
-
-    def _initialize(self, layers: Sequence[Any]) -> None:
-        """Give the weights of these layers of a deferred model their initial values."""
-        for variable in {id(v): v for layer in layers for v in layer.variables}.values():
-            if is_absent(variable):
-                initialize(variable)
 
     def _check_options(self) -> None:
         check_model(self.model, self._sync_batch_norm, self._micro_batches != 1)
