@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from matex_data import DataError
+from matex_data.fields import ElementSpec
 from matex_data.index.model import FileIndex
 from matex_data.index.stamps import Stamp, check_stamp
 from matex_data.index.united import concatenate
@@ -105,7 +106,7 @@ def test_derived_indexes_keep_the_stamps(tmp_path: Path) -> None:
     for other in (
         index.select(["data"]),
         index.raw,
-        sliding_sequences(index, ["data"], None, sequence_shape(2, 1, None, 1, None)).index,
+        sliding_sequences(index, ElementSpec(["data"]), sequence_shape(2, 1, None, 1, None))[0].index,
         stack_fields(index, ["data"], "inputs", [], "last"),
         index.with_stamps({file.path: file.stamp for file in index.files}),
     ):
