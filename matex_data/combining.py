@@ -303,9 +303,9 @@ class _FurtherOfAll:
 
     def open(self, name: str | None) -> tuple[Source, str]:
         """Return the opened files of all with a field, and its name. *Collective*. Raises like ``concat``."""
-        found = [data._selected.source_of(name) for data in self.datasets]
-        selected = [source.of_index(_only(source.index, field), "") for source, field in found]
-        return selected[0].of_index(join_sources(selected), ""), found[0][1]
+        fields = [data._selected.source_of(name) for data in self.datasets]
+        selected = [source.of_index(_only(source.index, field), "") for source, field in fields]
+        return selected[0].of_index(join_sources(selected), ""), fields[0][1]
 
 
 def _only(index: Index, name: str) -> Index:

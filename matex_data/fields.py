@@ -309,8 +309,8 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
         if name in available or not is_pattern(name):
             expanded[name] = None
             continue
-        found = matching(name, available)
-        if not found:
+        matched = matching(name, available)
+        if not matched:
             raise FieldNotFound(
                 NO_MATCH,
                 file=file,
@@ -318,7 +318,7 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
                 expected=f"a pattern that matches one of {near_matches(name, available)}",
                 found=f"{len(available)} fields, none of which match",
             )
-        expanded.update(dict.fromkeys(found))
+        expanded.update(dict.fromkeys(matched))
     return list(expanded)
 
 

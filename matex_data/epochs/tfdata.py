@@ -115,13 +115,12 @@ def input_batches(
         selected = source.of_index(source.index.select(elements.names), source.transforms)
         source = replace(selected, profile=profile)
     fields = source.index.fields
-    for arrays, absent in source.windows(source.block(samples)):
-        present = {n: np.delete(a, absent, axis=0) for n, a in arrays.items()} if len(absent) else arrays
-        count = len(next(iter(present.values())))
+    for arrays in source.windows(source.block(samples)):
+        count = len(next(iter(arrays.values())))
         total += count
         if count:
             sizes = np.diff([*range(0, count, rows), count])
-            yield window_as_tf_dataset(BatchWindow(present, sizes, None), elements, fields), count
+            yield window_as_tf_dataset(BatchWindow(arrays, sizes, None), elements, fields), count
     if not total:
         blank = {name: field.empty(1) for name, field in fields.items()}
         for name, array in blank.items():

@@ -22,7 +22,7 @@ from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays, ReadPlan
 from matex_data.reading.pool import first_error, submit
-from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally
+from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally, present
 from matex_data.sampling.schedule import EpochOrder, Schedule, Window
 
 
@@ -61,7 +61,7 @@ def leave_out(loaded: LoadedWindow, rows: Integers, fields: Schema, pad: bool) -
         return replace(loaded, padding=np.union1d(loaded.padding, rows))
     steps = np.searchsorted(np.cumsum(loaded.sizes), rows, side="right")
     sizes = loaded.sizes - np.bincount(steps, minlength=len(loaded.sizes))
-    return LoadedWindow({name: np.delete(array, rows, axis=0) for name, array in loaded.arrays.items()}, sizes, NO_ROWS)
+    return LoadedWindow(present(loaded.arrays, rows), sizes, NO_ROWS)
 
 
 class PendingWindow(ABC):

@@ -252,11 +252,11 @@ class Lists:
         FormatError : it is damaged.
         """
         values, ends = member(value, "values", "ends")
-        found = columns.column(ends, count)
-        lists = cls(columns.column(values, most_folded=LONG_LIST * len(found)), found)
+        behind = columns.column(ends, count)
+        lists = cls(columns.column(values, most_folded=LONG_LIST * len(behind)), behind)
         total = len(lists.values)
-        if len(found) and (int(found[0]) < 0 or int(found[-1]) > total or bool((found[1:] < found[:-1]).any())):
-            raise damaged(f"lists that end at {int(found.max())} of {total} values")
+        if len(behind) and (int(behind[0]) < 0 or int(behind[-1]) > total or bool((behind[1:] < behind[:-1]).any())):
+            raise damaged(f"lists that end at {int(behind.max())} of {total} values")
         return lists
 
     def __len__(self) -> int:

@@ -208,13 +208,13 @@ class Concatenated(Composed, Layout):
     def borders(self) -> Integers | None:
         if self.first is not None or self.block_rows == 1:
             return self.first
-        found, begin = [EMPTY], 0
+        firsts, begin = [EMPTY], 0
         for part in self.parts:
             step = part.block_rows if part.block_rows > 1 else PLAIN_BLOCK
             borders = part.borders()
-            found.append(begin + (np.arange(0, part.rows, step) if borders is None else borders))
+            firsts.append(begin + (np.arange(0, part.rows, step) if borders is None else borders))
             begin += part.rows
-        return np.concatenate(found)
+        return np.concatenate(firsts)
 
     def inner_bytes(self) -> int:
         return sum(part.inner_bytes() for part in self.parts)

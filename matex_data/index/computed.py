@@ -186,11 +186,11 @@ class Computed(FromOne):
     @cached_property
     def leaves(self) -> Mapping[str, tuple[str, ...]]:
         """Fields of the base that each variable is made of."""
-        found: dict[str, tuple[str, ...]] = {name: (name,) for name in self.base.fields}
+        of_variables: dict[str, tuple[str, ...]] = {name: (name,) for name in self.base.fields}
         for step in self.steps:
-            of_step = tuple(dict.fromkeys(leaf for variable in step.inputs.values() for leaf in found[variable]))
-            found.update(dict.fromkeys(step.results.values(), of_step))
-        return found
+            of_step = tuple(dict.fromkeys(leaf for variable in step.inputs.values() for leaf in of_variables[variable]))
+            of_variables.update(dict.fromkeys(step.results.values(), of_step))
+        return of_variables
 
     def index(self, fields: Schema, like: Index) -> Index:
         """Return the index of these fields, with the static arrays and facts of another one."""
@@ -202,27 +202,27 @@ class Computed(FromOne):
 
     def _list_of(self, fields: Schema) -> Mapping[str, tuple[str, float]]:
         """Return for each computed ragged field a field of lists that it is made of, and the size of its elements."""
-        found: dict[str, tuple[str, float]] = {}
+        by_field: dict[str, tuple[str, float]] = {}
         for name, one in fields.items():
             lists = [leaf for leaf in self.leaves[self.delivered[name]] if self.base.fields[leaf].ragged]
             if one.ragged and lists and self.delivered[name] not in self.base.fields:
-                found[name] = lists[0], one.dtype.itemsize / self.base.fields[lists[0]].dtype.itemsize
-        return found
+                by_field[name] = lists[0], one.dtype.itemsize / self.base.fields[lists[0]].dtype.itemsize
+        return by_field
 
     def _facts(self, fields: Schema, facts: Facts) -> Facts:
         lists = self._list_of(fields)
-        found: dict[str, LayoutFacts] = {}
+        of_fields: dict[str, LayoutFacts] = {}
         for name in fields:
             variable = self.delivered[name]
             if variable in facts:
-                found[name] = facts[variable]
+                of_fields[name] = facts[variable]
                 continue
             combined = _combined([facts[leaf] for leaf in self.leaves[variable]], len(self.base.files))
             if name in lists:
                 leaf, ratio = lists[name]
                 combined = replace(combined, inner_bytes=compact((facts[leaf].inner_bytes * ratio).astype(np.int64)))
-            found[name] = combined
-        return found
+            of_fields[name] = combined
+        return of_fields
 
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
         if not len(wanted.destination):  # no function is asked to compute nothing

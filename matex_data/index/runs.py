@@ -251,10 +251,10 @@ class Chosen:
         last = np.searchsorted(self.before, start + count - 1, side="right") - 1
         _, tiles = intersect(first, last - first + 1)
         tiles = tiles[(np.diff(tiles, prepend=-1) > 0) & (self.before[tiles + 1] > self.before[tiles])]
-        found = self._of_tiles(tiles)
+        chosen = self._of_tiles(tiles)
         index = np.searchsorted(tiles, first)
         begin = (np.cumsum(self.before[tiles + 1] - self.before[tiles]) - self.before[tiles + 1])[index] + start
-        return compress(found[ranges(begin, count)])
+        return compress(chosen[ranges(begin, count)])
 
     def numbers(self, positions: Integers) -> Integers:
         """Return the numbers at these positions, int64 of the same length."""
@@ -265,14 +265,14 @@ class Chosen:
     def rank(self, numbers: Integers) -> Integers:
         """Return how many of the samples have a lower number than each of ``numbers``, int64 of the same length."""
         tile, rest = np.divmod(np.minimum(numbers, len(self.bits) * 8), TILE)
-        found = self.before[tile].copy()
+        lower = self.before[tile].copy()
         inner = np.flatnonzero(rest)
         for low in range(0, len(inner), _STEP):
             group = inner[low : low + _STEP]
             rows = self.bits.reshape(-1, TILE // 8)[tile[group]]
             counts = np.cumsum(np.unpackbits(rows, axis=1), axis=1, dtype=np.int32)
-            found[group] += counts[np.arange(len(group)), rest[group] - 1]
-        return found if self.positions is None else self.positions.rank(found)
+            lower[group] += counts[np.arange(len(group)), rest[group] - 1]
+        return lower if self.positions is None else self.positions.rank(lower)
 
     def tiles(self) -> Iterator[Runs]:
         """Yield all numbers as runs, none of which continues the one before, some thousands at a time."""
@@ -287,12 +287,12 @@ class Chosen:
 
     def _of_tiles(self, tiles: Integers) -> Integers:
         """Return the numbers of all chosen samples of some tiles, ascending."""
-        rows, found = self.bits.reshape(-1, TILE // 8), [np.empty(0, np.int64)]
+        rows, numbers = self.bits.reshape(-1, TILE // 8), [np.empty(0, np.int64)]
         for low in range(0, len(tiles), _STEP):
             group = tiles[low : low + _STEP]
             tile, inner = np.nonzero(np.unpackbits(rows[group], axis=1))
-            found.append(group[tile] * TILE + inner)
-        return np.concatenate(found)
+            numbers.append(group[tile] * TILE + inner)
+        return np.concatenate(numbers)
 
 
 Samples = Runs | Chosen

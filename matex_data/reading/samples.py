@@ -80,14 +80,13 @@ class SampleReader:
         return arrays if ascending else {name: array[inverse] for name, array in arrays.items()}
 
     def windows(self) -> Iterator[Arrays]:
-        """Yield all samples in order, some megabytes at a time; with ``on_error="skip"``, those that can be read.
+        """Return all samples in order, some megabytes at a time; with ``on_error="skip"``, those that can be read.
 
         Raises
         ------
         DataError : a sample cannot be read.
         """
-        for arrays, absent in self._source.windows(self._samples):
-            yield {name: np.delete(array, absent, axis=0) for name, array in arrays.items()} if len(absent) else arrays
+        return self._source.windows(self._samples)
 
     def _empty(self, count: int) -> Arrays:
         fields = self._source.index.fields.items()

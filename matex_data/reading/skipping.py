@@ -38,6 +38,11 @@ PROBES = 9  # samples of a block that fail alone before all of it counts as dama
 _OTHER_ERRORS = (ChangedFile, PartitionError, OutOfMemory, FieldNotFound, FunctionError, UnsupportedVersion)
 
 
+def present(arrays: Arrays, absent: Integers) -> Arrays:
+    """Return arrays without these rows, of samples that cannot be read."""
+    return {name: np.delete(array, absent, axis=0) for name, array in arrays.items()} if len(absent) else arrays
+
+
 @dataclass(frozen=True)
 class SkippedSample:
     """Sample that cannot be read.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import starmap
 from typing import Any, Literal, TypeVar, get_args, get_type_hints
 
 import numpy as np
@@ -27,7 +28,7 @@ from matex_data.reading.buffers import BufferPool
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan
-from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally
+from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally, present
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.sizing import KEPT_WINDOWS, WINDOW_LIMIT
 from matex_data.storage.objects import is_url
@@ -281,8 +282,7 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        arrays, absent = self.read(self.block(runs))
-        return {name: np.delete(array, absent, axis=0) for name, array in arrays.items()} if len(absent) else arrays
+        return present(*self.read(self.block(runs)))
 
     def read(self, runs: Samples) -> tuple[Arrays, Integers]:
         """Read samples to new arrays, in order. *Collective*.
@@ -339,17 +339,15 @@ class Source:
         parts = list(self._ranges(self.block(runs), row_bytes))
         ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)
         for (_, rows), (arrays, absent) in zip(parts, self._read_all(self.index.raw, ranges), strict=True):
-            if len(absent):
-                rows, arrays = np.delete(rows, absent), {n: np.delete(a, absent, axis=0) for n, a in arrays.items()}
             try:
                 if failure is None:
-                    use(rows, arrays)
+                    use(np.delete(rows, absent), present(arrays, absent))
             except Exception as error:
                 failure = error
         self.comm.agree(failure)
 
-    def windows(self, runs: Samples) -> Iterator[tuple[Arrays, Integers]]:
-        """Yield arrays and absent rows like ``read``, some megabytes at a time. *Collective*.
+    def windows(self, runs: Samples) -> Iterator[Arrays]:
+        """Yield the samples that can be read, in order, some megabytes at a time. *Collective*.
 
         The memory of a window is reused once no array refers to it.
 
@@ -360,12 +358,11 @@ class Source:
         fields = list(self.index.fields.values())
         ranges = self._ranges(runs, self.row_bytes)
         made = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in ranges)
-        yield from self._read_all(self.index, made)
+        yield from starmap(present, self._read_all(self.index, made))
 
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""
-        start, stop = rank_range(runs.total, self.comm.rank, self.comm.size)
-        return runs.at(Runs.between(start, stop))
+        return runs.part(*rank_range(runs.total, self.comm.rank, self.comm.size))
 
     def _read_all(
         self, index: Index, ranges: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]

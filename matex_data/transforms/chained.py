@@ -174,12 +174,12 @@ class Selected:
         """Read fields of this rank's block of the samples, also those that batches do not have. *Collective*."""
         fields = self.source.index.fields
         known = [name for name in names if name in fields]
-        found = self.source.of_index(self.source.index.select(known), "").load(self.samples) if known else {}
+        arrays = self.source.of_index(self.source.index.select(known), "").load(self.samples) if known else {}
         for name in names:
-            if name not in found:
+            if name not in arrays:
                 source, other = self.source_of(name)
-                found[name] = source.of_index(source.index.select([other]), "").load(self.samples)[other]
-        return {name: found[name] for name in names}
+                arrays[name] = source.of_index(source.index.select([other]), "").load(self.samples)[other]
+        return {name: arrays[name] for name in names}
 
     def with_fields(self, index: Index, elements: ElementSpec, identity: str) -> Selected:
         """Return what an operation makes of the samples.

@@ -151,9 +151,9 @@ def _common_shape(expression: Expression, values: Mapping[str, Values], lengths:
     """Return the shape of a sample; () for lists. Operands with one number for each sample fit to any shape."""
     shapes = {one.content.shape[1:] for one in values.values() if one.lengths is None} - {()}
     if len(shapes) > 1 or (shapes and lengths is not None):
-        found = {_name(expression.operands[variable]): one.shape for variable, one in values.items()}
+        by_name = {_name(expression.operands[variable]): one.shape for variable, one in values.items()}
         raise expression.error(
-            ", ".join(f"{name!r} of shape {shape}" for name, shape in found.items()),
+            ", ".join(f"{name!r} of shape {shape}" for name, shape in by_name.items()),
             expected="fields of one shape, beside those with one number for each sample",
         )
     return next(iter(shapes), ())
@@ -184,15 +184,15 @@ def _evaluate_tile(expression: Expression, columns: Mapping[str, Array], shape: 
     rows = len(next(iter(columns.values())))
     try:
         with np.errstate(all="ignore"):
-            found = np.asarray(_value(ast.parse(expression.code, mode="eval").body, columns))
+            result = np.asarray(_value(ast.parse(expression.code, mode="eval").body, columns))
     except ZeroDivisionError as error:
         raise expression.error(str(error), expected="integers that are divided by others than 0") from error
     except Exception as error:  # NumPy raises errors of many kinds
         raise expression.error(f"{type(error).__name__}: {error}") from error
-    if found.dtype.kind not in "bif":
-        raise expression.error(f"values of dtype {found.dtype}")
-    found = found.astype(np.int64) if found.dtype.kind == "i" else found
-    return np.broadcast_to(found, (rows, *shape))
+    if result.dtype.kind not in "bif":
+        raise expression.error(f"values of dtype {result.dtype}")
+    result = result.astype(np.int64) if result.dtype.kind == "i" else result
+    return np.broadcast_to(result, (rows, *shape))
 
 
 def _value(node: ast.expr, columns: Mapping[str, Array]) -> Any:
@@ -320,9 +320,9 @@ def _element(element: Element, values: Values) -> Array:
         return content[:, number]
     within = (number < lengths) if number >= 0 else (-number <= lengths)
     position = np.cumsum(lengths) - (lengths if number >= 0 else 0) + number
-    found = np.zeros(len(lengths), content.dtype)
-    found[within] = content[position[within]]
-    return _or_nan(argument, found, within)
+    numbers = np.zeros(len(lengths), content.dtype)
+    numbers[within] = content[position[within]]
+    return _or_nan(argument, numbers, within)
 
 
 def _elements(elements: OfExpressions, values: Values, condition: Values) -> Values:
@@ -367,26 +367,26 @@ def _extremes(argument: Expression, function: np.ufunc, content: Array, counts: 
     return _or_nan(argument, _fold(function, content, counts, np.zeros((), np.int64)), counts > 0)
 
 
-def _or_nan(argument: Expression, found: Array, exists: Array) -> Array:
+def _or_nan(argument: Expression, numbers: Array, exists: Array) -> Array:
     """Return numbers of lists, and NaN for lists without them.
 
     Raises
     ------
     FormatError : an integer is not exact in float64.
     """
-    if found.dtype == bool:
+    if numbers.dtype == bool:
         raise argument.error("truth values", expected="numbers, of which NaN is one where there are none")
-    large = np.flatnonzero((np.abs(found) > EXACT) & (found.dtype.kind != "f"))
+    large = np.flatnonzero((np.abs(numbers) > EXACT) & (numbers.dtype.kind != "f"))
     if len(large):
         raise FormatError(
             "an integer of lists that may be empty is not exact in float64, which has NaN for empty ones",
             field=argument.text,
             row=int(large[0]),
             expected="less than 2**53",
-            found=str(found[large[0]]),
+            found=str(numbers[large[0]]),
             remedy="store the lists with a fixed length, or compute the number with map()",
         )
-    return np.where(exists, found, np.nan)
+    return np.where(exists, numbers, np.nan)
 
 
 def _fold(function: np.ufunc, content: Array, counts: Integers, empty: Array) -> Array:

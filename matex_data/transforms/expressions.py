@@ -189,14 +189,14 @@ class Expression:
         """
         for name in self.numbers:
             if name in fields and MISSING_INTEGER in fields[name].attributes:
-                found = "integers that float64 cannot hold, of which one stands for missing values"
-                raise self.error(found, field=name, expected="numbers without missing values, or floats")
+                held = "integers that float64 cannot hold, of which one stands for missing values"
+                raise self.error(held, field=name, expected="numbers without missing values, or floats")
         for operand in self.operands.values():
             if isinstance(operand, TimePart) and operand.name in fields:
                 units = fields[operand.name].attributes.get("units")
                 if "since" not in str(units):
-                    found = f"a field of units {units!r}" if units else "a field without units"
-                    raise self.error(found, field=operand.name, expected="times, such as seconds since 1970-01-01")
+                    held = f"a field of units {units!r}" if units else "a field without units"
+                    raise self.error(held, field=operand.name, expected="times, such as seconds since 1970-01-01")
         return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
 
     def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:
@@ -247,11 +247,11 @@ def parse(text: str, option: str = "where=") -> Expression:
     """
     quoted: dict[str, str] = {}
 
-    def variable(found: re.Match[str]) -> str:
+    def variable(name_in_backticks: re.Match[str]) -> str:
         name = f"quoted_{len(quoted)}"
         while name in text:
             name += "_"
-        quoted[name] = found[1]
+        quoted[name] = name_in_backticks[1]
         return f" {name} "
 
     whole = Expression(option, text, "", {})
@@ -289,8 +289,8 @@ def quote_paths(text: str, option: str, is_field: Callable[[str], bool]) -> str:
     '`beam/energy` > 9 * pt/mass'
     """
 
-    def quoted(found: re.Match[str]) -> str:
-        path = found["path"]
+    def quoted(word: re.Match[str]) -> str:
+        path = word["path"]
         meanings = _meanings(path.split("/"), is_field) if path and any(map(is_field, _joined(path))) else []
         written = ["/".join(f"`{name}`" if "/" in name else name for name in names) for names in meanings]
         if len(written) > 1:
@@ -301,7 +301,7 @@ def quote_paths(text: str, option: str, is_field: Callable[[str], bool]) -> str:
                 found=" or ".join(written),
                 remedy=f"write `{path}` for the field, and {path.replace('/', ' / ')} for the division",
             )
-        return written[0] if written else found[0]
+        return written[0] if written else word[0]
 
     return _PATHS.sub(quoted, text) if isinstance(text, str) else text
 
@@ -337,9 +337,9 @@ def _check_syntax(whole: Expression, tree: ast.Expression) -> None:
     for node in ast.walk(tree):
         chained = isinstance(node, ast.Compare) and len(node.ops) > 1
         if not isinstance(node, _SYNTAX) or chained or (isinstance(node, ast.Call) and not _is_call(node)):
-            found = f"the syntax {ast.unparse(node)!r}" if isinstance(node, ast.expr) else ast.dump(node)
+            syntax = f"the syntax {ast.unparse(node)!r}" if isinstance(node, ast.expr) else ast.dump(node)
             hint = "; a name with dots stands in backticks" if isinstance(node, ast.Attribute) else ""
-            raise whole.error(f"{found}{hint}")
+            raise whole.error(f"{syntax}{hint}")
         if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
             raise whole.error(f"the constant {node.value!r}")
 

@@ -309,6 +309,6 @@ def _mark(field: Field, numbers: Array, call: Call) -> None:
 def _marked(field: Field, values: Array, numbers: Array) -> Array:
     """Return values in the dtype of a field, with NaN in place of these numbers, as the values have them."""
     missing = np.isin(values, numbers.astype(values.dtype) if values.dtype.kind == "f" else numbers)
-    found = exact(np.where(missing, values.dtype.type(0), values), field, "integers up to 2**53, beside missing values")
-    found[missing] = np.nan
-    return found
+    cast = exact(np.where(missing, values.dtype.type(0), values), field, "integers up to 2**53, beside missing values")
+    cast[missing] = np.nan
+    return cast

@@ -39,8 +39,8 @@ def find_where(opened: Callable[[Index], Source], index: Index, samples: Samples
     DataError : the first error of any rank, on every rank.
     """
     name = f"where={expression.text!r}"  # the name of no other field
-    found = add_expressions(index, {name: expression})
-    field = found.fields[name]
+    computed = add_expressions(index, {name: expression})
+    field = computed.fields[name]
     if field.dtype != bool or field.ragged or field.shape:
         arrays = (index.fields[other] for other in expression.outside if index.fields[other].sample_shape)
         causes = "".join(f"; {other.name!r} is {other.description}" for other in arrays)
@@ -49,7 +49,7 @@ def find_where(opened: Callable[[Index], Source], index: Index, samples: Samples
     if columns:
         columns_alone = opened(index.select(list(dict.fromkeys(columns.values()))))
         samples = rule_out(columns_alone, samples, expression.code, columns)
-    return select_samples(opened(found.select([name])), samples, [name], lambda arrays: arrays[name])
+    return select_samples(opened(computed.select([name])), samples, [name], lambda arrays: arrays[name])
 
 
 Bounds = tuple[Array, Array]
