@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -22,30 +21,31 @@ from matex_data.reading.source import LOAD_BYTES, Source
 from matex_data.sampling.schedule import Schedule, Window, rank_range
 
 
-class KeptShare(Strategy):
-    """Samples of which each rank reads a share once, and keeps it. Windows that are counted are megabytes of it."""
+class _Share:
+    """Samples that a rank keeps, which it reads some megabytes at a time: the windows that are counted.
 
-    def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
-        super().__init__(source, schedule, ranks, nbytes)
-        samples = -(-schedule.segments.total // ranks)
-        self._at_once = max(1, LOAD_BYTES // source.row_bytes)
+    Parameters
+    ----------
+    source : the opened files.
+    samples : number of them, about.
+    samples_of : returns the samples of a rank, ascending.
+    """
+
+    def __init__(self, source: Source, samples: int, samples_of: Callable[[int], Runs]) -> None:
+        self._at_once, self._samples_of = max(1, LOAD_BYTES // source.row_bytes), samples_of
         self._latest: tuple[int, Runs] | None = None
         self.windows = max(1, -(-samples // self._at_once))
         self.effort = min(samples, self._at_once)
 
-    @abstractmethod
-    def share(self, rank: int) -> Runs:
-        """Return the samples that a rank keeps, ascending."""
-
-    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
+    def window(self, rank: int, number: int) -> tuple[Runs, Integers, int]:
         if self._latest is None or self._latest[0] != rank:
-            self._latest = rank, self.share(rank)
+            self._latest = rank, self._samples_of(rank)
         share = self._latest[1]
         low, high = (min(n * self._at_once, share.total) for n in (number, number + 1))
         return share.part(low, high), np.arange(high - low), high - low
 
 
-class InMemory(KeptShare):
+class InMemory(Strategy):
     """Samples that each rank reads once, keeps, and shuffles as a whole every time.
 
     Functions that get seeds compute fields of them anew in each epoch, in the pool; all ranks raise the error of one.
@@ -56,8 +56,10 @@ class InMemory(KeptShare):
         super().__init__(source, whole, ranks, nbytes)
         self.read_steps = max(1, nbytes * ranks // max(1, schedule.batch_size * source.row_bytes))
         self.samples_mixed = -(-schedule.segments.total // ranks)
+        self._reads = _Share(source, self.samples_mixed, self._samples_of)
+        self.windows, self.effort = self._reads.windows, self._reads.effort
 
-    def share(self, rank: int) -> Runs:
+    def _samples_of(self, rank: int) -> Runs:
         return self.epoch.window(0, self.schedule.steps, rank, self.ranks).runs
 
     def prepare(self) -> None:
@@ -117,6 +119,9 @@ class InMemory(KeptShare):
         """Return the samples of an epoch of a rank, as one window."""
         return self.schedule.epoch(epoch).window(0, self.schedule.steps, rank, self.ranks)
 
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
+        return self._reads.window(rank, number)
+
     def memory(self) -> int:
         return self.share_bytes + WINDOWS_IN_MEMORY * min(READ_BYTES, self.share_bytes)
 
@@ -150,7 +155,7 @@ class ComputingEpochReader(EpochReader):
         return WholeWindow(compute_fields(loaded, self._drawing, self._number))
 
 
-class Exchanged(KeptShare):
+class Exchanged(Strategy):
     """Samples in a uniform permutation, which the ranks keep in memory and exchange."""
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
@@ -158,8 +163,10 @@ class Exchanged(KeptShare):
         step_bytes = max(1, schedule.batch_size // ranks * source.row_bytes)
         self.read_steps = max(1, min(self.read_steps, EXCHANGE_BYTES // step_bytes))
         self.samples_mixed = schedule.segments.total
+        self._reads = _Share(source, -(-schedule.segments.total // ranks), self._samples_of)
+        self.windows, self.effort = self._reads.windows, self._reads.effort
 
-    def share(self, rank: int) -> Runs:
+    def _samples_of(self, rank: int) -> Runs:
         return self.schedule.samples.part(*rank_range(self.schedule.segments.total, rank, self.ranks))
 
     def prepare(self) -> None:
@@ -184,6 +191,9 @@ class Exchanged(KeptShare):
     def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
         steps = self.read_steps
         return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, steps, self._drawing)
+
+    def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
+        return self._reads.window(rank, number)
 
     def memory(self) -> int:
         # Windows, and as many that are sent or received.
