@@ -73,6 +73,8 @@ WRITTEN: dict[str, tuple[Callable[[Path], None], str, str]] = {
     "pickle": (lambda path: FRAME.to_pickle(path, compression=None), "pickle", "read_pickle"),
     "pickle 2": (write_bytes(pickle.dumps({"x": [1, 2]}, protocol=2)), "pickle", "read_pickle"),
     "pickle gz": (lambda path: FRAME.to_pickle(path, compression="gzip"), "pickle.*, compressed by gzip", "decompress"),
+    "records": (lambda path: FRAME.to_json(path, orient="records"), "JSON array", "lines=True"),
+    "indented records": (lambda path: FRAME.to_json(path, orient="records", indent=1), "JSON array", "lines=True"),
     "orc": (lambda path: pa.orc.write_table(pa.Table.from_pandas(FRAME), path), "ORC", "pyarrow.orc.read_table"),
     "sqlite": (write_sqlite, "SQLite", "read_sql"),
     "sound": (write_sound, "sound", "soundfile"),
