@@ -206,8 +206,9 @@ def column_names(fields: Sequence[str]) -> list[str]:
     """Return names as pandas makes them: ``"Unnamed: 2"`` for an empty one, ``"x.1"`` for a second ``"x"``."""
     names = [field if field.strip() else f"Unnamed: {i}" for i, field in enumerate(fields)]
     counts: Counter[str] = Counter()
-    for i, original in enumerate(names):
-        name, count = original, counts[original]
+    for i in sorted(range(len(names)), key=lambda i: not fields[i].strip()):  # the names of the file stay as they are
+        original = name = names[i]
+        count = counts[original]
         while count > 0:
             counts[original] = count + 1
             name = f"{original}.{count}"

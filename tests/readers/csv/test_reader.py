@@ -239,6 +239,12 @@ def test_a_first_line_with_the_separator(tmp_path: Path) -> None:
         columns(str(path))
 
 
+@pytest.mark.parametrize("header", [",Unnamed: 0,a", "a,a,a.1", "Unnamed: 1,,b,,Unnamed: 3.1"])
+def test_columns_without_a_name_and_of_one_name(tmp_path: Path, header: str) -> None:
+    path = write(tmp_path, header + "\n" + ",".join(str(i) for i in range(header.count(",") + 1)) + "\n")
+    assert columns(path) == pd.read_csv(path).to_dict("list")
+
+
 def test_comments_that_are_prose_are_no_names(tmp_path: Path) -> None:
     path = tmp_path / "moon.dat"
     np.savetxt(path, np.arange(6).reshape(3, 2) / 7, header="positions of the moon in steps of one hour")
