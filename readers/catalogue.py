@@ -151,7 +151,8 @@ def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
     if unread:
         lines = shown(unread, "\n  ")
         what = f"{path}: {len(unread)} {plural(kind, len(unread))}"
-        text = f"{what} cannot be read and are left out\n  {lines}\n  select the fields with inputs= and targets="
+        left_out = f"{'is' if len(unread) == 1 else 'are'} left out"
+        text = f"{what} cannot be read and {left_out}\n  {lines}\n  select the fields with inputs= and targets="
         warnings.warn(text, stacklevel=4)
 
 
