@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -85,6 +86,8 @@ class RankPairs:
 
 COPIES = 3
 """Memory of a step in multiples of its activations: values, gradients, and one temporary."""
+WHERE = ("Exception encountered when calling", "Graph execution error", "Detected at node", "File ")
+"""Beginnings of lines with which Keras and TensorFlow say where an error was raised."""
 LEAST_ROWS = 2
 """Rows of a pair of ranks, at least, to check a step with."""
 
@@ -370,8 +373,7 @@ class ShardComparison:
         except NotCheckable as reason:
             return str(reason)
         except Exception as error:  # the code of the script may raise anything
-            text = next(iter(str(error).strip().splitlines()), "")
-            return f"its step raises {type(error).__name__}: {text}"
+            return f"its step raises {type(error).__name__}: {first_reason(str(error))}"
         return None
 
     def _agreed(self, reason: Any) -> Any:
@@ -379,6 +381,12 @@ class ShardComparison:
         if not self._channel.communicator.maximum(reason is not None)[0]:
             return None
         return next(r for r in self._channel.host.allgather_object(reason) if r is not None)
+
+
+def first_reason(text: str) -> str:
+    """Return the first line of the text of an error that says more than where it was raised."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip() for line in text.splitlines()]
+    return next((line for line in lines if line and not line.startswith(WHERE)), "")
 
 
 def _bytes(model: Any, batch: Any, total: int) -> int:

@@ -473,3 +473,16 @@ def _marked(comm: Any, distributed: bool) -> Any:
 def test_a_number_that_marks_rows_is_not_changed_by_the_measurement_of_rounding(ranks: Pools, pool: Pool) -> None:
     (expected,) = ranks(1).run(_marked, False)
     problems.assert_same_weights(pool.run(_marked, True, timeout=120), expected)
+
+
+def test_the_reason_of_an_error_is_the_first_line_that_says_more_than_where() -> None:
+    from matex_data.training.checking.shards import first_reason
+
+    of_keras = "Exception encountered when calling LSTM.call().\n\n\x1b[1mrows must be 8\x1b[0m\n\nArguments received"
+    of_graph = "Graph execution error:\n\nDetected at node mul defined at:\n  File a.py, line 1\n\nIncompatible shapes"
+    assert [first_reason(text) for text in (of_keras, of_graph, "plain", "")] == [
+        "rows must be 8",
+        "Incompatible shapes",
+        "plain",
+        "",
+    ]
