@@ -189,6 +189,8 @@ class ShardComparison:
         self._pairs.connect(self._number)
         partner = self._pairs.partner(self._number)
         union = None if partner is None else self._union(batch)
+        if union is not None and not int(batch_size(union)):  # there is nothing to compare
+            union = None
         whole: list[Effects] = []
 
         def run_whole() -> None:
