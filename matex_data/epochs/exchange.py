@@ -22,6 +22,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, compute_fields, leave_out
+from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.computed import Drawing
 from matex_data.index.model import ranges
@@ -397,13 +398,26 @@ def _pack(
     requested : number of rows that each rank requests from this one.
     wanted : number of rows that this rank requests from each other one.
     context : memory.
+
+    Raises
+    ------
+    FormatError : the values belong to this process, as references of HDF5 do.
     """
     if field.array_dtype.hasobject:
         ends = np.cumsum(requested.count).tolist()
-        pickles = [
-            pickle.dumps(list(shard[local[end - n : end]])) if n else b""
-            for end, n in zip(ends, requested.count.tolist(), strict=True)
-        ]
+        try:
+            pickles = [
+                pickle.dumps(list(shard[local[end - n : end]])) if n else b""
+                for end, n in zip(ends, requested.count.tolist(), strict=True)
+            ]
+        except (TypeError, pickle.PicklingError) as error:
+            raise FormatError(
+                "values of the field cannot be sent to another rank",
+                field=field.name,
+                expected="numbers or texts",
+                found=error,
+                remedy="select other fields with inputs= and targets=",
+            ) from error
         sizes = _RankCounts.of(np.array([len(data) for data in pickles], np.int64))
         return _Transfer(field, sizes, sizes, 1, np.frombuffer(b"".join(pickles), np.uint8), _NO_BYTES)
     data = context.scratch.bytes(len(local) * field.row_bytes)

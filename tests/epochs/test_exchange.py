@@ -17,7 +17,7 @@ from mpi4py import MPI
 import matex_data as md
 from matex_data import PartitionError, machine
 from matex_data.epochs import exchange
-from matex_data.errors import OutOfMemory
+from matex_data.errors import FormatError, OutOfMemory
 from matex_data.io.counters import process_profile
 from matex_data.sampling import permutation
 from matex_data.sampling.permutation import Permutation
@@ -189,6 +189,21 @@ def _no_memory(comm: MPI.Intracomm, path: Path, where: str) -> None:
             pass
     finally:
         setattr(holder, where, original)
+
+
+def _references(comm: MPI.Intracomm, path: Path, shuffle: Any) -> int:
+    batches = md.open_dataset(path, inputs="link", comm=comm).batches(6, shuffle=shuffle, remainder="keep")
+    return sum(len(batch) for batch in batches)
+
+
+def test_values_of_one_process_are_not_sent(tmp_path: Path, ranks: Pools) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("x", data=np.arange(12))
+        file.create_dataset("link", data=np.array([made.ref] * 12, h5py.ref_dtype))
+    assert sum(ranks(3).run(_references, path, True)) == 12
+    for outcome in ranks(3).outcomes(_references, path, "global", timeout=60):
+        assert isinstance(outcome, FormatError) and "'link'" in str(outcome) and "cannot be sent" in str(outcome)
 
 
 @pytest.mark.parametrize("where", ["owners", "_pack", "scatter"])

@@ -56,7 +56,7 @@ OTHERS = {
     "a log": b"2024-01-01 12:00:00,123 INFO start\n2024-01-01 12:00:01,456 INFO stop\n",
     "a log with blanks": b"2024-01-01 12:00:00 INFO reader started\n2024-01-01 12:00:01 INFO reader stopped\n",
     "a log of a server": b'1.2.3.4 - - [01/Jan/2024:00:00:01] "GET /" 200 12\n5.6.7.8 - - [x] "GET /a b" 404 0\n',
-    "JSON": b'[{"a": 1, "b": 2},\n{"a": 3, "b": 4}]\n',
+    "lists of JSON": b"[[1, 2],\n[3, 4]]\n",
     "an object of JSON": b'{"a": 1,\n "b": 2}\n',
     "settings": b"[run]\na = 1\nb = 2\n",
     "YAML": b"rate: 1\nsteps: 20\n",
