@@ -14,7 +14,8 @@ from tests.support import problems
 from tests.support.ranks import Pools
 
 BATCH, EPOCHS = 12, 3
-QUICK, ALL = 20, 200
+ALL = 200
+QUICK = (*range(19), 52)  # the last one has a metric whose result is a variable, in a step of the model's own
 
 
 def _draw(seed: int) -> dict[str, Any]:
@@ -185,7 +186,7 @@ def _run(comm: Any, drawn: dict[str, Any], path: str, folder: str | None, stop: 
 
 
 @pytest.mark.parametrize(
-    "seed", [pytest.param(seed, marks=() if seed < QUICK else pytest.mark.slow) for seed in range(ALL)]
+    "seed", [pytest.param(seed, marks=() if seed in QUICK else pytest.mark.slow) for seed in range(ALL)]
 )
 def test_a_random_run_is_that_of_one_process(ranks: Pools, tmp_path: Path, seed: int) -> None:
     drawn, path = _draw(seed), str(tmp_path / "table.h5")

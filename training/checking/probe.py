@@ -285,7 +285,8 @@ def refuse_hidden_state(graph: Any) -> None:
 
 def _is_number(value: Any) -> bool:
     scalar = tf.is_tensor(value) and value.shape.rank == 0
-    return bool(scalar and (value.dtype.is_floating or value.dtype.is_integer))
+    dtype = tf.as_dtype(value.dtype) if scalar else tf.bool  # that of a variable of Keras is a text
+    return bool(dtype.is_floating or dtype.is_integer)
 
 
 def optimizer_variables(model: Any) -> list[Any]:

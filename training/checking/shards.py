@@ -124,8 +124,8 @@ class ShardComparison:
 
     @property
     def probe(self) -> Probe | None:
-        """Return the step on whole batches."""
-        return None if self._probes is None else self._probes[0]
+        """Return the step on whole batches, once it is traced."""
+        return self._probes[0] if self._probes is not None and self._probes[0].traced else None
 
     def begin_anew(self) -> None:
         """Trace the step again before the next comparison."""
