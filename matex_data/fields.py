@@ -236,7 +236,7 @@ def by_pattern(patterns: Collection[str], available: Collection[str]) -> dict[st
     """
     fitting: dict[str, str] = {}
     for pattern in sorted(patterns, key=lambda name: name not in available):
-        fitting = {**fitting, **{name: pattern for name in matching(pattern, available) if name not in fitting}}
+        fitting |= {name: pattern for name in matching(pattern, available) if name not in fitting}
     return fitting
 
 

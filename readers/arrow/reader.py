@@ -16,7 +16,15 @@ import pyarrow as pa
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.index.model import Index
-from matex_data.readers.arrow.messages import Message, column_borders, is_batch, is_dictionary, nodes, read_messages
+from matex_data.readers.arrow.messages import (
+    Message,
+    Nodes,
+    column_borders,
+    is_batch,
+    is_dictionary,
+    nodes,
+    read_messages,
+)
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.members import Leaves, columns_of, fields_of, leaf_numbers
@@ -62,7 +70,7 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
     batches = [message for message in messages if is_batch(message) and message.rows]
     of_field = {name: leaves[leaf] for name, (_, leaf) in chosen.items()}
     numbers = sorted({column for column, _ in of_field.values()})
-    ranges = np.array([_ranges(path, batch, columns, numbers) for batch in batches], np.int64)
+    ranges = np.array([_ranges(path, schema, batch, columns, numbers) for batch in batches], np.int64)
     ranges = ranges.reshape(len(batches), len(numbers), 2)
     first_node = np.append(0, np.cumsum([len(column.buffers) for column in columns]))
     members = {}
@@ -91,8 +99,15 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
     return file_of_table(path, fields_of(members), table)
 
 
-def _ranges(path: str, batch: Message, columns: list[Any], numbers: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the byte range of columns in the file."""
+def _ranges(
+    path: str, schema: pa.Schema, batch: Message, columns: Sequence[Nodes], numbers: Sequence[int]
+) -> list[tuple[int, int]]:
+    """Return the byte range of columns in the file.
+
+    Raises
+    ------
+    FormatError : the batch does not fit the schema, or claims more rows than the bytes of a column can hold.
+    """
     borders = column_borders(columns, batch.variadic)
     if borders[-1] != len(batch.buffer_offset) or len(batch.null_count) != sum(len(c.buffers) for c in columns):
         raise FormatError(
@@ -113,8 +128,9 @@ def _ranges(path: str, batch: Message, columns: list[Any], numbers: Sequence[int
             raise FormatError(
                 "a record batch does not have the rows that it claims",
                 file=path,
+                field=schema.names[number],
                 byte=batch.offset,
-                expected=f"at most {most:,} rows in the {nbytes:,} bytes of column {number}",
+                expected=f"at most {most:,} rows in the {nbytes:,} bytes of the column",
                 found=f"{batch.rows:,} rows",
                 remedy="copy or write the file again",
             )
