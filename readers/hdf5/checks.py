@@ -10,6 +10,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError, install_command
+from matex_data.machine import check_fits
 from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
@@ -43,8 +44,12 @@ def all_values(dataset: h5py.Dataset, path: str) -> Array:
     Raises
     ------
     FormatError : HDF5 has no filter that it was stored with.
+    PartitionError : the values, as the file states their number, do not fit into the memory of this rank.
     """
-    check_filters(dataset, path, dataset.name.strip("/"))
+    name = dataset.name.strip("/")
+    check_filters(dataset, path, name)
+    nbytes = dataset.size * dataset.dtype.itemsize
+    check_fits(nbytes, "a dataset beside the samples", file=path, field=name, remedy="restore the file")
     return np.asarray(dataset[...])
 
 

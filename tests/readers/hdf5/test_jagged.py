@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FormatError, open_dataset
+from matex_data import DataError, FormatError, PartitionError, open_dataset
 from matex_data.errors import DecodeError
 from matex_data.io.counters import process_profile
 from matex_data.readers.hdf5.reader import index
@@ -364,3 +364,12 @@ def test_a_damaged_offset_is_the_same_error_on_all_ranks(tmp_path: Path, pool: P
     assert all(isinstance(error, DataError) for error in outcomes)
     assert len({str(error) for error in outcomes}) == 1
     assert "row 4" in str(outcomes[0]) and "a.h5" in str(outcomes[0])
+
+
+def test_offsets_that_do_not_fit_into_the_memory_are_not_read(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(9.0)
+        file.create_dataset("offsets", (10**13,), "i8", chunks=(1 << 20,))  # of no stored chunk
+    with pytest.raises(PartitionError, match=r"does not fit into the memory[\s\S]*'offsets'"):
+        open_dataset(path, inputs="x", offsets={"x": "offsets"}, comm=MPI.COMM_SELF)
