@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
@@ -240,7 +240,7 @@ def _buffers(kind: pa.DataType) -> int:
     return 3 if is_binary or is_large or is_view else 2
 
 
-def column_borders(columns: list[Nodes], variadic: Integers) -> Integers:
+def column_borders(columns: Sequence[Nodes], variadic: Integers) -> Integers:
     """Return the number of the first buffer of each column in a record batch, and their number.
 
     Parameters
