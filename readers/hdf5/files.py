@@ -12,11 +12,12 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import h5py
 
 from matex_data.errors import DataError
+from matex_data.readers.formats import HDF5_MAGIC
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.virtual import LINK_PREFIX, find_file, folders_of_sources, is_endless, numbered
 from matex_data.storage.files import open_binary
@@ -27,6 +28,9 @@ OWN_DRIVER = "matex_data"
 MOST_LINKS = 16  # one behind the other, as in HDF5
 RAW_PREFIX = "HDF5_EXTFILE_PREFIX"
 ORIGIN = "${ORIGIN}"
+SUPERBLOCK_BYTES = 96  # at most, of versions 0 and 1
+BASE_ADDRESS = {0: 24, 1: 28}
+"""Where four addresses begin in a superblock of each version: the last is that of the driver information block."""
 OPEN_FOR_WRITING = "already open for"  # in the error of a file that is being written, or was not closed
 
 
@@ -208,8 +212,31 @@ def _opened(kind: type[h5py.File], path: str, swmr: bool = False) -> Any:
     """
     h5py.register_driver(OWN_DRIVER, _set_own_driver)
     if is_url(path):
-        return kind(open_binary(path), "r")
+        file = open_binary(path)
+        _check_driver_block(file)
+        return kind(file, "r")
+    with open_binary(path) as file:
+        _check_driver_block(file)
     return kind(path, "r", driver=OWN_DRIVER, locking=False, swmr=swmr)
+
+
+def _check_driver_block(file: BinaryIO) -> None:
+    """Raise ``OSError`` if the driver information block claims more than the file has: HDF5 takes memory for the claim.
+
+    It stands behind a superblock of version 0 or 1 (HDF5 File Format Specification 3.0, II.A and II.B), whose addresses
+    count from its base address.
+    """
+    head = file.read(SUPERBLOCK_BYTES)
+    if len(head) < SUPERBLOCK_BYTES or not head.startswith(HDF5_MAGIC[0][1]) or head[8] not in BASE_ADDRESS:
+        return
+    begin, width = BASE_ADDRESS[head[8]], head[13]
+    base, _, _, block = (int.from_bytes(head[begin + i * width :][:width], "little") for i in range(4))
+    size = file.seek(0, os.SEEK_END)
+    if base + block < size:  # there is one
+        file.seek(base + block)
+        claimed = int.from_bytes(file.read(8)[4:], "little")
+        if claimed > size:
+            raise OSError(f"damaged: its driver information block claims {claimed:,} bytes, and the file has {size:,}")
 
 
 def _set_own_driver(plist: h5py.h5p.PropFAID) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import os
 import pickle
+import struct
 import warnings
 from collections.abc import Callable
 from functools import partial
@@ -107,6 +108,18 @@ def test_truncated_files_name_both_sizes(tmp_path: Path, libver: str) -> None:
         index(path, ["x"])
     assert str(size) in str(caught.value.expected)
     assert str(size - 5000) in str(caught.value.found)
+
+
+def test_a_driver_block_that_claims_more_than_the_file_has(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.h5", images, libver="earliest"))
+    content = bytearray(path.read_bytes())
+    content[48:56] = struct.pack("<Q", len(content))  # its address
+    content += struct.pack("<B3xI8s", 0, 1 << 20, b"NCSAmult") + bytes(64)
+    content[40:48] = struct.pack("<Q", len(content))  # the end of the file
+    path.write_bytes(content)
+    with pytest.raises(FormatError) as caught:
+        index(str(path))
+    assert f"driver information block claims 1,048,576 bytes, and the file has {len(content):,}" in str(caught.value)
 
 
 def test_a_dataset_behind_the_end_of_the_file(tmp_path: Path) -> None:
