@@ -146,10 +146,10 @@ def table_of(path: str, unit: Unit) -> Catalogue:
     FormatError : the header is damaged.
     """
     try:
+        if len(unit.shape) != 2 or unit.integer("BITPIX") != 8 or unit.integer("GCOUNT", 1) != 1:
+            raise ValueError("NAXIS, BITPIX or GCOUNT")
         columns = (binary_columns if unit.kind == "BINTABLE" else text_columns)(unit)
         rows, width = unit.shape
-        if unit.integer("BITPIX") != 8 or unit.integer("GCOUNT", 1) != 1:
-            raise ValueError("BITPIX or GCOUNT")
         heap = unit.integer("THEAP", rows * width)
     except ValueError as error:
         raise FormatError(

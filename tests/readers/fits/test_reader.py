@@ -121,6 +121,14 @@ def test_a_header_without_a_length_is_damaged(tmp_path: Path, keyword: bytes) ->
         open_dataset(path, comm=MPI.COMM_SELF)
 
 
+def test_a_table_without_axes_is_damaged(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.fits", 30))
+    before, _, after = path.read_bytes().rpartition(b"NAXIS   =                    2")
+    path.write_bytes(before + b"NAXIS   =                    0" + after)
+    with pytest.raises(FormatError, match="(?s)header of the table is damaged.*NAXIS"):
+        open_dataset(path, comm=MPI.COMM_SELF)
+
+
 def test_missing_integers_are_nan(tmp_path: Path) -> None:
     unit = fits.BinTableHDU.from_columns(
         [C("n", "J", null=-99, array=[1, -99, 3]), C("m", "B", null=0, array=np.array([0, 7, 9], "u1"))]
