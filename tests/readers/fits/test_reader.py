@@ -125,7 +125,7 @@ def test_a_table_without_axes_is_damaged(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a.fits", 30))
     before, _, after = path.read_bytes().rpartition(b"NAXIS   =                    2")
     path.write_bytes(before + b"NAXIS   =                    0" + after)
-    with pytest.raises(FormatError, match="(?s)header of the table is damaged.*NAXIS"):
+    with pytest.raises(FormatError, match=r"(?s)header of the table is damaged.*NAXIS"):
         open_dataset(path, comm=MPI.COMM_SELF)
 
 
