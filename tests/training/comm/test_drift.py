@@ -46,7 +46,7 @@ def _quick() -> Iterator[list[str]]:
     drift.log.addHandler(handler)
     try:
         with (
-            mock.patch.object(channel, "core_share", lambda comm: CoreShare.FULL),
+            mock.patch.object(channel, "core_share", lambda *ranks: CoreShare.FULL),
             mock.patch.multiple(drift, SECONDS=0.4, REDUCTIONS=10),
         ):
             yield messages
