@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.training.checking.probe import METRICS, Effects, Probe, resources
+from matex_data.training.checking.probe import GRADIENTS, METRICS, Effects, Probe, resources
 from matex_data.training.exact.attributes import kept_variables
 
 LAST_BITS = 64
@@ -91,7 +91,10 @@ class Rounding:
         largest : largest norm of all arrays.
         """
         units = min(LAST_BITS * self.epsilon, LARGEST_UNMEASURED)
-        return max(units * norm, MARGIN * self.changes.get(name, 0.0), self.epsilon * largest * 4, TINY)
+        noise = MARGIN * self.changes.get(name, 0.0)
+        if name.startswith(GRADIENTS) and norm > FLOOR * largest:
+            noise = min(noise, COMPARABLE * norm)  # a larger difference is another gradient, whatever rounding changes
+        return max(units * norm, noise, self.epsilon * largest * 4, TINY)
 
 
 def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
@@ -106,7 +109,7 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
         return Verdict(np.inf, np.inf, _first_other(whole, sharded))
     pairs = {name: (a, sharded.arrays[name]) for name, a in whole.arrays.items() if a is not None and a.size}
     norms = {name: _norm(a) for name, (a, _) in pairs.items()}
-    largest = max((n for name, n in norms.items() if name.startswith("gradient")), default=0.0)
+    largest = max((n for name, n in norms.items() if name.startswith(GRADIENTS)), default=0.0)
     worst = Verdict()
     for name, (a, b) in pairs.items():
         if b is None or not np.array_equal(np.isfinite(a), np.isfinite(b)):
@@ -123,13 +126,13 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
             MARGIN * rounding.changes.get(name, 0.0) < COMPARABLE * n for name, n in norms.items() if n
         )
         return Verdict(worst.excess, worst.difference, worst.name, None, noise, hidden and any(norms.values()))
-    gradients = [pair for name, pair in pairs.items() if name.startswith("gradient")]
+    gradients = [pair for name, pair in pairs.items() if name.startswith(GRADIENTS)]
     return Verdict(worst.excess, worst.difference, worst.name, _ratio(gradients))
 
 
 def finite(effects: Effects) -> bool:
     """Return whether some gradient is finite, or none is there."""
-    arrays = [a for name, a in effects.arrays.items() if a is not None and name.startswith("gradient")]
+    arrays = [a for name, a in effects.arrays.items() if a is not None and name.startswith(GRADIENTS)]
     return not arrays or any(np.isfinite(a).all() for a in arrays)
 
 

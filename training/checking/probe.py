@@ -35,6 +35,8 @@ HIDDEN_STATE = (
     *("MapStage", "MapUnstage", "OrderedMap", "IteratorGetNext"),
 )
 """Beginnings of the types of operations that change state outside of variables."""
+GRADIENTS = "gradient"
+"""Beginning of the names of gradients among effects."""
 METRICS = "state of metrics "
 """Beginning of the names of states of metrics among effects, before their number."""
 RECORDED = "matex_recorded"
@@ -179,7 +181,7 @@ class Probe:
         gradients = list(gradients)
         paths = [getattr(v, "path", getattr(v, "name", "")) for v in variables or []] or [""] * len(gradients)
         call, self._calls = self._calls, self._calls + 1
-        names = [f"gradient of {path}" + (f" in update {call + 1}" if call else "") for path in paths]
+        names = [f"{GRADIENTS} of {path}" + (f" in update {call + 1}" if call else "") for path in paths]
         for name, gradient in zip(names, gradients, strict=True):
             if gradient is None:
                 self._recorded.setdefault(name, None)

@@ -41,6 +41,15 @@ def test_measured_rounding_explains_differences_of_its_size() -> None:
     assert not _compared(GRADIENT + 3e-2 * RNG.normal(size=1000), rounding).agree
 
 
+def test_no_rounding_explains_another_gradient() -> None:
+    rounding, exact = Rounding(EPSILON), {"gradient of b": GRADIENT}
+    noisy = {"gradient of a": GRADIENT + 0.2 * RNG.normal(size=1000), **exact}
+    whole = Effects({"gradient of a": GRADIENT, **exact})
+    rounding.measure(whole, [Effects(noisy)])
+    assert compare(whole, Effects({"gradient of a": GRADIENT * 0.9, **exact}), rounding).agree
+    assert not compare(whole, Effects({"gradient of a": GRADIENT * 0.33, **exact}), rounding).agree
+
+
 def test_rounding_that_hides_everything_is_no_agreement() -> None:
     rounding = Rounding(EPSILON)
     rounding.measure(Effects({"gradient of a": GRADIENT}), [Effects({"gradient of a": -GRADIENT})])
