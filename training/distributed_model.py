@@ -37,6 +37,7 @@ from matex_data.training.exact.rows import leaves_per_sample, static_rows
 from matex_data.training.exact.state import Watch
 from matex_data.training.exact.step import DistributedStep, DistributedTestStep
 from matex_data.training.exact.variables import (
+    assignments_of_build,
     build,
     build_without_optimizer,
     inner_optimizer,
@@ -211,8 +212,17 @@ class DistributedModel:
             return
         check_preprocessing(self.model, self.channel)
         equal = self._equal_weights(element_spec)
-        self._warn_of_own_build()
-        build(self.model, element_spec)
+        with assignments_of_build(self.model.optimizer) as assigned:
+            build(self.model, element_spec)
+        if assigned and self.channel.rank == 0:
+            log.warning(
+                "build() of %s assigns to %s before the first step; in one process it runs within each step, and assigns "
+                "again\n"
+                "  remedy: give variables their values by add_variable(initializer=...), or call "
+                "optimizer.build(model.trainable_variables) before fit",
+                type(self.model.optimizer).__name__,
+                assigned[0],
+            )
         broadcast_in(self.channel, [v for v in replicated_variables(self.model) if id(v) not in equal])
         separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
         per_sample = leaves_per_sample(element_spec) if whole_batches else None
@@ -239,19 +249,6 @@ class DistributedModel:
         weights = [] if self.channel.communicator.maximum(failed)[0] else replicated_weights(self.model)
         broadcast_in(self.channel, weights)
         return {id(weight) for weight in weights}
-
-    def _warn_of_own_build(self) -> None:
-        """Warn once of an optimizer whose variables a method of its own makes, in Keras as a part of each step."""
-        optimizer = self.model.optimizer
-        own = optimizer is not None and not type(optimizer).build.__module__.startswith("keras.")
-        if own and not optimizer.built and self.channel.rank == 0:
-            log.warning(
-                "build() of %s runs before the first step; in one process it runs within it, and what it assigns is "
-                "assigned in each step again\n"
-                "  remedy: give variables their values by add_variable(initializer=...), or call "
-                "optimizer.build(model.trainable_variables) before fit",
-                type(optimizer).__name__,
-            )
 
     def unrounded_gradients(self) -> Replacements:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""

@@ -67,6 +67,24 @@ def build(model: Any, element_spec: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
+@contextlib.contextmanager
+def assignments_of_build(optimizer: Any) -> Iterator[list[str]]:
+    """Context manager: list the variables to which ``build`` of an optimizer assigns values, in Keras in each step."""
+    assigned: list[str] = []
+    original = keras.Variable.assign
+
+    def assign(variable: Any, value: Any) -> Any:
+        assigned.append(variable.path)
+        return original(variable, value)
+
+    def build(variables: Any) -> None:
+        with replaced(keras.Variable, assign=assign):
+            type(optimizer).build(optimizer, variables)
+
+    with contextlib.nullcontext() if optimizer is None else replaced(optimizer, build=build):
+        yield assigned
+
+
 def _build_without_functions(model: Any, element_spec: Any) -> None:
     """Create variables without a call of losses and metrics, whose functions may work on NumPy arrays alone."""
     symbolic = tf.nest.map_structure(lambda spec: keras.KerasTensor(spec.shape, spec.dtype.name), element_spec)

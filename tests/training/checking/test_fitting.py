@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import numpy as np
 import pytest
 
 from tests.support import problems
+from tests.support.logs import logged
 from tests.support.ranks import Pool, Pools
 
 BATCH = 12
@@ -93,21 +93,11 @@ def _model(kind: str, executed: int = 1) -> Any:
     return model
 
 
-class _Messages(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.texts.append(record.getMessage())
-
-
 def _fit(comm: Any, kind: str, samples: int, distributed: bool, executed: int = 1, **options: Any) -> Any:
     from matex_data import training
 
-    model, arrays, messages = _model(kind, executed), problems.table(samples), _Messages()
-    logging.getLogger("matex_data.training").addHandler(messages)
-    try:
+    model, arrays = _model(kind, executed), problems.table(samples)
+    with logged() as messages:
         if distributed:
             data = problems.shard(arrays, BATCH, comm.rank, comm.size)
             validation = {} if kind == "nested" else {"validation_data": arrays, "validation_batch_size": 8}
@@ -115,9 +105,7 @@ def _fit(comm: Any, kind: str, samples: int, distributed: bool, executed: int = 
         else:
             validation = {} if kind == "nested" else {"validation_data": problems.shard(arrays, 8, 0, 1)}
             history = problems.one_process(model, arrays, BATCH, 3, **validation).history
-    finally:
-        logging.getLogger("matex_data.training").removeHandler(messages)
-    return problems.weights(model), history, "\n".join(messages.texts)
+    return problems.weights(model), history, "\n".join(messages)
 
 
 WHOLE = ("variance", "centered", "nested")

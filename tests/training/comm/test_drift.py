@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import logging
 import platform
 import time
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 
 from matex_data.training.comm.drift import slow_rank
 from tests.support import problems
+from tests.support.logs import logged
 from tests.support.ranks import Pool
 
 STEP = 0.004  # seconds of sleep in each step of every rank, so that other programs matter less
@@ -40,18 +40,12 @@ def _quick() -> Iterator[list[str]]:
     from matex_data.mpi.node import CoreShare
     from matex_data.training.comm import channel, drift
 
-    messages: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: messages.append(record.getMessage())  # type: ignore[method-assign]
-    drift.log.addHandler(handler)
-    try:
-        with (
-            mock.patch.object(channel, "core_share", lambda *ranks: CoreShare.FULL),
-            mock.patch.multiple(drift, SECONDS=0.4, REDUCTIONS=10),
-        ):
-            yield messages
-    finally:
-        drift.log.removeHandler(handler)
+    with (
+        logged(drift.log.name) as messages,
+        mock.patch.object(channel, "core_share", lambda *ranks: CoreShare.FULL),
+        mock.patch.multiple(drift, SECONDS=0.4, REDUCTIONS=10),
+    ):
+        yield messages
 
 
 def _loop(comm: Any, delays: dict[int, float], strategy: Any = "chained", pause: float = 0) -> list[str]:

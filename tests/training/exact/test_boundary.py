@@ -12,6 +12,7 @@ import pytest
 
 from matex_data.errors import PartitionError
 from tests.support import problems
+from tests.support.logs import logged
 from tests.support.ranks import Pool, Pools
 
 BATCH = 12
@@ -170,6 +171,33 @@ def _copying(comm: Any, kind: str, distributed: bool) -> Any:
 def test_optimizers_copy_the_weights_of_rank_0(ranks: Pools, pool: Pool, kind: str) -> None:
     expected, *_ = ranks(1).run(_copying, kind, False)
     problems.assert_same_weights(pool.run(_copying, kind, True), expected)
+
+
+def _building(comm: Any, assigns: bool) -> list[str]:
+    """Train by an optimizer that averages weights; return what is logged of its ``build``."""
+    import keras
+
+    class Averaging(keras.optimizers.SGD):  # type: ignore[misc]
+        def build(self, variables: Any) -> None:
+            super().build(variables)
+            self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]
+            for average, variable in zip(self.averages, variables, strict=True):
+                if assigns:
+                    average.assign(variable)
+
+    model = problems.perceptron()
+    problems.compiled(model, Averaging(0.1, use_ema=True))
+    with logged() as messages:
+        _fit(comm, model, problems.table(24), True)
+    return [message for message in messages if "build()" in message]
+
+
+@pytest.mark.rank_counts(2)
+def test_builds_that_assign_are_said_once(pool: Pool) -> None:
+    assert pool.run(_building, False) == [[], []]
+    (message,), others = pool.run(_building, True)
+    assert "build() of Averaging assigns to" in message and "average" in message and "add_variable" in message
+    assert others == []
 
 
 def _decay(comm: Any, shard_optimizer: bool) -> Any:

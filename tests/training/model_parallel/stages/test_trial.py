@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +15,7 @@ from matex_data.training.model_parallel.stages import micro_batches
 from matex_data.training.model_parallel.stages.micro_batches import CHOICE, STEPS, Trial
 from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.trainer import fit
+from tests.support.logs import logged
 from tests.support.ranks import Pool, Pools
 from tests.training.model_parallel.stages.problems import BATCH, accumulated, build, dataset, weights_of
 
@@ -91,11 +91,9 @@ def test_a_damaged_choice_is_made_again(world: Any, damaged: list[Any]) -> None:
 
 def _automatic(comm: Any, name: str, stages: int, **options: Any) -> tuple[Any, list[Any], list[int], list[str]]:
     """Return weights, choice, the number of micro-batches of each step, and what this rank has said."""
-    mesh, counts, said = Mesh(stages=stages, comm=comm), [], []
+    mesh, counts = Mesh(stages=stages, comm=comm), []
     model = build(name)
     original = StagedModel._count
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
 
     def count(staged: Any, batch: Any) -> int:
         counts.append(original(staged, batch))
@@ -103,12 +101,11 @@ def _automatic(comm: Any, name: str, stages: int, **options: Any) -> tuple[Any, 
 
     data = dataset(name, mesh.coordinates.replica, mesh.shape[0])
     StagedModel._count = count  # type: ignore[method-assign]
-    logging.getLogger("matex_data.training").addHandler(handler)
     try:
-        fit(model, data, verbose=0, mesh=mesh, micro_batches="auto", **{"epochs": EPOCHS, **options})
+        with logged() as said:
+            fit(model, data, verbose=0, mesh=mesh, micro_batches="auto", **{"epochs": EPOCHS, **options})
     finally:
         StagedModel._count = original  # type: ignore[method-assign]
-        logging.getLogger("matex_data.training").removeHandler(handler)
     return weights_of(model), vars(model).get(CHOICE, []), counts, [text for text in said if "auto" in text]
 
 
