@@ -216,7 +216,7 @@ class DistributedModel:
             build(self.model, element_spec)
         if assigned and self.channel.rank == 0:
             log.warning(
-                "build() of %s assigns to %s before the first step; in one process it runs within each step, and assigns "
+                "build() of %s assigns to %s before the first step; in one process it runs in each step, and assigns "
                 "again\n"
                 "  remedy: give variables their values by add_variable(initializer=...), or call "
                 "optimizer.build(model.trainable_variables) before fit",
