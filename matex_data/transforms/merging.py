@@ -27,8 +27,9 @@ from matex_data.locks import cached_property
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
+from matex_data.transforms.categories import CATEGORIES
 from matex_data.transforms.joining import all_of
-from matex_data.transforms.missing import use_values
+from matex_data.transforms.missing import is_category, is_missing, use_values
 
 HOW = ("exact", "inner", "left", "rows")
 ROWS = HOW[-1]  # by position
@@ -124,8 +125,19 @@ class Coordinate:
     name: str
     samples: Samples
 
-    def read(self) -> tuple[Integers, Array]:
-        """Return the numbers of this rank's samples, and their values; of windows those of the first row. *Collective*.
+    def read(self, complete: bool) -> tuple[Integers, Array, Array]:
+        """Return this rank's samples, their values (of windows those of the first row), and which lack one.
+
+        *Collective*. Categories are the texts that they stand for.
+
+        Parameters
+        ----------
+        complete : a missing value is an error.
+
+        Returns
+        -------
+        numbers, values : of the samples.
+        missing : bool[samples].
 
         Raises
         ------
@@ -134,20 +146,29 @@ class Coordinate:
         """
         source, name = self.source, self.name
         field = field_of(source.index.fields, name)
-        if field.ragged or len(field.shape) > 1 or field.dtype.kind not in "iufSUO":
+        if field.ragged or len(field.shape) > 1 or field.dtype.kind not in "biufSUO":
             raise FormatError("the field to merge on has no value for each sample", field=name, found=field.description)
         begin, _ = rank_range(self.samples.total, source.comm.rank, source.comm.size)
-        positions, values = [EMPTY], [np.empty(0, field.dtype)]
+        texts = None
+        if is_category(field):
+            texts = np.array([text.encode() for text in field.attributes[CATEGORIES]] or [b""], object)
+        positions, missing = [EMPTY], [np.empty(0, bool)]
+        values = [np.empty(0, field.dtype if texts is None else object)]
 
         def keep(part: Integers, of_part: Array) -> None:
-            positions.append(part)
-            values.append(of_part.copy())
+            lacking = is_missing(of_part, field)
+            column = of_part.copy() if texts is None else texts[np.maximum(of_part, 0)]
+            if column.dtype.kind == "f":
+                column[lacking] = 0  # NaN is not compared
+            for column_of, new in ((positions, part), (values, column), (missing, lacking)):
+                column_of.append(new)
 
-        use_values(source, self.samples, field, keep, "the field to merge on has a missing value")
+        problem = "the field to merge on has a missing value" if complete else None
+        use_values(source, self.samples, field, keep, problem, 'leave out such samples: missing="drop"')
         joined = np.concatenate(values)
         is_time = "since" in str(field.attributes.get("units")) and joined.dtype.kind == "f"
         numbers = self.samples.numbers(begin + np.concatenate(positions))
-        return numbers, np.round(joined, TIME_DECIMALS) if is_time else joined
+        return numbers, np.round(joined, TIME_DECIMALS) if is_time else joined, np.concatenate(missing)
 
 
 def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how: str) -> Matches:
@@ -157,7 +178,8 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
     ----------
     first, second : keys of the data sets.
     how : "exact": all values are equal, in the same order. Else samples of the second data set have different values,
-        and those of the first have a counterpart or not; each rank then has all values of the second one for a moment.
+        and those of the first have a counterpart or not, those with a missing value none; each rank then has all values
+        of the second one for a moment.
 
     Raises
     ------
@@ -167,8 +189,8 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
     if how not in HOW:
         raise PartitionError("unknown way to merge", expected=f"how= one of {HOW}", found=repr(how))
     comm = first[0].source.comm
-    own, values = _read(first)
-    other, others = _read(second)
+    own, values, missing = _read(first, complete=how == "exact")
+    other, others, _ = _read(second, complete=True)
     if how != "exact":
         other = np.concatenate(comm.allgather(other))
         others = [np.concatenate(comm.allgather(column)) for column in others]
@@ -184,6 +206,7 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
         pairs = Matches.of(own, other)
     else:
         codes, of_second, known = _coded(alike)
+        known &= ~missing
         order = np.argsort(of_second, kind="stable")
         comm.agree(_repeated(second, others, of_second, order))
         pairs = Matches.of(own[known], other[order][codes[known]])
@@ -217,13 +240,14 @@ def pair_rows(first: Source, samples: Samples, others: Samples) -> Matches:
     return Matches.joined(first.comm.allgather(Matches.of(samples.numbers(at), others.numbers(at))))
 
 
-def _read(keys: Sequence[Coordinate]) -> tuple[Integers, list[Array]]:
-    """Return the numbers of this rank's samples, and their values of each key. *Collective*."""
-    read = [key.read() for key in keys]
-    unread = [key.name for key, (numbers, _) in zip(keys, read, strict=True) if len(numbers) != len(read[0][0])]
+def _read(keys: Sequence[Coordinate], complete: bool) -> tuple[Integers, list[Array], Array]:
+    """Return this rank's samples, their values of each key, and whether they lack one of them. *Collective*."""
+    read = [key.read(complete) for key in keys]
+    numbers, values, missing = zip(*read, strict=True)
+    unread = [key.name for key, found in zip(keys, numbers, strict=True) if len(found) != len(numbers[0])]
     error = FormatError("samples of a field to merge on cannot be read", field=unread[0]) if unread else None
     keys[0].source.comm.agree(error)
-    return read[0][0], [values for _, values in read]
+    return numbers[0], list(values), np.logical_or.reduce(missing)
 
 
 def _comparable(name: str, other_name: str, values: Array, others: Array) -> tuple[Array, Array]:
@@ -248,12 +272,15 @@ def _comparable(name: str, other_name: str, values: Array, others: Array) -> tup
         )
     if set(kinds) == {"i", "u"} and max(values.max(initial=0), others.max(initial=0)) < 2**63:
         return values.astype(np.int64), others.astype(np.int64)
+    floats = [column.dtype for column in (values, others) if column.dtype.kind == "f"]
+    bits = min((np.finfo(dtype).nmant + 1 for dtype in floats), default=EXACT.bit_length() - 1)
+    of_one_kind = values.dtype == others.dtype if floats else len(set(kinds)) == 1
     most = max(abs(float(edge(column, initial=0))) for column in (values, others) for edge in (np.min, np.max))
-    if len(set(kinds)) > 1 and most > EXACT:
+    if not of_one_kind and most >= 2**bits:  # which may be a rounded 2**bits + 1
         raise FormatError(
             "values of two dtypes cannot be compared exactly",
             field=name,
-            expected="one dtype in both data sets, or numbers up to 2**53",
+            expected=f"one dtype in both data sets, or numbers below 2**{bits}",
             found=f"{most:.17g}; {both}",
             remedy="write both as integers, or as text",
         )

@@ -167,7 +167,7 @@ def use_values(
     samples: Samples,
     field: Field,
     use: Callable[[Integers, Array], None],
-    problem: str,
+    problem: str | None,
     remedy: str | None = None,
 ) -> None:
     """Call ``use`` with positions in this rank's block and the values of a field there, until all are read.
@@ -177,7 +177,7 @@ def use_values(
     Parameters
     ----------
     field : with one value for each sample; of windows, that of the first row counts.
-    problem, remedy : of the error.
+    problem, remedy : of the error; None: a missing value is none.
 
     Raises
     ------
@@ -190,7 +190,7 @@ def use_values(
         if len(positions):
             values = arrays[field.name].reshape(len(positions), -1)[:, 0]
             missing = np.flatnonzero(is_missing(values, field))
-            if len(missing):
+            if problem is not None and len(missing):
                 number = samples.numbers(np.array([begin + positions[missing[0]]]))
                 path, row = source.index.located(int(number[0]))
                 found = "a missing value"
@@ -201,7 +201,7 @@ def use_values(
 
 
 def _may_be_missing(field: Field) -> bool:
-    return not field.ragged and (_is_nullable(field) or _is_category(field) or _has_empty_texts(field))
+    return not field.ragged and (_is_nullable(field) or is_category(field) or _has_empty_texts(field))
 
 
 def _is_nullable(field: Field) -> bool:
@@ -209,7 +209,8 @@ def _is_nullable(field: Field) -> bool:
     return field.dtype.kind == "f" or MISSING_INTEGER in field.attributes
 
 
-def _is_category(field: Field) -> bool:
+def is_category(field: Field) -> bool:
+    """Return whether the values of a field are positions in the list of its categories."""
     return field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list)
 
 
@@ -234,7 +235,7 @@ def is_missing(array: Array, field: Field) -> NDArray[np.bool_]:
         return np.asarray((array == b"") | (array == "") if array.dtype.kind == "O" else array == array.dtype.type())
     if MISSING_INTEGER in field.attributes:
         return np.asarray(array == field.attributes[MISSING_INTEGER])
-    return array < 0 if _is_category(field) else np.zeros(array.shape, bool)
+    return array < 0 if is_category(field) else np.zeros(array.shape, bool)
 
 
 Sentinels = float | Sequence[float] | Mapping[str, float | Sequence[float]]

@@ -100,6 +100,8 @@ REFUSED = {
     "texts": ({"k": np.array(["1", "2"])}, {"k": np.array([1, 2])}, "never equal"),
     "unsigned": ({"k": np.array([2**63 + 100], np.uint64)}, {"k": np.array([2.0**63])}, "compared exactly"),
     "signed": ({"k": np.array([2**63 + 100], np.uint64)}, {"k": np.array([-1])}, "compared exactly"),
+    "float32": ({"k": np.array([2**24])}, {"k": np.array([2**24 + 1], "f4")}, r"compared exactly.*2\*\*24"),
+    "float32 and float64": ({"k": np.array([2.0**24])}, {"k": np.array([2**24 + 1], "f4")}, "compared exactly"),
     "twice": ({"k": np.array([1, 2])}, {"k": np.array([2, 2])}, "twice in the second"),
     "no float": ({"k": np.array([1, 2])}, {"k": np.array([2]), "b": np.array([2**62 + 1])}, "not exact as float64"),
 }
@@ -111,8 +113,38 @@ def test_values_that_could_match_wrongly_are_an_error(case: str) -> None:
     sets = [md.open_dataset({**first, "a": np.arange(len(first["k"]))}, comm=MPI.COMM_SELF)]
     extra = {"b": np.arange(len(second["k"])), **second}
     sets.append(md.open_dataset(extra, comm=MPI.COMM_SELF))
-    with pytest.raises(md.DataError, match=message):
+    with pytest.raises(md.DataError, match=f"(?s){message}"):
         md.merge(sets[0], sets[1], on="k", how="left").load()
+
+
+def _by_name(comm: Any, folder: Path, dtypes: list[dict[str, str]], how: Any) -> Any:
+    events, names = (
+        md.open_dataset(folder / f"{name}.csv", comm=comm, inputs=value, dtype=dtype)
+        for name, value, dtype in zip(("shots", "names"), ("x", "z"), dtypes, strict=True)
+    )
+    return md.merge(events, names, on="name", how=how).load()
+
+
+@pytest.mark.rank_counts(1, 3, slow=(2,))
+@pytest.mark.parametrize("dtypes", [[{}, {}], [{"name": "category"}] * 2, [{"name": "category"}, {}]])
+@pytest.mark.parametrize("how", ["left", "inner"])
+def test_categories_are_equal_as_texts_and_a_missing_key_has_no_counterpart(
+    pool: Pool, tmp_path: Path, dtypes: list[dict[str, str]], how: Any
+) -> None:
+    shots = pd.DataFrame({"name": [*"abcdab", None, *"dcb"], "x": np.arange(10.0)})
+    names = pd.DataFrame({"name": [*"bda"], "z": [1.0, 2.0, 3.0]})  # other codes than those of the shots
+    shots.to_csv(tmp_path / "shots.csv", index=False)
+    names.to_csv(tmp_path / "names.csv", index=False)
+    expected = shots.merge(names, on="name", how=how)
+    parts = pool.run(_by_name, tmp_path, dtypes, how)
+    for name in ("x", "z"):
+        np.testing.assert_array_equal(np.concatenate([part[name] for part in parts]), expected[name])
+
+
+def test_truth_values_are_keys() -> None:
+    first = md.open_dataset({"k": np.array([True, False, True]), "x": np.arange(3)}, comm=MPI.COMM_SELF)
+    second = md.open_dataset({"k": np.array([False, True]), "z": np.array([5, 6])}, comm=MPI.COMM_SELF)
+    assert md.merge(first, second, on="k", how="left").load()["z"].tolist() == [6, 5, 6]
 
 
 @pytest.mark.parametrize("keys", [{}, {"on": "k", "left_on": "k"}, {"left_on": ["a", "b"], "right_on": "a"}])
