@@ -93,9 +93,10 @@ def merge(
     how : "exact": the values are equal in both data sets, in one order; anything else is an error. "inner": samples
         whose values the other data set does not have are left out; the order is that of ``first``. "left": all samples
         of ``first``; those without a counterpart have missing values, for which integers are float64. With these two,
-        samples of ``first`` may correspond to the same one of ``second``, and each rank has all keys of ``second`` in
-        memory for a moment, 8 bytes for each number. "rows": without keys; the n-th samples belong together, as entries
-        of friend trees of ROOT, and nothing is compared but the numbers of samples.
+        a missing key of ``first`` has no counterpart, samples of ``first`` may correspond to the same one of
+        ``second``, and each rank has all keys of ``second`` in memory for a moment, 8 bytes for each number. "rows":
+        without keys; the n-th samples belong together, as entries of friend trees of ROOT, and nothing is compared but
+        the numbers of samples.
 
     Returns
     -------
@@ -104,8 +105,9 @@ def merge(
     Raises
     ------
     FieldNotFound : a data set does not have the field.
-    FormatError : the values differ, are missing, or cannot be compared: texts with numbers, integers with floats beyond
-        2**53; values occur twice in ``second``; both data sets have another field of one name.
+    FormatError : the values differ, are missing, or cannot be compared: texts with numbers, other numbers with float64
+        beyond 2**53 or float32 beyond 2**24; values occur twice in ``second``; both data sets have another field of one
+        name.
     PartitionError : nothing is equal; the data sets differ in ranks or options of reading; both have weights.
 
     Examples

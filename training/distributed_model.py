@@ -21,7 +21,6 @@ from matex_data.training.average.optimizer import (
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.runtime import Choice
 from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
-from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import LogReduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, distributed_losses, is_unreduced
@@ -33,6 +32,7 @@ from matex_data.training.exact.metrics import (
     replace_custom_metrics,
     results_of_all,
 )
+from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import leaves_per_sample, static_rows
 from matex_data.training.exact.state import Watch
 from matex_data.training.exact.step import DistributedStep, DistributedTestStep

@@ -22,8 +22,8 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import check_not_alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, evaluated_model, open_context
 from matex_data.training.exact.batch_weights import batch_weights
-from matex_data.training.exact.digests import check_preprocessing
 from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element, sharded_source
 from matex_data.training.exact.step import predict_stand_ins
@@ -383,7 +383,8 @@ def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
     Raises
     ------
     TypeError : the data is no data set.
-    PartitionError : this rank runs a callback that the others do not run; data is padded.
+    PartitionError : this rank runs a callback that the others do not run; layers that the data passes were adapted to
+        the rows of a rank.
     """
     check_not_alone(call)
     if not hasattr(dataset, "tf_dataset") and not isinstance(dataset, tf.data.Dataset):
@@ -393,6 +394,7 @@ def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
         )
     channel = open_channel(comm)
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
+    check_preprocessing(dataset, channel)
     return channel
 
 

@@ -24,6 +24,7 @@ from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.determinism import FirstBatchCheck
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
@@ -150,6 +151,7 @@ def fit(
     batch = keras_fit_options.pop("validation_batch_size", None) or keras_fit_options.get("batch_size") or BATCH
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
+    check_preprocessing(data, channel)
     options_of_stages = {"micro_batches": micro_batches, "recompute": recompute, "split_after": split_after}
     options_of_ranks = {
         "sync_batch_norm": sync_batch_norm,
@@ -237,6 +239,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
     if hasattr(data, "tf_dataset"):
         return data.tf_dataset(channel.size * -(-batch // channel.size), remainder="keep")
     if isinstance(data, tf.data.Dataset):
+        check_preprocessing(data, channel)
         if channel.size == 1 or is_sharded(data):
             return data
         compared = FirstBatchCheck(channel, whole=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import matex_data as md
+from tests.support.launch import run_script
 from tests.support.ranks import Pool
 
 ROWS = 203
@@ -139,3 +141,93 @@ def test_a_layer_that_was_adapted_to_rows_of_a_rank_is_an_error(pool: Pool, path
     assert len({str(loss) for loss in pool.run(_trained, path, True, use, timeout=60)}) == 1
     for outcome in pool.outcomes(_trained, path, False, use, timeout=60):
         assert isinstance(outcome, md.PartitionError) and "data.adapt(layer)" in str(outcome)
+
+
+class _Encoder:
+    def __init__(self, layer: Any) -> None:
+        self.parts = [layer]
+
+    def encoded(self, names: Any, x: Any) -> Any:
+        return self.parts[0](names), x
+
+
+def _encoded(layer: Any, names: Any, x: Any) -> Any:
+    return layer(names), x
+
+
+def _mapped(comm: Any, path: Path, collective: bool, way: str, use: str) -> Any:
+    import keras
+    import tensorflow as tf
+
+    data = md.open_dataset(path, inputs=["name", "x"] if way == "space" else "name", targets="x", comm=comm)
+    rows = data.tf_dataset(6, remainder="drop")
+    layer: Any = keras.layers.StringLookup(output_mode="one_hot", max_tokens=8)
+    if way == "space":
+        layer = _space()
+    if collective:
+        data.adapt(layer)
+    else:
+        layer.adapt(rows.map(lambda names, x: names))
+    ways = {
+        "lambda": lambda names, x: (layer(names), x),
+        "method": _Encoder(layer).encoded,
+        "partial": functools.partial(_encoded, layer),
+        "space": lambda fields, x: (layer(fields), x),
+    }
+    encoded = rows.map(ways[way])
+    model = keras.Sequential([keras.layers.Dense(1, kernel_initializer="ones")])
+    model.compile("sgd", "mse")
+    if use == "validation_data":
+        whole = np.zeros((12, *encoded.element_spec[0].shape[1:]), np.float32), np.zeros(12)
+        training = md.training.shard(tf.data.Dataset.from_tensor_slices(whole).batch(6), comm=comm)
+        return md.training.fit(model, training, validation_data=encoded, comm=comm, verbose=0).history["loss"]
+    if use == "fit":
+        return md.training.fit(model, encoded, comm=comm, verbose=0).history["loss"]
+    if use == "evaluate":
+        return md.training.evaluate(model, encoded, comm=comm, verbose=0)
+    return md.training.predict(model, encoded.map(lambda names, x: names), comm=comm, gather=True, verbose=0).sum()
+
+
+@pytest.mark.rank_counts(3, slow=(2,))
+@pytest.mark.parametrize(
+    ("way", "use"),
+    [
+        ("lambda", "fit"),
+        ("method", "evaluate"),
+        ("partial", "predict"),
+        ("space", "fit"),
+        ("lambda", "validation_data"),
+    ],
+)
+def test_a_layer_of_the_pipeline_that_was_adapted_to_rows_of_a_rank_is_an_error(
+    pool: Pool, path: Path, way: str, use: str
+) -> None:
+    assert len({str(loss) for loss in pool.run(_mapped, path, True, way, use, timeout=60)}) == 1
+    for outcome in pool.outcomes(_mapped, path, False, way, use, timeout=60):
+        assert isinstance(outcome, md.PartitionError) and "data.adapt(layer)" in str(outcome)
+
+
+SCRIPT = """
+import sys
+import keras
+import matex_data as md
+
+path, place = sys.argv[1:]
+rows = md.open_dataset(path, inputs="name", targets="x").tf_dataset(8)
+lookup = keras.layers.StringLookup(output_mode="one_hot", max_tokens=8)
+lookup.adapt(rows.map(lambda names, x: names))
+within = [keras.Input((), dtype="string"), lookup] if place == "model" else []
+model = keras.Sequential([*within, keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(rows if within else rows.map(lambda names, x: (lookup(names), x)), verbose=0)
+print("trained")
+"""
+
+
+@pytest.mark.parametrize("place", ["map", pytest.param("model", marks=pytest.mark.slow)])
+def test_matex_run_refuses_a_layer_that_was_adapted_to_rows_of_a_rank(place: str, path: Path) -> None:
+    launcher = "from matex_data.training.launcher.run import main; main()"
+    script = path.with_name("adapt.py")
+    script.write_text(SCRIPT)
+    done = run_script(2, launcher, str(script), str(path), place, timeout=60)
+    assert done.returncode != 0 and "data.adapt(layer)" in done.stderr and "trained" not in done.stdout

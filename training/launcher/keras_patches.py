@@ -35,6 +35,7 @@ from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_same, difference
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.listed import own_method
+from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import (
     batch_size,
     dataset_element,
@@ -118,6 +119,7 @@ class PatchedCall:
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         trains = first and self.check is not None  # the first dataset is that of training
         lockstep = self.test is not None and self.test.lockstep and not trains
+        check_preprocessing(x, self._channel)
         if not is_sharded(x):
             if trains:
                 self.whole_batches = True
@@ -462,6 +464,7 @@ class KerasPatches:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
         distributed = vars(model).get("_matex_distributed")
         check_same(self._channel, "predict()", options.get("x"))
+        check_preprocessing(options.get("x"), self._channel)
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
         few = _has_few_rows(options, self._channel.size) or _limits_steps()
