@@ -160,8 +160,9 @@ class Coordinate:
             column = of_part.copy() if texts is None else texts[np.maximum(of_part, 0)]
             if column.dtype.kind == "f":
                 column[lacking] = 0  # NaN is not compared
-            for column_of, new in ((positions, part), (values, column), (missing, lacking)):
-                column_of.append(new)
+            positions.append(part)
+            values.append(column)
+            missing.append(lacking)
 
         problem = "the field to merge on has a missing value" if complete else None
         use_values(source, self.samples, field, keep, problem, 'leave out such samples: missing="drop"')
