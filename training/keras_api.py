@@ -102,6 +102,7 @@ tf_keras_models: Any = _imported("keras._tf_keras.keras.models", RUN)
 """Module ``tf.keras.models``; it and ``tf.keras.saving`` have functions of their own."""
 tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving", RUN)
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession", RUN)
+DatasetFunction: Any = _imported("tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
 BATCHING: tuple[Any, ...] = (
@@ -183,14 +184,13 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
         (keras.metrics.MeanMetricWrapper, ("update_state",)),
         (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
-        (tf.data.Dataset, ("_inputs",)),
+        (tf.data.Dataset, ("_functions", "_inputs")),
         (DatasetIterator, ("_type_spec", "get_next")),
     ),
     PARTS: ((keras.Variable, ("_maybe_autocast",)),),
     RUN: (
         (keras.Model, ("_flatten_metrics_in_order",)),
         (EpochIterator, ("_enumerate_iterator",)),
-        (tf.data.Dataset, ("_functions",)),
         (keras_random, ("draw_seed", "dropout", "normal", "randint", "truncated_normal", "uniform")),
         (tf.Graph, ("_get_function",)),
     ),
@@ -211,6 +211,7 @@ OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
         ),
         (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
         (CompileLoss, ("_flat_losses",)),
+        (DatasetFunction, ("_func",)),
     ),
     PARTS: (
         (keras.Model, ("_call_has_training_arg",)),

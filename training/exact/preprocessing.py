@@ -54,7 +54,7 @@ def check_preprocessing(user: Any, channel: Channel) -> None:
 def _layers_of(dataset: tf.data.Dataset) -> Iterator[Any]:
     """Yield the layers that the functions of a pipeline call, each maybe more than once."""
     for function in dataset._functions():
-        yield from _layers_within(getattr(function, "_func", None), set())
+        yield from _layers_within(function._func, set())
     for source in dataset._inputs():
         yield from _layers_of(source)
 
