@@ -51,6 +51,7 @@ def _missing_on_objects(comm: Any) -> list[str]:
     attention = keras.layers.MultiHeadAttention(1, 2)
     attention.build((2, 3, 4), (2, 3, 4))
     objects += [model._functional, attention, *model.weights, keras_api.tensorflow_context()]
+    objects += dataset.map(lambda x, y: (x, y))._functions()
     found = {}
     listed = [*keras_api.ATTRIBUTES.values(), *keras_api.OBJECT_ATTRIBUTES.values()]
     for owner, names in (entry for entries in listed for entry in entries):
