@@ -191,6 +191,8 @@ RANDOM = "random"
 """Attribute of a field whose samples are drawn anew in each epoch: True."""
 SAMPLE_COORDINATE = "sample_coordinate"
 """Attribute of the field that is the coordinate of the samples: True."""
+COORDINATES = "the coordinates"
+"""Begin of the fact with the values of a coordinate, before its name."""
 LISTED = "samples that sel= lists"
 """Fact of an index: number of samples that the files have to have together, as text."""
 EXACT = 1 << 53

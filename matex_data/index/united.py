@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from matex_data.errors import FormatError
-from matex_data.fields import ALL_MISSING, ALL_ROWS, AS_TEXT, PARTLY_MISSING, Field, Schema
+from matex_data.fields import ALL_MISSING, ALL_ROWS, AS_TEXT, COORDINATES, PARTLY_MISSING, Field, Schema
 from matex_data.index.combined import MissingRows, UnitedRows
 from matex_data.index.files import FileIndex, FileList
 from matex_data.index.library import Constant, FolderValue
@@ -151,6 +151,8 @@ class UnitedFields:
             for name in {**self.occurrences, **other.occurrences}
             if name not in self.occurrences or name not in other.occurrences
         }
+        if lacking and fact.startswith(COORDINATES):  # of its axes
+            return True
         return any(fact == name or fact.endswith((f"of {name}", f"of {name!r}")) for name in lacking)
 
     @property

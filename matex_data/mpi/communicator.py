@@ -409,7 +409,7 @@ class Communicator:
         """Context manager: a blocking call of MPI, which begins once all ranks have come, each within its time."""
         with self._exclusive():
             self.start_maximum([0]).wait()
-            with waiting_for(self.liveness):
+            with meeting(self.liveness), waiting_for(self.liveness):  # maybe in another call than the others
                 yield
 
     @contextmanager

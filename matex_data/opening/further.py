@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -16,7 +17,7 @@ from matex_data.errors import DataError, FieldNotFound, FormatError, without_hin
 from matex_data.fields import WEIGHT, ElementSpec, name_taken
 from matex_data.index.model import Index
 from matex_data.mpi.communicator import Communicator
-from matex_data.opening.indexing import NETCDF, Reading, index_files, resolve_format
+from matex_data.opening.indexing import WITH_COORDINATE, Reading, index_files, resolve_format
 from matex_data.readers.formats import format_named
 from matex_data.reading.source import Source
 from matex_data.transforms.continuity import sample_coordinate, warn_of_order
@@ -80,14 +81,17 @@ class FurtherFields:
         if name is not None and names is None:  # of the names of the files alone
             names = self.reading.names
         reading = replace(self.reading, names=names, coordinate=name is None)
-        index = index_files(self.comm, self.files, reading, self._path(name or "coordinate"))
+        with warnings.catch_warnings():
+            if name is None:  # what is to be said of the fields has been said
+                warnings.simplefilter("ignore")
+            index = index_files(self.comm, self.files, reading, self._path(name or "coordinate"))
         index = index if name is None else self.created.add(index, [name])
         found = name or sample_coordinate(index.fields)
         if found is None:
             raise FieldNotFound(
                 "the files have no coordinate of their samples",
                 file=self.files[0],
-                expected="netCDF files with a variable of the sample dimension",
+                expected="netCDF files, or Zarr arrays, with a variable of the sample dimension",
                 remedy='name the field of times or numbers, such as along="time"',
             )
         if not np.array_equal(index.files.rows, self.rows):
@@ -103,7 +107,7 @@ class FurtherFields:
     def warn_of_order(self, index: Index) -> None:
         """Warn on rank 0 of files that overlap in time, or are not in its order. *Collective*.
 
-        Where the times are not among the fields, netCDF files without a stored index are opened for them.
+        Where the times are not among the fields, files of netCDF and Zarr without a stored index are opened for them.
 
         Parameters
         ----------
@@ -114,15 +118,15 @@ class FurtherFields:
             return
         if name is not None:
             warn_of_order(self.opened(index.select([name])), name)
-        elif self.stored is None and self._is_netcdf():
+        elif self.stored is None and self._has_coordinate():
             with suppress(DataError):  # without times that all files have alike nothing is known of their order
                 warn_of_order(*self.open(None))
 
-    def _is_netcdf(self) -> bool:
-        """Return whether the first file is one of netCDF, by its name too: others are not looked at. *Collective*."""
+    def _has_coordinate(self) -> bool:
+        """Return whether the first file is of netCDF or Zarr, by its name too: others are not opened. *Collective*."""
         path, format = self.files[0], self.reading.format
-        named = format == NETCDF or format_named(NETCDF).matches_name(path)
-        return named and resolve_format(self.comm, path, format, self.reading.options) == NETCDF
+        named = format in WITH_COORDINATE or any(format_named(name).matches_name(path) for name in WITH_COORDINATE)
+        return named and resolve_format(self.comm, path, format, self.reading.options) in WITH_COORDINATE
 
     def _path(self, name: str) -> str | None:
         """Return the path of the stored index of a field."""

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from matex_data import memory
 from matex_data.errors import FieldNotFound, FormatError
+from matex_data.fields import LISTED, SAMPLE_COORDINATE
 from matex_data.index import stored
 from matex_data.index.columns import PathTable
 from matex_data.index.descriptors import OF_JOB, Origin
@@ -41,7 +42,9 @@ from matex_data.words import exact_text
 
 T = TypeVar("T")
 
-NETCDF = "netcdf"  # the format whose samples have a coordinate
+WITH_COORDINATE = ("netcdf", "zarr")
+"""Formats whose samples have a coordinate."""
+COORDINATE = "coordinate"  # their option, which adds it to the fields
 MOST_NAMED = 5  # files in a warning
 MANY_SMALL, SMALL = 32, 1 << 20  # files, of as many bytes, each of which may be a sample
 SEARCHED = 8  # files in which a field is looked for that the first one lacks
@@ -87,8 +90,8 @@ class Reading:
 
     def resolved(self, format: str) -> Reading:
         """Return the reading of a format, whose reader has an option for the coordinate of the samples, or none."""
-        has_option = self.coordinate and format == NETCDF
-        return replace(self, options={**self.options, "coordinate": True}) if has_option else self
+        has_option = self.coordinate and format in WITH_COORDINATE
+        return replace(self, options={**self.options, COORDINATE: True}) if has_option else self
 
 
 def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path: str | None) -> Index:
@@ -394,6 +397,16 @@ def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> t
     return comm.agreed(lambda: collected.share(union, indexing.single)), union
 
 
+def _without_fields(index: Index, coordinate: bool | None) -> Index:
+    """Return the index of a file that has none of the named fields: its rows, and the coordinate of these if asked for.
+
+    What the file tells of other fields does not concern the data set.
+    """
+    kept = [name for name, field in index.fields.items() if coordinate and field.attributes.get(SAMPLE_COORDINATE)]
+    few = index.select(kept)
+    return Index(few.fields, few.files, few.static, {LISTED: few.facts[LISTED]} if LISTED in few.facts else {})
+
+
 def resolve_format(comm: Communicator, path: str, format: str | None, options: Mapping[str, Any]) -> str:
     """Return the requested format, or the one that rank 0 detects. *Collective*."""
     if format is not None:
@@ -449,8 +462,8 @@ class _Indexing:
         for absent in lacking if is_first else ():
             if absent.field not in self.reading.absent and not self._is_somewhere(str(absent.field)):
                 raise absent
-        if lacking and names is None:  # for the number of its rows
-            index = index.select([])
+        if lacking and names is None:
+            index = _without_fields(index, self.reading.options.get(COORDINATE))
         for file in index.files:
             if file.path == self.files[number]:
                 _check_size(file)

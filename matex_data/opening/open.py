@@ -143,8 +143,8 @@ def open_dataset(
         read.
     along : str. Numeric field with one number for each sample, such as "time", that tells whether a file continues the
         one before: if its values go on evenly, windows reach from one file into the next; otherwise they end with the
-        file, and rank 0 warns once. None: the coordinate of the sample dimension of netCDF files; windows of other
-        formats end with their file.
+        file, and rank 0 warns once. None: the coordinate of the sample dimension of netCDF files and Zarr stores;
+        windows of other formats end with their file.
     io : "collective": all ranks make every read together. "independent": each rank reads on its own. "auto":
         collective for up to 64 files of a parallel file system (Lustre, GPFS, BeeGFS, OrangeFS), or where the variable
         MATEX_IO_HINTS is set; otherwise independent.

@@ -12,7 +12,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import LISTED, SAMPLE_COORDINATE, Field
+from matex_data.fields import COORDINATES, LISTED, SAMPLE_COORDINATE, Field
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.subset import subset_rows
@@ -192,7 +192,7 @@ def _facts(
             numbers = np.atleast_1d(selection.values(decoded(variable)[0], variable.dimensions))
             numbers = np.ascontiguousarray(numbers, _native(numbers.dtype))
             digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
-            facts[f"the coordinates {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
+            facts[f"{COORDINATES} {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
     if selection.listed is not None:
         facts[LISTED] = str(selection.listed)
     return facts

@@ -104,6 +104,11 @@ if case == "slow":  # a rank that works, and waits in other lines than the other
     else:
         batches()
     print("end")
+elif case == "another":
+    if rank == 0:
+        data.statistics()
+    else:
+        data.load()
 else:
     if rank == 0:
         alone[case]()
@@ -113,12 +118,12 @@ else:
 
 @pytest.mark.parametrize(
     ("case", "ranks"),
-    [("statistics", 2), ("load", 3), ("counts", 2), ("where", 2), ("batches", 2), ("batches", 3)],
+    [("statistics", 2), ("load", 3), ("counts", 2), ("where", 2), ("batches", 2), ("batches", 3), ("another", 3)],
 )
 def test_what_one_rank_alone_calls_is_an_error_in_seconds(case: str, ranks: int, path: str) -> None:
     done = run_script(ranks, ALONE, case, path, env={"MATEX_TIMEOUT": "60"}, timeout=100)
     assert done.returncode != 0 and done.seconds < scaled(30)
-    if case == "batches":
+    if case in ("another", "batches"):
         assert "the ranks wait for one another in different calls" in done.stderr, done.stderr
         assert "this rank is at" in done.stderr and "waits for other ranks, too, at" in done.stderr
     else:

@@ -10,6 +10,7 @@ import h5py
 import numpy as np
 import pandas as pd
 import pytest
+import xarray as xr
 from mpi4py import MPI
 
 import matex_data as md
@@ -114,3 +115,41 @@ def test_a_value_that_the_dtype_does_not_hold_makes_it_wider(folder: Path, name:
 def test_a_value_of_another_kind_is_an_error(folder: Path, name: str, value: Any) -> None:
     with pytest.raises(md.FormatError, match="none of the field"):
         md.open_dataset(folder, comm=MPI.COMM_SELF, inputs=name, absent={name: value})
+
+
+def _of_months(comm: Any, folder: Path, options: dict[str, Any]) -> Any:
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        data = md.open_dataset(folder, comm=comm, **options)
+    return data.load(), [str(warning.message) for warning in said if "lack" in str(warning.message)]
+
+
+@pytest.mark.rank_counts(1, 3)
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"inputs": "flag", "absent": {"flag": 2}}, 0),
+        ({"inputs": ["x", "flag"], "absent": {"flag": 2}}, 0),
+        ({"inputs": ["x", "flag"]}, 1),
+        ({"inputs": ["x", "flag"], "absent": {"flag": 2}, "window": 3}, 0),
+        ({"inputs": "flag", "absent": {"flag": 2}, "window": 3}, 0),
+    ],
+)
+def test_a_month_without_a_field_of_levels(pool: Pool, tmp_path: Path, options: dict[str, Any], said: int) -> None:
+    """It has neither the field nor the coordinate of the levels; its times are those of all the months."""
+    months = []
+    for month in (1, 2, 3):
+        time = pd.date_range(f"2020-{month:02}-01", periods=29 + month % 2 * 2, freq="D")
+        values = xr.Dataset({"x": ("time", np.arange(len(time)) + 100.0 * month)}, {"time": time})
+        if month != 2:
+            values["flag"] = ("time", "level"), np.full((len(time), 2), month, "i4")
+            values["level"] = [500.0, 850.0]
+        values.to_netcdf(tmp_path / f"{month}.nc")
+        months.append(values["flag"] if month != 2 else xr.full_like(months[0][:29], 2))
+    expected = np.concatenate(months).astype("f8")
+    expected[31:60] = options.get("absent", {}).get("flag", np.nan)
+    if "window" in options:
+        expected = np.moveaxis(np.lib.stride_tricks.sliding_window_view(expected, 3, axis=0), -1, 1)
+    loaded, warned = zip(*pool.run(_of_months, tmp_path, options), strict=True)
+    np.testing.assert_array_equal(np.concatenate([part["flag"] for part in loaded]), expected)
+    assert sum(map(len, warned)) == said

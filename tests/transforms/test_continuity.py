@@ -200,6 +200,25 @@ def test_files_that_overlap_or_are_out_of_order_are_said_once(
     assert all(word in by_rank[0][0] for word in words)
 
 
+@pytest.mark.rank_counts(1, 3)
+def test_stores_of_zarr_are_ordered_and_go_on_as_files_of_netcdf(tmp_path: Path, pool: Pool) -> None:
+    pytest.importorskip("zarr")
+    time = pd.date_range("2010-01-01", periods=30, freq="h")
+    for folder, begins in {"series": (0, 10, 20), "overlap": (0, 6, 20)}.items():
+        for number, begin in enumerate(begins):
+            part = slice(begin, begin + 10)
+            values = xr.Dataset({"z": ("time", np.arange(30.0)[part])}, {"time": time[part]})
+            values.to_zarr(tmp_path / folder / f"{number}.zarr", zarr_format=2)
+    said = pool.run(_said, str(tmp_path / "overlap" / "*.zarr"), "z", None)
+    assert [len(of_rank) for of_rank in said] == [1] + [0] * (pool.size - 1)
+    assert "files overlap in 'time'" in said[0][0]
+    series = str(tmp_path / "series" / "*.zarr")
+    assert not any(pool.run(_said, series, "z", 4))
+    data = open_dataset(series, inputs="z", window=4, comm=MPI.COMM_SELF)
+    np.testing.assert_array_equal(data.load()["z"], np.lib.stride_tricks.sliding_window_view(np.arange(30.0), 4))
+    assert [len(part) for part in open_dataset(series, inputs="z", comm=MPI.COMM_SELF).split(at=[time[13]])] == [13, 17]
+
+
 def test_numbers_of_samples_are_no_times(tmp_path: Path) -> None:
     for number in range(2):
         xr.Dataset({"z": ("sample", np.zeros(4))}, {"sample": np.arange(4)}).to_netcdf(tmp_path / f"{number}.nc")
