@@ -58,12 +58,14 @@ class Effects:
     logs : numbers that the step returns beside results of metrics, by key.
     rows : rows that it was computed from.
     metrics : changes of variables of metrics, by their position among those of numbers.
+    last_places : by name of a change: what the last places of the variable are worth, as a norm.
     """
 
     arrays: dict[str, Array | None] = field(default_factory=dict)
     metrics: dict[int, Array] = field(default_factory=dict)
     logs: dict[str, float] = field(default_factory=dict)
     rows: int = 0
+    last_places: dict[str, float] = field(default_factory=dict)
 
     def named(self, metrics: Mapping[int, Array] | None = None) -> dict[str, Array | None]:
         """Return all arrays by name, also the changes of metrics.
@@ -138,8 +140,12 @@ class Probe:
                 new = np.array(variable.read_value().numpy())
                 found[name] = new - old[id(variable.handle)] if variable.trainable else new
             states = {i: v.numpy() - old[id(v.handle)] for i, v in enumerate(metrics) if id(v.handle) in old}
+            changed = {name: v for name, v in self._compared.items() if v.trainable}
+            changed |= {f"{METRICS}{i + 1}": metrics[i] for i in states}
+            last_places = {name: _last_places(v) for name, v in changed.items()}
             logs = own_numbers(self._distributed.model, returned)
-        return Effects(found, states, {key: float(value) for key, value in logs.items()}, int(rows))
+        numbers = {key: float(value) for key, value in logs.items()}
+        return Effects(found, states, numbers, int(rows), last_places)
 
     def _step(self, *tensors: Any) -> tuple[Any, dict[str, Any]]:
         self._calls, self._applied, self._conditional = 0, [], False
@@ -283,6 +289,13 @@ def refuse_hidden_state(graph: Any) -> None:
             )
         if node.op.startswith(HIDDEN_STATE):
             raise NotCheckable(f"it changes a table or a queue, which is no variable ({node.name})")
+
+
+def _last_places(variable: Any) -> float:
+    """Return the norm of the units in the last place of a variable: by so much its change is rounded."""
+    if not variable.dtype.is_floating:
+        return 0.0
+    return float(np.spacing(variable.dtype.as_numpy_dtype(1))) * float(np.linalg.norm(variable.numpy().astype("f8")))
 
 
 def _is_number(value: Any) -> bool:

@@ -50,6 +50,14 @@ def test_no_rounding_explains_another_gradient() -> None:
     assert not compare(whole, Effects({"gradient of a": GRADIENT * 0.33, **exact}), rounding).agree
 
 
+def test_a_change_is_rounded_as_the_sum_that_it_changes() -> None:
+    before = np.float32(11.7)
+    change = np.float32(before + np.float32(0.0931745)) - before
+    whole = Effects({"state of metrics 1": change}, last_places={"state of metrics 1": EPSILON * float(before)})
+    assert compare(whole, Effects({"state of metrics 1": np.float64(0.0931745)}), Rounding(EPSILON)).agree
+    assert not compare(whole, Effects({"state of metrics 1": np.float64(0.0933)}), Rounding(EPSILON)).agree
+
+
 def test_rounding_that_hides_everything_is_no_agreement() -> None:
     rounding = Rounding(EPSILON)
     rounding.measure(Effects({"gradient of a": GRADIENT}), [Effects({"gradient of a": -GRADIENT})])
