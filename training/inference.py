@@ -205,10 +205,9 @@ def predict(
             initialize_absent(model.variables)
             check_preprocessing(model, channel)
             broadcast_in(channel, model.weights)
-        known = verify == "never" or (
-            verify != "always" and known_to_predict_rows(channel, model, getattr(dataset, "element_spec", None))
-        )
-        run = _Prediction(model, channel, options, known)
+        spec = getattr(dataset, "element_spec", None)
+        known = verify == "never" or (verify != "always" and known_to_predict_rows(channel, model, spec))
+        run = _Prediction(model, channel, options, RowCheck(channel, model, known, lambda: spec))
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size
             windows = run.of_windows(dataset._matex_input_batches(max(1, -(-size // channel.size))))
@@ -230,12 +229,11 @@ class _Prediction:
     model : Keras model.
     channel : ranks that predict.
     options : of ``keras.Model.predict``.
-    known : the model is known to compute each row by itself.
+    check : of the first batch.
     """
 
-    def __init__(self, model: Any, channel: Channel, options: dict[str, Any], known: bool) -> None:
-        self._model, self._channel, self._options = model, channel, options
-        self._check = RowCheck(channel, model, known)
+    def __init__(self, model: Any, channel: Channel, options: dict[str, Any], check: RowCheck) -> None:
+        self._model, self._channel, self._options, self._check = model, channel, options, check
 
     def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Iterator[Any]:
         """Yield the outputs for windows of samples; the first has one to discard if this rank has none."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -37,11 +37,13 @@ class RowCheck:
     channel : ranks that predict.
     model : the model.
     known : it is known to compute each row by itself: nothing is checked.
+    spec : returns the element spec of the batches, which tells leaves that have no row for each sample even where a
+        batch has as many rows; None: the batch itself tells them.
     stops : end the prediction if the model cannot be checked, which is then a cause; otherwise rank 0 warns.
     """
 
-    def __init__(self, channel: Channel, model: Any, known: bool, stops: bool = False) -> None:
-        self._channel, self._model, self._stops = channel, model, stops
+    def __init__(self, channel: Channel, model: Any, known: bool, spec: Callable[[], Any], stops: bool = False) -> None:
+        self._channel, self._model, self._spec, self._stops = channel, model, spec, stops
         self._hindrance: str | None = None
         self._known = known or channel.size == 1
         self._done = self._known
@@ -83,7 +85,9 @@ class RowCheck:
             try:
                 refuse_eager(self._model)
                 with busy("its self-check"), kept_random_state(), kept:
-                    self._own = _difference(self._model, batch, int(rows))
+                    spec = self._spec()
+                    flags = leaves_per_sample(batch if spec is None else spec)
+                    self._own = _difference(self._model, batch, int(rows), flags)
             except NotCheckable as reason:
                 self._hindrance = str(reason)
                 if self._stops:
@@ -104,20 +108,24 @@ def known_to_predict_rows(channel: Channel, model: Any, spec: Any) -> bool:
     return agreed_proof(channel, model, leaves, losses=False, step="predict_step").proven
 
 
-def _difference(model: Any, batch: Any, rows: int) -> str | None:
+def _difference(model: Any, batch: Any, rows: int, per_sample: Sequence[bool | None]) -> str | None:
     """Return how rows depend on other rows, as a clause; None if not.
+
+    Parameters
+    ----------
+    rows : of the batch.
+    per_sample : of its leaves; see ``leaves_per_sample``.
 
     Raises
     ------
     NotCheckable : the step keeps state that cannot be put back.
     """
-    flags = leaves_per_sample(batch)
     parts = [(0, rows), (0, rows // 2), (rows // 2, rows)]
 
     @tf.function(autograph=False)  # type: ignore[untyped-decorator]
     def predict(start: Any, stop: Any, batch: Any) -> Any:
         with draws_for_rows((start, stop), tf.constant(rows)):
-            return model.predict_step(rows_between(batch, start, stop, flags))
+            return model.predict_step(rows_between(batch, start, stop, per_sample))
 
     try:
         refuse_hidden_state(predict.get_concrete_function(tf.constant(0), tf.constant(rows), batch).graph)

@@ -474,7 +474,7 @@ class KerasPatches:
         call = PatchedCall(self._channel, record_sizes=True)
         proof = distributed.model._matex_check.proof if distributed is not None else None
         known = self._verify == "never" or distributed is None or (proof is not None and proof.proven)
-        check = RowCheck(self._channel, model, known, stops=True)
+        check = RowCheck(self._channel, model, known, lambda: call.spec, stops=True)
         with check.active():
             outputs = call_within(call, original, options)
         cause = check.cause()
