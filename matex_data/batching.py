@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from matex_data.arguments import check_arguments
 from matex_data.epochs.batches import Batches, Epochs, strategy_for
 from matex_data.epochs.costs import CHOICE_EFFORT, EpochCosts, estimate_costs
 from matex_data.epochs.strategies import read_bytes
@@ -84,10 +85,11 @@ class Batching:
         ------
         PartitionError : the error of the lowest rank that has one, or the options that differ between the ranks.
         """
-        comm, drawn = self.source.comm, bool(shuffle) and seed is None and start is None
+        comm, drawn = self.source.comm, False
         proposal, error = _NOTHING, None
         try:
             proposal = self._proposed(batch_size, shuffle, seed, remainder, start)
+            drawn = bool(shuffle) and seed is None and start is None
             if drawn and comm.alone and comm.size > 1:
                 _ = comm.mpi  # raises: rank 0 cannot send its seed to a forked process
         except Exception as failure:  # of any kind: the other ranks wait
@@ -108,6 +110,7 @@ class Batching:
         self, batch_size: int, shuffle: Shuffle, seed: int | None, remainder: str, start: State | None
     ) -> _Proposal:
         """Return the batches that this rank would make of its arguments; rank 0 warns of their costs."""
+        check_arguments(Batching.batches, locals(), "Dataset.batches")
         fingerprint = self._fingerprint(batch_size, shuffle, seed, remainder, start)
         step, message = (0, "") if start is None else resumed_step(start, fingerprint.schedule)
         if self.source.comm.rank:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import numpy as np
 
+from matex_data.arguments import check_arguments
 from matex_data.dataset import Dataset
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names, as_list
@@ -55,6 +56,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     >>> len(data), data.value_counts("label")
     (40, {0: 10, 1: 10, 8: 10, 9: 10})
     """
+    check_arguments(concat, locals())
     sources = _sources(datasets)
     index = join_sources(sources)
     _check_elements(datasets, sources)
@@ -125,6 +127,7 @@ def merge(
     >>> x.shape, y.tolist()
     ((3, 8, 8), [0.0, 0.25, 0.5])
     """
+    check_arguments(merge, locals())
     sources = _sources([first, second])
     _check_one_weight(first, second)
     left, right = _keys(on, left_on, right_on, how)
@@ -201,6 +204,7 @@ def mix(
     >>> [int(np.sum(y > 6)) for _, y in data.batches(20, shuffle=True, seed=1)]
     [16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16, 16]
     """
+    check_arguments(mix, locals())
     joined = concat(datasets)
     mixture = _mixture(datasets, weights, seed, stop)
     source = joined._source

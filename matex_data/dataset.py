@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Remainder
+from matex_data.arguments import check_arguments
 from matex_data.batching import Batching, Shuffle
 from matex_data.display import FieldTable, dataset_html, described_layout, draw_samples, save_picture
 from matex_data.epochs.batches import Batches
@@ -225,6 +226,7 @@ class Dataset:
         >>> md.open_dataset("events.h5", inputs="label").head(3)
         array([0, 1, 2])
         """
+        check_arguments(Dataset.head, locals())
         return self[: max(0, n)]
 
     def plot(self, path: str | os.PathLike[str] | None = None) -> Figure:
@@ -246,6 +248,7 @@ class Dataset:
         --------
         >>> figure = md.open_dataset("events.h5").plot("samples.png")
         """
+        check_arguments(Dataset.plot, locals())
         figure = draw_samples(self.schema, self._first(PREVIEW_SAMPLES))
         if path is not None:
             save_picture(figure, path)
@@ -321,6 +324,7 @@ class Dataset:
         >>> [len(part) for part in (windows, *windows.split(0.5, 0.5))]
         [91, 37, 45]
         """
+        check_arguments(Dataset.split, locals())
         options = SplitOptions(seed, gap, stratify, groups, at, along)
         return tuple(map(Dataset._of, self._selected.split(fractions, options)))
 
@@ -356,6 +360,7 @@ class Dataset:
         >>> [(len(train), len(valid)) for train, valid in pairs]
         [(80, 20), (80, 20), (80, 20), (80, 20), (80, 20)]
         """
+        check_arguments(Dataset.kfold, locals())
         options = SplitOptions(seed, gap, stratify, groups)
         pairs = self._selected.folds(number, options)
         return tuple((Dataset._of(training), Dataset._of(held_out)) for training, held_out in pairs)
@@ -417,6 +422,7 @@ class Dataset:
         >>> flipped = data.map(flip, seed=1)
         >>> x, y = next(iter(flipped.batches(50, shuffle=True, seed=2)))
         """
+        check_arguments(Dataset.map, locals())
         source = self._source
         computes = SampleFunction.of(function, self.schema, fields, schema, seed)
         if schema is None and len(self):
@@ -462,6 +468,7 @@ class Dataset:
         >>> y.dtype
         dtype('bool')
         """
+        check_arguments(Dataset.derive, locals())
         return self._of(self._selected.derive(expressions, inputs, targets))
 
     def where(self, condition: str) -> Dataset:
@@ -483,6 +490,7 @@ class Dataset:
         >>> len(md.open_dataset("events.h5").where("label < 3"))
         30
         """
+        check_arguments(Dataset.where, locals())
         return self._of(self._selected.where(condition))
 
     def pad(self, lengths: Pad, *, keep: Keep = "first", inputs: Names = None, targets: Names = None) -> Dataset:
@@ -511,6 +519,7 @@ class Dataset:
         >>> jets.pad({"pt": 3}).head()["pt"].tolist()
         [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 2.0]]
         """
+        check_arguments(Dataset.pad, locals())
         return self._of(self._selected.pad(lengths, keep, inputs, targets))
 
     def flatten(self, fields: str | Sequence[str]) -> Dataset:
@@ -533,6 +542,7 @@ class Dataset:
         >>> jets.flatten("pt").head(9)["run"].tolist()
         [1, 1, 3, 3, 3, 3, 3]
         """
+        check_arguments(Dataset.flatten, locals())
         return self._of(self._selected.flatten(as_list(fields)))
 
     def window(
@@ -565,6 +575,7 @@ class Dataset:
         >>> len(train.window(24, horizon=6))
         21
         """
+        check_arguments(Dataset.window, locals())
         shape = sequence_shape(window, stride, horizon, lead, self._elements.targets)
         return self._of(self._selected.window(shape, along))
 
@@ -595,6 +606,7 @@ class Dataset:
         >>> round(abs(float(np.mean(layer(data.load()["energy"])))), 3)
         0.0
         """
+        check_arguments(Dataset.adapt, locals())
         adapt(layer, self._source, self._selected.source_of, self._elements, self._samples, field)
 
     def batches(
@@ -693,7 +705,7 @@ class Dataset:
         """Return whether samples that cannot be read are left out."""
         return self._source.skipped is not None
 
-    def load(self, fields: Sequence[str] | None = None) -> dict[str, NDArray[Any]]:
+    def load(self, fields: Names = None) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.
 
         Each rank gets other samples: what is computed from them, such as a vocabulary, the classes or a mean, differs
@@ -723,6 +735,7 @@ class Dataset:
         >>> md.open_dataset("events.h5", inputs="image").load(fields=["label"])["label"][:3]
         array([0, 1, 2])
         """
+        check_arguments(Dataset.load, locals())
         return self._source.load(self._samples) if fields is None else self._selected.load(as_list(fields))
 
     @overload
@@ -767,6 +780,7 @@ class Dataset:
         >>> len(by_label), int(by_label[3].count)
         (10, 10)
         """
+        check_arguments(Dataset.statistics, {"axis": axis, "by": by})
         if by is not None:
             return statistics_by(self._source, self._samples, fields, axis, by)
         return statistics(self._source, self._samples, fields, axis)
@@ -929,6 +943,7 @@ class Dataset:
         >>> np.array_equal(next(iter(resumed)), second)
         True
         """
+        check_arguments(Dataset.state, locals())
         return self._batching.state(step)
 
     def shuffle_quality(self, batch_size: int) -> ShuffleQuality:
@@ -953,6 +968,7 @@ class Dataset:
         >>> md.open_dataset("events.h5").shuffle_quality(10).ratio < 1.1
         True
         """
+        check_arguments(Dataset.shuffle_quality, locals())
         return self._batching.quality(batch_size)
 
     def read_plan(
@@ -994,4 +1010,5 @@ class Dataset:
         >>> costs.steps, round(costs.amplification, 1), costs.remedies
         (2, 1.0, ())
         """
+        check_arguments(Dataset.read_plan, locals())
         return self._batching.costs(batch_size, ranks, shuffle, seed, remainder, ranks_per_node)

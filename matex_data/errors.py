@@ -213,6 +213,10 @@ class PartitionError(DataError, ValueError):
     """
 
 
+class ArgumentError(PartitionError, TypeError):
+    """Argument of another kind than the function takes, such as a text for a number."""
+
+
 class OutOfMemory(DataError, MemoryError):
     """Shortage of memory on a rank."""
 

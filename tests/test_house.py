@@ -22,6 +22,7 @@ SOURCES = sorted(path for folder in ROOMS for path in (ROOT / folder).rglob("*.p
 
 BELOW: dict[str, set[str]] = {
     "_types": set(),
+    "arguments": {"errors"},
     "declared": set(),
     "errors": set(),
     "fields": {"_types", "declared", "errors"},

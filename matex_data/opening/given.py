@@ -11,6 +11,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from matex_data.arguments import check_arguments
 from matex_data.errors import DataError, near_matches
 from matex_data.index.columns import PathTable
 from matex_data.index.model import Index
@@ -114,6 +115,7 @@ def _resolve(comm: Communicator, arguments: Mapping[str, Any]) -> Given:
 
 def _named(paths: Paths) -> tuple[object, ...]:
     """Return what is equal for equal arguments: the paths; of many, the first ones, their number, and a digest."""
+    check_arguments(_named, locals(), "open_dataset")
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if len(names) <= MOST_NAMED:
         return tuple(names)

@@ -10,6 +10,7 @@ from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal
 
 from matex_data._types import Io
+from matex_data.arguments import check_arguments
 from matex_data.dataset import Dataset
 from matex_data.fields import Names
 from matex_data.index.runs import Runs
@@ -240,9 +241,7 @@ def open_dataset(
     """
     arguments = dict(locals())
     sessions = read_sessions(comm)
-    request, how = sessions.comm.agreed(
-        lambda: (SampleOptions.of(arguments), taken(ReadOptions, arguments)), equal_on_all(arguments)
-    )
+    request, how = sessions.comm.agreed(lambda: _requested(arguments), equal_on_all(arguments))
     if not sessions.threaded:
         text = "each rank reads independently, and an error of one rank does not stop the others"
         sessions.comm.on_root(lambda: warnings.warn(f"MPI does not allow calls from threads: {text}", stacklevel=5))
@@ -279,6 +278,12 @@ def open_dataset(
     if request.window is None and request.patches is None:
         further.warn_of_order(made.index)
     return Dataset(source, elements, samples, made.ties, further.open, imputation=imputation)
+
+
+def _requested(arguments: Mapping[str, Any]) -> tuple[SampleOptions, ReadOptions]:
+    """Return the options of the samples, and how they are read; raise ``DataError`` if they are no such options."""
+    check_arguments(open_dataset, arguments)
+    return SampleOptions.of(arguments), taken(ReadOptions, arguments)
 
 
 def _prepare(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from matex_data.errors import FormatError
+from matex_data.errors import ArgumentError, FormatError
 from matex_data.fields import ElementSpec, as_list
 from matex_data.index.runs import Samples
 from matex_data.reading.plan import Arrays
@@ -30,6 +30,9 @@ def adapt(
     """
     from matex_data.epochs.tfdata import is_feature_space, is_normalization
 
+    if not callable(getattr(layer, "adapt", None)):
+        expected = "a preprocessing layer of Keras, as Normalization or StringLookup, or a FeatureSpace"
+        raise ArgumentError("this cannot be adapted", expected=expected, found=repr(layer))
     if is_feature_space(layer):
         _adapt_to_all(layer, source, samples, as_list(elements.inputs) or list(source.index.fields), as_dict=True)
         return

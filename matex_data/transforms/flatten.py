@@ -10,7 +10,7 @@ from functools import partial
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
+from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import Schema
 from matex_data.index.computed import Made, join_lists
 from matex_data.index.files import DerivedFiles
@@ -48,6 +48,8 @@ def flatten_fields(source: Source, events: Samples, flatten: Sequence[str]) -> R
     """
     index = source.index
     flattened = list(ragged_fields(index.fields, flatten, "flatten"))
+    if not flattened:
+        raise FieldNotFound("flatten names no field", expected="names of ragged fields", found=list(flatten))
     counted = min(flattened, key=lambda name: index.fields[name].dtype.itemsize)
     first_object = first_objects(source, events, counted)
     fields = {name: replace(one, ragged=False) if name in flattened else one for name, one in index.fields.items()}

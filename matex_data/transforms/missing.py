@@ -39,7 +39,7 @@ def check_missing(missing: Missing) -> None:
     by_field = isinstance(missing, Mapping)
     known, or_dict = (RULES, ", or a text for fields of texts") if by_field else (MODES, ", or a dict by field")
     for name, rule in (missing if isinstance(missing, Mapping) else {None: missing}).items():
-        number = isinstance(rule, Real) and not isinstance(rule, bool)
+        number = isinstance(rule, Real)
         text = by_field and isinstance(rule, str) and rule not in ("", *MODES)
         if not number and not text and rule not in known:
             raise FormatError(
@@ -240,17 +240,6 @@ def is_missing(array: Array, field: Field) -> NDArray[np.bool_]:
 
 Sentinels = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 """Numbers that are missing ones: of all fields of floats, or by name or pattern of the fields."""
-
-
-def check_sentinels(sentinels: Sentinels | None) -> None:
-    """Raise ``FormatError`` if this is no valid value of ``missing_values=``."""
-    values = list(sentinels.values()) if isinstance(sentinels, Mapping) else [] if sentinels is None else [sentinels]
-    if not all(isinstance(number, Real) and not isinstance(number, bool) for one in values for number in _listed(one)):
-        raise FormatError(
-            "missing_values= has something else than numbers",
-            expected="a number, a list of numbers, or a dict of these by field",
-            found=repr(sentinels),
-        )
 
 
 def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:

@@ -8,7 +8,7 @@ from functools import cache, partial
 
 import numpy as np
 
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import FieldNotFound, near_matches
 from matex_data.fields import Field, Schema, is_pattern, name_taken
 from matex_data.index.computed import Call, compute
 from matex_data.index.model import Index
@@ -16,7 +16,7 @@ from matex_data.index.ragged import RAGGED_BYTES
 from matex_data.transforms.evaluation import Values, delivered_dtype, evaluate
 from matex_data.transforms.expressions import Expression, Numbers, in_order, parse
 from matex_data.transforms.file_fields import FileFields, add_file_fields
-from matex_data.transforms.missing import Sentinels, check_sentinels, mark_missing
+from matex_data.transforms.missing import Sentinels, mark_missing
 
 Expressions = Mapping[str, Expression]
 
@@ -122,16 +122,8 @@ class NewFields:
 
         Raises
         ------
-        FormatError : ``derive`` is no dict of expressions, or its fields are made of one another; ``sentinels`` are no
-            numbers.
+        FormatError : the fields of ``derive`` are made of one another.
         """
-        check_sentinels(sentinels)
-        if not isinstance(derive or {}, Mapping):
-            raise FormatError(
-                "derive= needs an expression for each new field",
-                expected='a dict such as {"log_pt": "log(pt)"}',
-                found=repr(derive),
-            )
         expressions = {name: parse(text, "derive=") for name, text in (derive or {}).items()}
         in_order(expressions, expressions)
         return cls(file_fields or {}, expressions, sentinels)

@@ -24,9 +24,8 @@ Keep = str | Mapping[str, str]
 
 
 def check_pad(pad: Pad) -> None:
-    """Raise ``PartitionError`` if ``pad`` is no valid value of ``pad=``."""
-    lengths = list(pad.values()) if isinstance(pad, Mapping) else [None]
-    if not all(isinstance(n, int | np.integer) and not isinstance(n, bool) and n > 0 for n in lengths):
+    """Raise ``PartitionError`` if lengths of ``pad=`` are too small."""
+    if any(length < 1 for length in pad.values()):
         raise PartitionError(
             "pad= needs a length for each field",
             expected='a dict of field names or patterns, such as {"Muon_pt": 8}, with lengths of 1 or more',

@@ -157,7 +157,9 @@ def test_incomplete_state(table: Path) -> None:
     state = data.batches(**RUN).state(2)
     broken: list[Any] = [{**state, "step": step} for step in (-1, 1.5, "2", None, True)]
     broken += [{k: v for k, v in state.items() if k != name} for name in ("seed", "digest", "blocks", "step")]
-    for start in [*broken, {}, {"step": 2, "samples": ROWS}, 7]:
+    with pytest.raises(PartitionError, match="takes no start= of this kind"):
+        data.batches(**RUN, start=7)
+    for start in [*broken, {}, {"step": 2, "samples": ROWS}]:
         with pytest.raises(PartitionError, match="not the state of a data set"):
             data.batches(**RUN, start=start)
 

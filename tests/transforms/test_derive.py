@@ -15,6 +15,7 @@ from mpi4py import MPI
 from numpy.typing import NDArray
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
+from matex_data.errors import ArgumentError
 from matex_data.transforms.expressions import parse
 from tests.support.ranks import Pool
 from tests.transforms.events import global_batches, joined, load, write_events
@@ -223,9 +224,9 @@ def test_images_of_netcdf(tmp_path: Path) -> None:
         ({"number": "MET"}, FormatError, "of this name already"),
         ({"a": "log(METT)"}, FieldNotFound, "'METT'(.*\n)*.*'MET'"),
         ({"a": "Jet_pt + Muon_pt"}, FormatError, "different lengths(.*\n)*.*in 'Jet_pt'"),
-        ({"a": 3}, FormatError, "int"),
+        ({"a": 3}, ArgumentError, "a dict of: a text"),
         ({"a": "class * 2"}, FormatError, "in backticks: `class`"),
-        ("log(MET)", FormatError, "a dict such as"),
+        ("log(MET)", ArgumentError, "a dict of: a text"),
         ({"a": "vertex + Jet_pt"}, FormatError, "fields of one shape"),
     ],
 )

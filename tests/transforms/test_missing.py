@@ -125,7 +125,7 @@ def test_splits_of_complete_samples_are_disjoint(stored: Any) -> None:
     assert np.array_equal(np.sort(numbers), np.sort(data.load()["number"]))
 
 
-@pytest.mark.parametrize("missing", ["dorp", None, True])
+@pytest.mark.parametrize("missing", ["dorp", ""])
 def test_an_unknown_mode(stored: Any, missing: Any) -> None:
     with pytest.raises(FormatError, match="unknown treatment of missing values"):
         open_dataset(stored[0], missing=missing, comm=MPI.COMM_SELF)

@@ -115,7 +115,7 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
         if b is None or not np.array_equal(np.isfinite(a), np.isfinite(b)):
             return Verdict(np.inf, np.inf, name)
         difference = _norm(_difference(a, b))
-        rounded = max(rounding.explains(name, norms[name], largest), MARGIN * whole.last_places.get(name, 0.0))
+        rounded = max(rounding.explains(name, norms[name], largest), MARGIN * whole.resolutions.get(name, 0.0))
         excess = difference / rounded
         rank = (excess > 1 and not name.startswith(METRICS), excess)  # metrics are named where they alone differ
         if rank > (worst.excess > 1 and not worst.name.startswith(METRICS), worst.excess):

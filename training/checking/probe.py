@@ -58,14 +58,14 @@ class Effects:
     logs : numbers that the step returns beside results of metrics, by key.
     rows : rows that it was computed from.
     metrics : changes of variables of metrics, by their position among those of numbers.
-    last_places : by name of a change: what the last places of the variable are worth, as a norm.
+    resolutions : by name of a change: units in the last place of the variable, as a norm.
     """
 
     arrays: dict[str, Array | None] = field(default_factory=dict)
     metrics: dict[int, Array] = field(default_factory=dict)
     logs: dict[str, float] = field(default_factory=dict)
     rows: int = 0
-    last_places: dict[str, float] = field(default_factory=dict)
+    resolutions: dict[str, float] = field(default_factory=dict)
 
     def named(self, metrics: Mapping[int, Array] | None = None) -> dict[str, Array | None]:
         """Return all arrays by name, also the changes of metrics.
@@ -142,10 +142,10 @@ class Probe:
             states = {i: v.numpy() - old[id(v.handle)] for i, v in enumerate(metrics) if id(v.handle) in old}
             changed = {name: v for name, v in self._compared.items() if v.trainable}
             changed |= {f"{METRICS}{i + 1}": metrics[i] for i in states}
-            last_places = {name: _last_places(v) for name, v in changed.items()}
+            resolutions = {name: _resolution(v) for name, v in changed.items()}
             logs = own_numbers(self._distributed.model, returned)
         numbers = {key: float(value) for key, value in logs.items()}
-        return Effects(found, states, numbers, int(rows), last_places)
+        return Effects(found, states, numbers, int(rows), resolutions)
 
     def _step(self, *tensors: Any) -> tuple[Any, dict[str, Any]]:
         self._calls, self._applied, self._conditional = 0, [], False
@@ -291,7 +291,7 @@ def refuse_hidden_state(graph: Any) -> None:
             raise NotCheckable(f"it changes a table or a queue, which is no variable ({node.name})")
 
 
-def _last_places(variable: Any) -> float:
+def _resolution(variable: Any) -> float:
     """Return the norm of the units in the last place of a variable: by so much its change is rounded."""
     if not variable.dtype.is_floating:
         return 0.0

@@ -337,7 +337,7 @@ class ShardComparison:
             self._step.possible.setdefault(key, possible).intersection_update(possible)
         known = {i: change for i, change in whole[0].metrics.items() if i in combined}
         combined = {i: combined[i] for i in known}
-        expected = Effects(whole[0].named(known), last_places=whole[0].last_places)
+        expected = Effects(whole[0].named(known), resolutions=whole[0].resolutions)
         return compare(expected, Effects(sharded.named(combined)), self._rounding)
 
     def _combined(self, changes: dict[int, Any]) -> dict[int, Any]:

@@ -53,7 +53,7 @@ def test_no_rounding_explains_another_gradient() -> None:
 def test_a_change_is_rounded_as_the_sum_that_it_changes() -> None:
     before = np.float32(11.7)
     change = np.float32(before + np.float32(0.0931745)) - before
-    whole = Effects({"state of metrics 1": change}, last_places={"state of metrics 1": EPSILON * float(before)})
+    whole = Effects({"state of metrics 1": change}, resolutions={"state of metrics 1": EPSILON * float(before)})
     assert compare(whole, Effects({"state of metrics 1": np.float64(0.0931745)}), Rounding(EPSILON)).agree
     assert not compare(whole, Effects({"state of metrics 1": np.float64(0.0933)}), Rounding(EPSILON)).agree
 

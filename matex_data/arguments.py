@@ -1,0 +1,140 @@
+"""Kinds of the arguments of public functions, as their annotations declare them."""
+
+from __future__ import annotations
+
+import os
+import types
+import typing
+from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from contextlib import suppress
+from functools import cache
+from inspect import Parameter, signature
+from itertools import islice
+from numbers import Integral, Real
+from typing import Any, Literal, Union, get_args, get_origin
+
+import numpy as np
+
+from matex_data.errors import ArgumentError
+
+MOST_ITEMS = 1000  # of a list or a dict that are looked at
+LARGEST = 2**63 - 1  # of whole numbers: they count samples and bytes
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    str: "a text",
+    bool: "True or False",
+    types.NoneType: "None",
+    os.PathLike: "a path",
+    Sequence: "a list",
+    Mapping: "a dict",
+    Callable: "a function",
+}
+
+
+def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], public: str = "") -> None:
+    """Raise ``ArgumentError`` if a function is given something of another kind than it declares.
+
+    Numbers of NumPy are numbers, and whatever has a length and can be iterated is a list, but for texts and dicts.
+    Classes of other packages, and which of several texts is allowed, are for the function to judge.
+
+    Parameters
+    ----------
+    function : with annotations.
+    arguments : values by name, also of others, such as ``self``.
+    public : name of the public function; "": that of this one.
+
+    Examples
+    --------
+    >>> def repeat(text: str, times: int = 2) -> str:
+    ...     check_arguments(repeat, locals())
+    ...     return text * times
+    >>> repeat("ab"), repeat("ab", np.int64(3))
+    ('abab', 'ababab')
+    >>> repeat("ab", "3")
+    Traceback (most recent call last):
+    matex_data.errors.ArgumentError: repeat() takes no times= of this kind
+      expected: a whole number
+      found: '3'
+      remedy: see help(repeat)
+    """
+    for name, (hint, is_many) in _declared(function).items():
+        given = arguments.get(name, _MISSING)
+        values = given if is_many and isinstance(given, tuple) else (given,)
+        for value in values:
+            if value is not _MISSING and not _fits(value, hint):
+                called = public or function.__qualname__
+                raise ArgumentError(
+                    f"{called.removeprefix('Dataset.')}() takes no {name if is_many else f'{name}='} of this kind",
+                    expected=_described(hint),
+                    found=_shortened(value),
+                    remedy=f"{'give each as an argument of its own; ' if is_many else ''}see help({called})",
+                )
+
+
+_MISSING = object()
+
+
+@cache
+def _declared(function: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
+    """Return the annotation of each parameter, and whether it stands for any number of values."""
+    declared = {}
+    for name, parameter in signature(function).parameters.items():
+        if parameter.kind is Parameter.VAR_KEYWORD or parameter.annotation is Parameter.empty:
+            continue
+        with suppress(NameError):  # of a package that is not imported when the program runs
+            holder = types.SimpleNamespace(__annotations__={name: parameter.annotation})
+            hint = typing.get_type_hints(holder, function.__globals__)[name]
+            declared[name] = hint, parameter.kind is Parameter.VAR_POSITIONAL
+    return declared
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Return whether a value is of the kind of an annotation, as far as that can be told."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if kind is Literal:
+        return any(isinstance(value, type(one)) for one in inner)
+    if kind is int:
+        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
+    if kind is float:
+        return isinstance(value, Real) and not isinstance(value, bool)
+    if kind is bool:
+        return isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1))
+    if kind is Sequence:
+        is_list = isinstance(value, Iterable) and isinstance(value, Sized)
+        is_list &= not isinstance(value, str | bytes | Mapping)
+        return is_list and (not inner or all(_fits(item, inner[0]) for item in islice(value, MOST_ITEMS)))
+    if kind is Mapping:
+        is_dict = isinstance(value, Mapping)
+        return is_dict and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in islice(value.items(), MOST_ITEMS))
+    if kind is Callable:
+        return callable(value)
+    is_own = isinstance(kind, type) and (kind in _WORDS or kind.__module__.startswith("matex_data."))
+    return isinstance(value, kind) if is_own else True
+
+
+def _described(hint: Any) -> str:
+    """Return the words for an annotation.
+
+    >>> _described(str | Sequence[str] | None)
+    'a text, a list of: a text, or None'
+    """
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, types.UnionType):
+        *first, last = dict.fromkeys(map(_described, inner))
+        return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
+    if kind is Literal:
+        return " or ".join(map(repr, inner))
+    words = _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
+    if kind is Sequence and inner and inner[0] is not Any:
+        return f"{words} of: {_described(inner[0])}"
+    if kind is Mapping and inner and inner[1] is not Any:
+        return f"{words} of: {_described(inner[1])}"
+    return words
+
+
+def _shortened(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
