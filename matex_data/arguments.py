@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
@@ -20,7 +21,7 @@ from matex_data.errors import ArgumentError
 MOST_ITEMS = 1000  # of a list or a dict that are looked at
 LARGEST = 2**63 - 1  # of whole numbers: they count samples and bytes
 _WORDS: dict[Any, str] = {
-    int: "a whole number",
+    int: "an integer",
     float: "a number",
     str: "a text",
     bool: "True or False",
@@ -54,7 +55,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
     >>> repeat("ab", "3")
     Traceback (most recent call last):
     matex_data.errors.ArgumentError: repeat() takes no times= of this kind
-      expected: a whole number
+      expected: an integer
       found: '3'
       remedy: see help(repeat)
     """
@@ -62,11 +63,11 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
         given = arguments.get(name, _MISSING)
         values = given if is_many and isinstance(given, tuple) else (given,)
         for value in values:
-            if value is not _MISSING and not _fits(value, hint):
+            if value is not _MISSING and not fits(value, hint):
                 called = public or function.__qualname__
                 raise ArgumentError(
                     f"{called.removeprefix('Dataset.')}() takes no {name if is_many else f'{name}='} of this kind",
-                    expected=_described(hint),
+                    expected=described(hint),
                     found=_shortened(value),
                     remedy=f"{'give each as an argument of its own; ' if is_many else ''}see help({called})",
                 )
@@ -78,22 +79,35 @@ _MISSING = object()
 @cache
 def _declared(function: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     """Return the annotation of each parameter, and whether it stands for any number of values."""
-    declared = {}
+    many = {name for name, one in signature(function).parameters.items() if one.kind is Parameter.VAR_POSITIONAL}
+    return {name: (hint, name in many) for name, hint in annotations(function).items()}
+
+
+def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+    """Return the annotation of each parameter of a function or class, but of ``**options``.
+
+    Those with names that only type checkers see are left out.
+
+    Examples
+    --------
+    >>> def read(path: str, rows: int | None = None, **options: float) -> None: ...
+    >>> annotations(read)
+    {'path': <class 'str'>, 'rows': int | None}
+    """
+    names, found = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__]), {}
     for name, parameter in signature(function).parameters.items():
-        if parameter.kind is Parameter.VAR_KEYWORD or parameter.annotation is Parameter.empty:
-            continue
-        with suppress(NameError):  # of a package that is not imported when the program runs
+        if parameter.kind is not Parameter.VAR_KEYWORD and parameter.annotation is not Parameter.empty:
             holder = types.SimpleNamespace(__annotations__={name: parameter.annotation})
-            hint = typing.get_type_hints(holder, function.__globals__)[name]
-            declared[name] = hint, parameter.kind is Parameter.VAR_POSITIONAL
-    return declared
+            with suppress(AttributeError, NameError, TypeError):
+                found[name] = typing.get_type_hints(holder, names)[name]
+    return found
 
 
-def _fits(value: Any, hint: Any) -> bool:
+def fits(value: Any, hint: Any) -> bool:
     """Return whether a value is of the kind of an annotation, as far as that can be told."""
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, types.UnionType):
-        return any(_fits(value, one) for one in inner)
+        return any(fits(value, one) for one in inner)
     if kind is Literal:
         return any(isinstance(value, type(one)) for one in inner)
     if kind is int:
@@ -105,33 +119,33 @@ def _fits(value: Any, hint: Any) -> bool:
     if kind is Sequence:
         is_list = isinstance(value, Iterable) and isinstance(value, Sized)
         is_list &= not isinstance(value, str | bytes | Mapping)
-        return is_list and (not inner or all(_fits(item, inner[0]) for item in islice(value, MOST_ITEMS)))
+        return is_list and (not inner or all(fits(item, inner[0]) for item in islice(value, MOST_ITEMS)))
     if kind is Mapping:
         is_dict = isinstance(value, Mapping)
-        return is_dict and all(_fits(k, inner[0]) and _fits(v, inner[1]) for k, v in islice(value.items(), MOST_ITEMS))
+        return is_dict and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in islice(value.items(), MOST_ITEMS))
     if kind is Callable:
         return callable(value)
     is_own = isinstance(kind, type) and (kind in _WORDS or kind.__module__.startswith("matex_data."))
     return isinstance(value, kind) if is_own else True
 
 
-def _described(hint: Any) -> str:
+def described(hint: Any) -> str:
     """Return the words for an annotation.
 
-    >>> _described(str | Sequence[str] | None)
+    >>> described(str | Sequence[str] | None)
     'a text, a list of: a text, or None'
     """
     kind, inner = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, types.UnionType):
-        *first, last = dict.fromkeys(map(_described, inner))
+        *first, last = dict.fromkeys(map(described, inner))
         return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
     if kind is Literal:
         return " or ".join(map(repr, inner))
     words = _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
     if kind is Sequence and inner and inner[0] is not Any:
-        return f"{words} of: {_described(inner[0])}"
+        return f"{words} of: {described(inner[0])}"
     if kind is Mapping and inner and inner[1] is not Any:
-        return f"{words} of: {_described(inner[1])}"
+        return f"{words} of: {described(inner[1])}"
     return words
 
 

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import inspect
-import types
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
-from numbers import Integral, Real
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, TypeVar
 
-import numpy as np
-
+from matex_data.arguments import annotations, described, fits
 from matex_data.errors import FormatError, near_matches
 
 Taking = TypeVar("Taking", bound=Callable[..., Any])
@@ -40,14 +37,6 @@ ELSEWHERE = {
     "data_format": "images have their channels last; data.map() moves them: a['image'].transpose(0, 3, 1, 2)",
 }
 """What says the same here, by the names of options of Keras, torchvision, PyTorch and scikit-learn."""
-_ACCEPTED: dict[Any, tuple[type, ...]] = {
-    int: (Integral,),
-    float: (Real,),
-    bool: (bool, np.bool_),
-    str: (str,),
-    types.NoneType: (types.NoneType,),
-}
-"""Annotations that a value alone can be checked against, and the types that each accepts."""
 
 
 def check_options(format: str, function: Callable[..., Any], given: Mapping[str, Any], leading: int) -> None:
@@ -78,7 +67,7 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
     for parameter in named:
         if parameter.default is parameter.empty and parameter.name not in given:
             raise FormatError(f"the reader of {format!r} files needs the option {parameter.name}=")
-    check_types(given, {**_hints(taken), **_hints(function)})
+    check_types(given, {**({} if taken is None else annotations(taken)), **annotations(function)})
 
 
 def takes(options: type) -> Callable[[Taking], Taking]:
@@ -127,35 +116,6 @@ def check_types(given: Mapping[str, Any], hints: Mapping[str, Any]) -> None:
     FormatError : a value has another type.
     """
     for name, value in given.items():
-        alternatives = _alternatives(hints.get(name, Any))
-        if not any(_is_accepted(value, hint) for hint in alternatives):
-            raise FormatError(
-                f"the option {name}= has no such value",
-                expected=" or ".join(_describe(hint) for hint in alternatives),
-                found=repr(value),
-            )
-
-
-def _hints(function: Any) -> dict[str, Any]:
-    try:
-        return {} if function is None else get_type_hints(function)
-    except (AttributeError, NameError, TypeError):  # names that only type checkers see
-        return {}
-
-
-def _alternatives(hint: Any) -> list[Any]:
-    return list(get_args(hint)) if get_origin(hint) in (Union, types.UnionType) else [hint]
-
-
-def _is_accepted(value: Any, hint: Any) -> bool:
-    if hint in _ACCEPTED:
-        return isinstance(value, _ACCEPTED[hint]) and (hint is bool or not isinstance(value, bool))
-    if get_origin(hint) is Sequence:
-        return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
-    return True
-
-
-def _describe(hint: Any) -> str:
-    if get_origin(hint) is Sequence:
-        return "a list"
-    return {str: "a text", bool: "True or False", int: "an integer", float: "a number"}.get(hint, "None")
+        hint = hints.get(name, Any)
+        if not fits(value, hint):
+            raise FormatError(f"the option {name}= has no such value", expected=described(hint), found=repr(value))

@@ -82,8 +82,8 @@ for layer in (
 ):
     below = set(BELOW)
     BELOW |= {name: below | {name} for name in layer}
-BELOW["readers"] = {"_types", "declared", "errors", "fields", "locks", "lru", "machine", "paths", "storage"}
-BELOW["readers"] |= {"codecs", "index", "sampling", "readers"}
+BELOW["readers"] = {"_types", "arguments", "declared", "errors", "fields", "locks", "lru", "machine", "paths"}
+BELOW["readers"] |= {"storage", "codecs", "index", "sampling", "readers"}
 BELOW["abc"] = BELOW["readers"] | {"abc"}
 for name in [name for name in BELOW if name.startswith("training")]:
     BELOW[name] -= {"readers", "transforms", "dataset", "opening", "compat", "codecs", "index"}

@@ -143,10 +143,10 @@ def test_sets_are_disjoint_with_gaps(
 @pytest.mark.parametrize("seed", [-1, 1.5, 2.0, True, "1", np.float64(3)])
 def test_a_seed_is_an_integer(series: str, seed: Any) -> None:
     data = open_dataset(series, comm=MPI.COMM_SELF)
-    with pytest.raises(PartitionError, match=r"seed(.|\n)*(integer of 0 or more|a whole number)"):
+    with pytest.raises(PartitionError, match=r"seed(.|\n)*integer"):
         data.split(0.5, 0.5, seed=seed)
     for shuffle in (True, "global", False):
-        with pytest.raises(PartitionError, match=r"seed(.|\n)*(integer of 0 or more|a whole number)"):
+        with pytest.raises(PartitionError, match=r"seed(.|\n)*integer"):
             data.batches(10, shuffle=shuffle, seed=seed)
 
 
@@ -176,7 +176,7 @@ def test_integers_of_numpy_are_seeds(series: str) -> None:
 
 @pytest.mark.parametrize("gap", [-1, 0.5, True])
 def test_a_gap_is_an_integer(series: str, gap: Any) -> None:
-    with pytest.raises(PartitionError, match=r"gap(.|\n)*(integer of 0 or more|a whole number)"):
+    with pytest.raises(PartitionError, match=r"gap(.|\n)*integer"):
         open_dataset(series, comm=MPI.COMM_SELF).split(0.5, 0.5, gap=gap)
 
 

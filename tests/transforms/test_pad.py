@@ -147,7 +147,7 @@ def test_other_lengths_than_those_to_sort_by(folder: Path, events: ak.Array, poo
     ("options", "kind", "text"),
     [
         ({"pad": {"Muon_*": 0}}, PartitionError, "lengths of 1 or more"),
-        ({"pad": ["Muon_pt"]}, PartitionError, "a dict of: a whole number"),
+        ({"pad": ["Muon_pt"]}, PartitionError, "a dict of: an integer"),
         ({"pad": {"Muno_pt": 3}}, FieldNotFound, "'Muno_pt'(.*\n)*.*'Muon_pt'"),
         ({"pad": {"MET": 3}}, FieldNotFound, r"float32 of shape \(\)"),
         ({"pad": {"Muon_pt": 3}, "inputs": "MET"}, FieldNotFound, "among the fields that are read"),
