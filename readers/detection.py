@@ -36,6 +36,7 @@ class UnsupportedFormat:
     suffixes : lower-case ends of file names, which decide where nothing else tells a format.
     folder : names in a directory, all of which a data set of this format has; such a data set is no single file.
     decompresses : the tool of ``remedy`` reads compressed files, too.
+    preamble : ``begin`` lies behind bytes that the writer chooses, such as those at the begin of a TIFF file.
     """
 
     title: str
@@ -44,6 +45,7 @@ class UnsupportedFormat:
     suffixes: Sequence[str] = ()
     folder: Sequence[str] = ()
     decompresses: bool = False
+    preamble: bool = False
 
     def matches_content(self, head: bytes) -> bool:
         """Return whether a file that starts with ``head`` is of this format."""
@@ -152,6 +154,9 @@ def detect(path: str, head: bytes, options: Mapping[str, Any] | None = None) -> 
     by_name = [name for name, format in formats.items() if format.matches_name(path)]
     by_magic = [name for name, format in others.items() if format.matches_magic(head)]
     by_both = [name for name in by_name if name in by_magic]
+    by_magic.sort(key=lambda name: -formats[name].magic_offset(head))  # behind a preamble, which may look like any file
+    if by_magic and not by_both and not formats[by_magic[0]].magic_offset(head):
+        _refuse_content(path, head, head, by_name, [format for format in unsupported_formats() if format.preamble])
     text = b"" if by_magic else compression.plain_head(head)
     by_text = [name for name, format in others.items() if format.matches_text(text)]
     by_name_alone = [name for name in by_name if name in others and not formats[name].magic]
@@ -192,16 +197,19 @@ def refuse_folder(path: str, names: Set[str]) -> None:
             raise unsupported.error(path, known_formats())
 
 
-def _refuse_content(path: str, head: bytes, text: bytes, by_name: Sequence[str]) -> None:
+def _refuse_content(
+    path: str, head: bytes, text: bytes, by_name: Sequence[str], among: Sequence[UnsupportedFormat] | None = None
+) -> None:
     """Raise ``FormatError`` for a file of a format without a reader, or one that is compressed as a whole.
 
     Parameters
     ----------
     text : ``head`` after decompression.
     by_name : formats of its name; their readers decompress their files.
+    among : the formats without a reader; None: all.
     """
     packing = compression.stored_as(head, "")
-    for unsupported in unsupported_formats():
+    for unsupported in unsupported_formats() if among is None else among:
         if unsupported.matches_content(text):
             raise unsupported.error(path, known_formats(), packing)
     for name, format in all_formats().items() if packing else ():

@@ -107,6 +107,10 @@ class Format:
         lower = Path(path.lower())
         return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
 
+    def magic_offset(self, head: bytes) -> int:
+        """Return the position of the magic bytes that the file has; 0 without any."""
+        return max((at for at, magic in self.magic if head[at : at + len(magic)] == magic), default=0)
+
     def matches_magic(self, head: bytes) -> bool:
         """Return whether a file that starts with ``head`` has the magic bytes of this format.
 

@@ -93,6 +93,7 @@ BEGINS: dict[str, tuple[bytes, str, str]] = {
     "bufr": (b"BUFR\0\1\x40\4" + bytes(200), "BUFR", "pdbufr"),
     "hdf4": (b"\x0e\x03\x13\x01" + bytes(200), "HDF4", "h4toh5convert"),
     "dicom": (bytes(128) + b"DICM\2\0\0\0UL\4\0", "DICOM", "pydicom"),
+    "dicom behind a header of TIFF": (b"II*\0\x08\0\0\0" + bytes(120) + b"DICM\2\0\0\0UL\4\0", "DICOM", "pydicom"),
     "nifti": (struct.pack("<i", 348) + bytes(340) + b"n+1\0" + bytes(100), "NIfTI", "nibabel"),
     "nifti gz": (gzip.compress(struct.pack("<i", 348) + bytes(340) + b"n+1\0" + bytes(100)), "NIfTI", "nibabel"),
     "sas": (bytes(12) + bytes.fromhex("c2ea8160b31411cfbd92080009c7318c181f1011"), "SAS", "read_sas"),
