@@ -138,7 +138,9 @@ def _common_lengths(expression: Expression, values: Mapping[str, Values]) -> Int
             f"{expression.option} combines lists of different lengths: {expression.text!r}",
             (name, one.lengths),
             first,
-            "combine fields of the same objects, or reduce the lists first: sum(Jet_pt) + sum(Muon_pt)",
+            "combine fields of the same objects, or reduce the lists first: sum({}) + sum({})".format(
+                *expression.examples
+            ),
         )
     return None if first is None else first[1]
 
@@ -273,7 +275,9 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
             expected=f"several numbers for each sample in {name}()",
         )
     if name in ("any", "all") and content.dtype != bool:
-        raise argument.error(f"numbers in {name}()", expected=f"truth values in {name}(), such as any(Jet_pt > 30)")
+        raise argument.error(
+            f"numbers in {name}()", expected=f"truth values in {name}(), such as {name}({argument.examples[0]} > 30)"
+        )
     if name in ("min", "max") and content.dtype == bool:
         raise argument.error(f"truth values in {name}()", expected="any() or all()")
     if lengths is None:
@@ -329,7 +333,8 @@ def _elements(elements: OfExpressions, values: Values, condition: Values) -> Val
     """Return those of the numbers of each sample for which a condition is true, as lists."""
     argument = elements.argument
     if condition.content.dtype != bool:
-        raise argument.error("numbers in []", expected="truth values, such as Jet_pt[Jet_pt > 30], or a position")
+        example = f"{argument.examples[0]}[{argument.examples[0]} > 30]"
+        raise argument.error("numbers in []", expected=f"truth values, such as {example}, or a position")
     if values.lengths is None or condition.lengths is None:
         if values.lengths is not condition.lengths or values.content.shape != condition.content.shape:
             raise argument.error(

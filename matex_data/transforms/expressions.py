@@ -34,11 +34,13 @@ TIMES = ("year", "month", "day", "hour", "dayofyear")
 NAN = "nan"
 KEYWORDS = set(kwlist) - {"and", "or", "not"}  # of Python, which are names of columns, such as class
 REMEDY = {
-    "where=": "combine comparisons of per-event columns with & | ~ and parentheses: (MET > 30) & (nJet < 4); "
-    "reduce lists to one value for each event: count(Jet_pt > 30) >= 2",
-    "derive=": "use field names, numbers, operators and functions: log(pt), sum(Jet_pt), (MET > 30) & (nJet < 4)",
-    "weights=": "use field names, numbers, operators and functions: genWeight * xsec",
+    "where=": "combine comparisons with & | ~ and parentheses: ({0} > 30) & ({1} < 40); "
+    "reduce several numbers of a sample to one: max({0}) > 30, count({0} > 30) >= 2",
+    "derive=": "use field names, numbers, operators and functions: log({0}), sum({0}), ({0} > 30) & ({1} < 40)",
+    "weights=": "use field names, numbers, operators and functions: {0} * {1}",
 }
+"""By option: what helps, with the names of two fields."""
+NO_FIELDS = {*REDUCTIONS, *FUNCTIONS, *TIMES, NAN, *kwlist}
 
 
 @dataclass(frozen=True)
@@ -207,8 +209,15 @@ class Expression:
             field=field,
             expected=expected or wanted,
             found=found,
-            remedy=REMEDY[self.option],
+            remedy=REMEDY[self.option].format(*self.examples),
         )
+
+    @property
+    def examples(self) -> tuple[str, str]:
+        """Two names of fields for examples: those of the expression, whether or not it can be parsed."""
+        words = re.findall(r"`[^`]+`|[^\W\d]\w*\b(?!\s*\()", re.sub(r"'[^']*'|\"[^\"]*\"", "", str(self.text)))
+        names = list(dict.fromkeys(word for word in words if word not in NO_FIELDS)) or ["x", "y"]
+        return names[0], names[-1] if len(names) < 2 else names[1]
 
 
 def _bound(operand: Operand, fields: Schema) -> Operand:
@@ -423,7 +432,9 @@ class _Operands(ast.NodeTransformer):
         if not isinstance(number, ast.Constant):
             return self._variable(Elements((argument, _level(self._whole, self._quoted, inner))))
         if not isinstance(number.value, int) or isinstance(number.value, bool):
-            raise self._whole.error(f"{ast.unparse(node)!r}", expected="a position, Jet_pt[0], or a condition")
+            raise self._whole.error(
+                f"{ast.unparse(node)!r}", expected=f"a position, {self._whole.examples[0]}[0], or a condition"
+            )
         return self._variable(Element((argument,), -number.value if negative else number.value))
 
     def visit_Call(self, node: ast.Call) -> ast.expr:

@@ -121,6 +121,9 @@ def test_columns_of_any_dtype(tmp_path: Path, dtype: str) -> None:
         ("sum(MET) > 1", FormatError, "several numbers for each sample"),
         ("max(MET, nMuon) > 1", FormatError, "where.a > b, a, b"),
         ("any(Jet_pt)", FormatError, "any.Jet_pt > 30"),
+        ("MET +", FormatError, "max.MET. > 30"),  # examples have names of this user
+        ("(nMuon > 1) & vertex +", FormatError, "nMuon > 30. & .vertex < 40"),
+        ("Muon_pt[nMuon] > 1", FormatError, "Muon_pt.Muon_pt > 30"),
         ("count(Jet_pt > Muon_pt) > 0", FormatError, "row 0.*(.*\n)*.*elements, as in 'Jet_pt'"),
         ("count(Jet_pt > vertex) > 0", FormatError, "'vertex' of shape"),
         ("`jets/pt > 1", FormatError, "invalid syntax"),

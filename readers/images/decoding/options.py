@@ -167,7 +167,7 @@ def _checked_scale(scale: Any) -> tuple[float, float]:
 def _checked_dtype(dtype: Any) -> np.dtype[Any]:
     try:
         checked: np.dtype[Any] = np.dtype(dtype)
-    except TypeError:
+    except (TypeError, ValueError):
         checked = np.dtype(object)
     if checked.kind not in "biuf":
         raise FormatError(
