@@ -228,10 +228,10 @@ def _index_all(
     index: Index | None = None
     if read_all is not None and reading.absent:
         raise FormatError(
-            f"files of the format {resolved!r} are read as one table, and lack no field alone",
-            expected="no absent=",
+            f"absent= is no option of the format {resolved!r}: a column that a file lacks has missing values there",
+            expected="missing=, which treats them, as it does those of other files",
             found=f"absent={dict(reading.absent)!r}",
-            remedy="give what missing values become: missing=",
+            remedy=f"missing={dict(reading.absent)!r}",
         )
     if read_all is not None:
         ranks = MpiRanks(comm)

@@ -592,8 +592,8 @@ def _file_error(path: str, error: Exception) -> FormatError:
             remedy="copy it again from its source",
         )
     if OPEN_FOR_WRITING in text:
-        remedy = (
-            "give swmr=True for the samples so far; or close the program that writes it, after a crash by h5clear -s"
-        )
+        remedy = "close the program that writes it, after a crash by h5clear -s"
+        if "already open for SWMR" not in text:  # its writer allows readers
+            remedy = f"give swmr=True for the samples so far; or {remedy}"
         return FormatError("the file is marked as open for writing", file=path, found=error, remedy=remedy)
     return FormatError("the file cannot be opened as HDF5", file=path, expected="an HDF5 file", found=error)

@@ -153,3 +153,13 @@ def test_a_month_without_a_field_of_levels(pool: Pool, tmp_path: Path, options: 
     loaded, warned = zip(*pool.run(_of_months, tmp_path, options), strict=True)
     np.testing.assert_array_equal(np.concatenate([part["flag"] for part in loaded]), expected)
     assert sum(map(len, warned)) == said
+
+
+def test_columns_that_a_text_table_lacks_are_missing_values(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("x,w\n1,5\n2,6\n")
+    (tmp_path / "1.csv").write_text("x\n3\n4\n")
+    with pytest.raises(md.FormatError, match=r"a column that a file lacks(.|\n)*remedy: missing={'w': 2}"):
+        md.open_dataset(tmp_path, comm=MPI.COMM_SELF, absent={"w": 2})
+    with pytest.warns(UserWarning, match="'w' in 1 of 2 files"):
+        data = md.open_dataset(tmp_path, comm=MPI.COMM_SELF, missing={"w": 2})
+    assert data.load()["w"].tolist() == [5, 6, 2, 2]
