@@ -25,7 +25,7 @@ BLOCK = re.compile(r"^( *)```(\S*) ?(\S*)\n(.*?)^\1```$", re.MULTILINE | re.DOTA
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 RUN = (
     *("docs/quick_start.md", "docs/guides/chunks.md", "docs/guides/missing_samples.md", "docs/guides/tables.md"),
-    *(f"docs/guides/{name}.md" for name in ("predictions", "map", "preprocessing", "metrics")),
+    *(f"docs/guides/{name}.md" for name in ("predictions", "map", "merging", "preprocessing", "metrics")),
     *(f"docs/coming_from/{name}.md" for name in ("horovod", "multi_worker_mirrored", "pytorch", "xbatcher", "coffea")),
     *("docs/coming_from/image_dataset_from_directory.md", "docs/coming_from/matex.md", "docs/why.md"),
     *("docs/formats/images.md", "docs/formats/root.md"),
