@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,9 @@ import pandas as pd
 import pytest
 import xarray as xr
 from mpi4py import MPI
+from PIL import Image
 
-from matex_data import DataError, Dataset, concat, merge, mix, open_dataset
+from matex_data import DataError, Dataset, FormatError, concat, merge, mix, open_dataset
 from tests.support.ranks import Pool
 
 ROWS = (300, 120)
@@ -185,3 +187,22 @@ def test_every_rank_raises_the_errors(folder: str, variables: Path, pool: Pool) 
     expected = ("same fields", "same fields", "sum is 1", "stop=", "no sample of", "remainder=", "cannot be combined")
     for text, part in zip(by_rank[0], (*expected, "in length", "times", "in length", "of this name"), strict=True):
         assert part in text
+
+
+@pytest.mark.parametrize("kind", ["category", "one_hot", "folders"])
+def test_codes_of_different_categories_are_not_concatenated(tmp_path: Path, kind: str) -> None:
+    parts = []
+    for number, names in enumerate((["a", "b"], ["b", "z"])):
+        path = tmp_path / f"{number}.csv"
+        path.write_text("\n".join(["name,x", *(f"{name},{number}" for name in names)]) + "\n")
+        options: Any = {"one_hot": "name"} if kind == "one_hot" else {"dtype": {"name": "category"}}
+        if kind == "folders":
+            path, options = tmp_path / str(number), {"inputs": "image", "targets": "label"}
+            for name in names:
+                (path / name).mkdir(parents=True)
+                Image.new("L", (4, 4), number).save(path / name / "0.png")
+        parts.append(open_dataset(path, comm=MPI.COMM_SELF, **options))
+    for combine in (concat, functools.partial(mix, weights=[0.5, 0.5], seed=1)):
+        with pytest.raises(FormatError, match=r"(?s)different categories.*expected: 'a', 'b'.*found: 'b', 'z'"):
+            combine(parts)
+    assert len(concat([parts[0], parts[0]])) == 4

@@ -17,6 +17,9 @@ from matex_data.memory import NAME as IN_MEMORY
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 
+NAMES_OF_CODES = ("categories", "class_names")
+"""Attributes of fields of codes: what each code stands for."""
+MOST_NAMED = 8  # categories in an error
 TILE = 1 << 20  # samples whose numbers are computed at once
 
 
@@ -156,6 +159,16 @@ def _check_same(first: Source, other: Source, number: int) -> None:
             found=f"{_described(fields.get(name))} in {named(other, number)}",
             remedy="select the fields that they share with inputs= and targets=, of one shape and dtype",
         )
+    for name, field in own.items():
+        names, others = ([one.attributes.get(key) for key in NAMES_OF_CODES] for one in (field, fields[name]))
+        if names != others:
+            raise FormatError(
+                "the codes of the data sets stand for different categories",
+                field=name,
+                expected=f"{_shown(names)}, as in {named(first, 1)}",
+                found=f"{_shown(others)} in {named(other, number)}",
+                remedy="open the files of both by one open_dataset, which gives them the same codes",
+            )
     facts, found = first.index.facts, other.index.facts
     unequal = [name for name in facts if name in found and facts[name] != found[name]]
     if unequal:
@@ -172,6 +185,13 @@ def _check_same(first: Source, other: Source, number: int) -> None:
             found=f"another one of {named(other, number)}",
             remedy="open them with the same missing=",
         )
+
+
+def _shown(names: list[Any]) -> str:
+    """Return the first categories of a field as text."""
+    found: list[Any] = next((list(of_key) for of_key in names if of_key), [])
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return ", ".join(map(repr, found[:MOST_NAMED])) + more if found else "numbers without categories"
 
 
 def _described(field: Any) -> str:
