@@ -80,10 +80,10 @@ _MISSING = object()
 def _declared(function: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     """Return the annotation of each parameter, and whether it stands for any number of values."""
     many = {name for name, one in signature(function).parameters.items() if one.kind is Parameter.VAR_POSITIONAL}
-    return {name: (hint, name in many) for name, hint in annotations(function).items()}
+    return {name: (hint, name in many) for name, hint in annotations_of(function).items()}
 
 
-def annotations(function: Callable[..., Any]) -> dict[str, Any]:
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
     """Return the annotation of each parameter of a function or class, but of ``**options``.
 
     Those with names that only type checkers see are left out.
@@ -91,7 +91,7 @@ def annotations(function: Callable[..., Any]) -> dict[str, Any]:
     Examples
     --------
     >>> def read(path: str, rows: int | None = None, **options: float) -> None: ...
-    >>> annotations(read)
+    >>> annotations_of(read)
     {'path': <class 'str'>, 'rows': int | None}
     """
     names, found = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__]), {}

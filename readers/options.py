@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
-from matex_data.arguments import annotations, described, fits
+from matex_data.arguments import annotations_of, described, fits
 from matex_data.errors import FormatError, near_matches
 
 Taking = TypeVar("Taking", bound=Callable[..., Any])
@@ -67,7 +67,7 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
     for parameter in named:
         if parameter.default is parameter.empty and parameter.name not in given:
             raise FormatError(f"the reader of {format!r} files needs the option {parameter.name}=")
-    check_types(given, {**({} if taken is None else annotations(taken)), **annotations(function)})
+    check_types(given, {**({} if taken is None else annotations_of(taken)), **annotations_of(function)})
 
 
 def takes(options: type) -> Callable[[Taking], Taking]:
