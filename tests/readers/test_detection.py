@@ -208,8 +208,10 @@ def _metadata_operations(folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[
     return {name: count for name, count in counts.items() if (folder / name).exists() and Path(name).suffix}
 
 
-@pytest.mark.parametrize("suffix", [".npy", ".h5"])
-def test_each_file_is_opened_and_looked_up_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str) -> None:
+@pytest.mark.parametrize(("suffix", "least"), [(".npy", 2), (".h5", 3)])  # of HDF5, its superblock is looked at first
+def test_each_file_is_opened_and_looked_up_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, least: int
+) -> None:
     for number in range(6):
         if suffix == ".npy":
             np.save(tmp_path / f"{number}.npy", np.zeros((3, 2)))
@@ -217,8 +219,8 @@ def test_each_file_is_opened_and_looked_up_once(tmp_path: Path, monkeypatch: pyt
             with h5py.File(tmp_path / f"{number}.h5", "w") as file:
                 file["x"], file["y"] = np.zeros((3, 2)), np.zeros(3)
     first, *others = sorted(_metadata_operations(tmp_path, monkeypatch).items())
-    assert first[1] <= 6
-    assert [count for _, count in others] == [2] * 5  # a stamp, and the reader
+    assert first[1] <= 4 + least
+    assert [count for _, count in others] == [least] * 5  # a stamp, and the reader
 
 
 def test_files_of_other_formats_among_many(tmp_path: Path) -> None:
