@@ -32,7 +32,7 @@ def add_file_fields(index: Index, file_fields: FileFields) -> Index:
 
     Raises
     ------
-    PartitionError : a file fits no pattern of a field, or several.
+    PartitionError : a file fits no pattern of a field, or several; a pattern fits no folder, which has one value.
     FormatError : the files have a field of this name, or the values of a field are of different kinds.
     """
     if not file_fields:
@@ -86,6 +86,17 @@ def _pattern_of_files(name: str, patterns: Sequence[str], paths: Sequence[str]) 
                 remedy="give each file one value; a pattern may name folders, such as 'signal/*.root'",
             )
         numbers[number] = fitting[0]
+    folder = next((path for path in paths if path.endswith("/")), None)
+    without = [patterns[i] for i in set(range(len(patterns))) - set(numbers.tolist())]
+    if folder is not None and without:
+        raise PartitionError(
+            "file_fields= has a pattern that fits no folder: files of a folder are one data set, with one value",
+            file=folder,
+            field=name,
+            expected="patterns of the names of folders",
+            found=", ".join(map(repr, without)),
+            remedy="give the values of single files in a table of the folder, such as metadata.csv",
+        )
     return compact(numbers)
 
 

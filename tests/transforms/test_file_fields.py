@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from PIL import Image
 
 from matex_data import FormatError, PartitionError, open_dataset
 from tests.support.ranks import Pool
@@ -116,3 +117,15 @@ def test_folders_may_be_named(folder: Path) -> None:
 def test_errors(folder: Path, values: Any, kind: type[Exception], text: str) -> None:
     with pytest.raises(kind, match=text):
         open_dataset(str(folder), comm=MPI.COMM_SELF, file_fields=values)
+
+
+def test_images_of_a_folder_have_one_value(tmp_path: Path) -> None:
+    for kind in ("cats", "dogs"):
+        (tmp_path / kind).mkdir()
+        for number in range(3):
+            Image.fromarray(np.full((4, 4), number, np.uint8)).save(tmp_path / kind / f"{number}.png")
+    folders = [str(tmp_path / "cats"), str(tmp_path / "dogs")]
+    data = open_dataset(folders, file_fields={"kind": {"cats": 0, "dogs": 1}}, comm=MPI.COMM_SELF)
+    assert data.load()["kind"].tolist() == [0, 0, 0, 1, 1, 1]
+    with pytest.raises(PartitionError, match=r"fits no folder(.|\n)*found: '0.png'(.|\n)*metadata.csv"):
+        open_dataset(folders[0], file_fields={"kind": {"0.png": 0, "*": 1}}, comm=MPI.COMM_SELF)
