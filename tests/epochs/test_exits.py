@@ -1,4 +1,4 @@
-"""Programs that end with iterators, threads and readers left open: nothing is printed as they exit."""
+"""Programs that end with iterators, threads and readers left open, in fifty ways: nothing is printed as they exit."""
 
 from __future__ import annotations
 
@@ -78,6 +78,11 @@ WAYS = {
     "sets": lambda: [keep(part.batches(8)) for part in data.split(0.5, 0.5, seed=1)],
     "one sample": lambda: data[3],
     "tensors": lambda: keep(data.tf_dataset(16)),
+    "windows": lambda: keep(data.window(4).batches(160)),
+    "a function": lambda: keep(data.map(lambda sample: sample, fields=["x"]).batches(16)),
+    "another opening": lambda: (keep(batches), keep(md.open_dataset(path).batches(8))),
+    "all of it": lambda: kept.append(data.load()),
+    "a whole pass": lambda: kept.append(list(batches)),
 }
 WAYS[way]()
 """
