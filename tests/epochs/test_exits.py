@@ -78,7 +78,7 @@ WAYS = {
     "sets": lambda: [keep(part.batches(8)) for part in data.split(0.5, 0.5, seed=1)],
     "one sample": lambda: data[3],
     "tensors": lambda: keep(data.tf_dataset(16)),
-    "windows": lambda: keep(data.window(4).batches(160)),
+    "a condition": lambda: keep(data.where("max(x) > 40").batches(16, shuffle=True, seed=1)),
     "a function": lambda: keep(data.map(lambda sample: sample, fields=["x"]).batches(16)),
     "another opening": lambda: (keep(batches), keep(md.open_dataset(path).batches(8))),
     "all of it": lambda: kept.append(data.load()),
