@@ -108,7 +108,13 @@ class Format:
         return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
 
     def magic_offset(self, head: bytes) -> int:
-        """Return the position of the magic bytes that the file has; 0 without any."""
+        """Return the position of the magic bytes that the file has; 0 without any.
+
+        Examples
+        --------
+        >>> Format("my_package:index", (".pts",), magic=((4, b"PTS"),)).magic_offset(b"\\0\\0\\0\\0PTS 1.0")
+        4
+        """
         return max((at for at, magic in self.magic if head[at : at + len(magic)] == magic), default=0)
 
     def matches_magic(self, head: bytes) -> bool:

@@ -274,7 +274,7 @@ def _error(comm: Any, case: str, folder: str) -> str:
         ("braces", "DataError: the system does not show"),
         ("empty", "DataError: a path is empty"),
         ("closed", "DataError: the system does not show"),
-        ("no path", "TypeError"),
+        ("no path", "ArgumentError: open_dataset() takes no paths="),
         ("warning", "UserWarning: "),
     ],
 )
