@@ -89,8 +89,6 @@ def selection_of(
     rows: Indices | None = None
     listed: int | None = None
     for option, wanted in (("sel", sel), ("isel", isel)):
-        if not isinstance(wanted or {}, Mapping):
-            raise FormatError(f"{option}= needs a dict", expected='such as {"level": [500, 850]}', found=repr(wanted))
         for key, value in (wanted or {}).items():
             name = _dimension(content, key, option, dimension)
             if name in axes or (name == dimension and rows is not None):

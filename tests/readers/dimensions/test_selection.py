@@ -113,7 +113,7 @@ def test_descending_coordinates_and_exact_values(folder: Path) -> None:
         ({"sel": {"level": 500}, "isel": {"level": 1}}, FormatError, "both select"),
         ({"isel": {"level": 5}}, FormatError, "from -5 to 4"),
         ({"isel": {"time": slice(0, 4)}}, FormatError, "counts the samples"),
-        ({"sel": ["level"]}, FormatError, "needs a dict"),
+        ({"sel": ["level"]}, FormatError, "expected: a dict or None"),
     ]
     for options, kind, text in errors:
         with pytest.raises(kind, match=text):
