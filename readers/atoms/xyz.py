@@ -29,6 +29,7 @@ from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_sequential, reading
 
 BLOCK_BYTES = 64 << 10  # of whole frames
+MOST_COLUMNS = 10_000  # of frames without atoms
 EXAMPLES = 64  # frames with other properties, which are looked at
 _KEY = re.compile(rb"([A-Za-z_][\w-]*)\s*=")
 _COLUMNS = re.compile(rb"Properties=\"?([^\"\s]+)")
@@ -90,6 +91,8 @@ def _blocks(
             raise _no_frame(
                 path, at, f"a line for each of {atoms} atoms", f"{len(lengths)} lines, and the end of the file"
             )
+        if _columns(comment) > max(lengths, default=MOST_COLUMNS):  # ASE takes memory for all of them
+            raise _no_frame(path, at, "no more columns than the lines have", f"Properties= of {_columns(comment)}")
         size = len(line) + len(comment) + sum(lengths)
         if len(examples) < EXAMPLES:
             examples.setdefault(_properties(comment), (at, size))
@@ -105,6 +108,13 @@ def _properties(comment: bytes) -> Hashable:
     """Return what is equal for frames with the same fields."""
     columns = _COLUMNS.search(comment)
     return frozenset(_KEY.findall(comment)), columns and columns[1]
+
+
+def _columns(comment: bytes) -> int:
+    """Return the number of columns of a frame, of which ``Properties=name:type:count:...`` tells."""
+    found = _COLUMNS.search(comment)
+    counts = found[1].split(b":")[2::3] if found else []
+    return sum(int(count) for count in counts if count.isdigit())
 
 
 def _no_frame(path: str, byte: int, expected: str, found: str) -> FormatError:

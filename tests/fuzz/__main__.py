@@ -14,7 +14,8 @@ ROOT = Path(__file__).resolve().parents[2]
 IMAGES = ("jpeg", "png", "tiff", "gif", "bmp", "webp", "fits")
 PARTICLES = ("root", "lhe", "hepmc", "openpmd", "tar", "manifest")
 TABLES = ("parquet", "arrow", "fits_table", "zarr", "zarr_folder")
-FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES, *PARTICLES, *TABLES)
+RECORDS = ("matlab", "jsonl", "tfrecord", "xyz", "traj", "asedb")
+FORMATS = ("hdf5", "netcdf", "csv", "npy", "npz", "idx", "cifar", *IMAGES, *PARTICLES, *TABLES, *RECORDS)
 QUICK = 12  # mutants of each format that are an ordinary test
 
 

@@ -37,7 +37,7 @@ from tests.fuzz.readings import (
 )
 from tests.fuzz.sources import Source, sources
 
-TEXTS = ("csv", "hepmc", "lhe", "manifest")
+TEXTS = ("csv", "hepmc", "lhe", "manifest", "jsonl", "xyz")
 SECONDS = 10.0  # that one file may take
 WAIT = 20.0  # and a file that somebody made
 PATIENT = 30.0  # when it is looked at once more, alone, on a machine that may be busy

@@ -21,7 +21,7 @@ from PIL import Image
 
 from matex_data import DataError
 from matex_data.readers.lhe.reader import CLOSE
-from tests.fuzz import parquet, tables
+from tests.fuzz import parquet, records, tables
 from tests.fuzz.readings import (
     EQUAL,
     WRONG,
@@ -222,6 +222,7 @@ REFERENCES: dict[str, Callable[[Path], Fields]] = {
     "zarr": tables.read_zarr,
     "zarr_folder": tables.read_zarr,
     "tar": read_tar,
+    **dict.fromkeys(records.WRITERS, records.loaded),
 }
 NAMES = {"fits_table": "fits", "zarr_folder": "zarr"}
 """Format of the package, where its name is another one."""
@@ -297,4 +298,5 @@ WRITERS: dict[str, Callable[[Path], list[Path]]] = {
     "arrow": tables.write_arrow,
     "fits_table": tables.write_fits,
     "zarr": tables.write_zarr,
+    **records.WRITERS,
 }

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.__main__ import IMAGES, PARTICLES, TABLES
+from tests.fuzz.__main__ import IMAGES, PARTICLES, RECORDS, TABLES
 from tests.support.launch import ROOT
 
-FORMATS = [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar"), IMAGES, PARTICLES, TABLES]
+FORMATS = [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar"), IMAGES, PARTICLES, TABLES, RECORDS]
 
 
 @pytest.mark.parametrize("formats", FORMATS, ids=" ".join)

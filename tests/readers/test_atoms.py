@@ -163,6 +163,13 @@ def test_what_is_no_xyz_is_told(tmp_path: Path, text: str, message: str) -> None
         _load(tmp_path / "a.xyz")
 
 
+def test_a_frame_that_claims_more_columns_than_it_has(tmp_path: Path) -> None:
+    path = tmp_path / "a.xyz"
+    path.write_text("1\nProperties=species:S:1:pos:R:2147483647\nH 0 0 0\n")
+    with pytest.raises(FormatError, match=r"no more columns than the lines have(.|\n)*2147483648"):
+        open_dataset(path, comm=MPI.COMM_SELF)
+
+
 def test_unknown_fields_are_named(tmp_path: Path) -> None:
     ase.io.write(tmp_path / "a.traj", frames(3))
     with pytest.raises(FieldNotFound, match="forces"):
