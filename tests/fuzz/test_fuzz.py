@@ -11,7 +11,8 @@ import pytest
 from tests.fuzz.__main__ import IMAGES, PARTICLES, RECORDS, TABLES
 from tests.support.launch import ROOT
 
-FORMATS = [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar"), IMAGES, PARTICLES, TABLES, RECORDS]
+FORMATS = [("hdf5", "netcdf"), ("csv", "npy", "npz", "idx", "cifar"), IMAGES, PARTICLES, TABLES]
+FORMATS += [pytest.param(RECORDS, marks=pytest.mark.slow)]  # ASE and TensorFlow, which write them, take 20 s to load
 
 
 @pytest.mark.parametrize("formats", FORMATS, ids=" ".join)
