@@ -757,8 +757,9 @@ class Dataset:
         fields : str. Names of fields; none: all numeric fields.
         axis : int or sequence of int. Axes of a batch to keep, such as -1 for channels, as in
             ``keras.layers.Normalization``. None: one number for the whole field.
-        by : str. Field of the data set with one value for each sample, such as "station", or "month" of
-            ``derive={"month": "month(time)"}``: statistics of the samples with each value. None: of all samples.
+        by : str. Field of the data set with one value for each sample, such as "station", or expression of its fields,
+            such as "month(time)", or "month" if one field has times: statistics of the samples with each value. None:
+            of all samples.
 
         Returns
         -------
@@ -782,7 +783,8 @@ class Dataset:
         """
         check_arguments(Dataset.statistics, {"axis": axis, "by": by})
         if by is not None:
-            return statistics_by(self._source, self._samples, fields, axis, by)
+            grouped = self._selected.with_groups(by)
+            return statistics_by(grouped.source, grouped.samples, fields, axis, by)
         return statistics(self._source, self._samples, fields, axis)
 
     def normalization(self, field: str, axis: int | Sequence[int] | None = -1) -> Any:

@@ -263,6 +263,15 @@ def field_of(fields: Schema, name: str) -> Field:
     return fields[name]
 
 
+def is_time(field: Field) -> bool:
+    """Return whether a field has times, by its units: numbers since a date.
+
+    >>> is_time(Field("time", (), np.dtype("i4"), attributes={"units": "hours since 1900-01-01"}))
+    True
+    """
+    return "since" in str(field.attributes.get("units"))
+
+
 def name_taken(name: str, option: str, file: str | None) -> FormatError:
     """Return the error of an option that gives a new field the name of one of the files."""
     return FormatError(

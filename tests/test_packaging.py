@@ -184,6 +184,8 @@ def test_the_wheel_trains_without_a_compiler(distributions: tuple[Path, Path, Pa
     (packages,) = (folder / "lib").glob("python*/site-packages")
     beside = [path for path in sys.path if path.endswith("-packages")]
     (packages / "beside.pth").write_text("\n".join(beside))  # of a path that is added so, no .pth file is read
+    for library in Path(sys.prefix, "lib").glob("lib*.so*"):  # of MPI, where it was installed beside the packages
+        (folder / "lib" / library.name).symlink_to(library)
     assert run(bin_ / "matex", "--version") == f"matex_data {VERSION}\n"
     assert run(python, "-c", "import matex_data; print(matex_data.__file__)").startswith(str(packages))
     write_digits(tmp_path / "digits")

@@ -210,19 +210,22 @@ def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:
     return whole
 
 
-def counted(files: Iterable[tuple[str, Schema, Mapping[str, str]]]) -> list[UnitedFields]:
+def counted(
+    files: Iterable[tuple[str, Schema, Mapping[str, str]]], fills: Mapping[str, Any] | None = None
+) -> list[UnitedFields]:
     """Return the unions of files with the same fields and facts, in the order of their first files.
 
     Parameters
     ----------
     files : path, fields and facts of each file.
+    fills : values that fields have where a file lacks them, by name; None: fields are missing there.
     """
     unions: dict[Hashable, UnitedFields] = {}
     counts = Counter[Hashable]()
     for path, fields, facts in files:
         key = schema_key(fields, facts)
         if key not in unions:
-            unions[key] = UnitedFields.of(path, fields, facts)
+            unions[key] = UnitedFields.of(path, fields, facts, fills)
         counts[key] += 1
     return [union.of_files(counts[key]) for key, union in unions.items()]
 

@@ -226,17 +226,10 @@ def _index_all(
     reading = reading.resolved(resolved)
     read_all = collective_reader(resolved)
     index: Index | None = None
-    if read_all is not None and reading.absent:
-        raise FormatError(
-            f"absent= is no option of the format {resolved!r}: a column that a file lacks has missing values there",
-            expected="missing=, which treats them, as it does those of other files",
-            found=f"absent={dict(reading.absent)!r}",
-            remedy=f"missing={dict(reading.absent)!r}",
-        )
     if read_all is not None:
-        ranks = MpiRanks(comm)
+        ranks, given = MpiRanks(comm), {"absent": reading.absent} if reading.absent else {}
         try:
-            index = read_all(list(files), reading.names, ranks, reading.trust, **reading.options)
+            index = read_all(list(files), reading.names, ranks, reading.trust, **reading.options, **given)
         finally:
             ranks.close()
         if comm.rank != 0:

@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
-from matex_data.fields import ElementSpec, Names, check_name, mapped_elements
+from matex_data.fields import ElementSpec, Names, check_name, is_time, mapped_elements
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples, merge
 from matex_data.mpi.communicator import Equal
@@ -18,7 +18,7 @@ from matex_data.reading.source import Source
 from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.split import Ties, check_folds, check_fractions, folds, leave_gaps, split
 from matex_data.transforms.continuity import continuing
-from matex_data.transforms.expressions import parse
+from matex_data.transforms.expressions import TIMES, parse
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.joining import join_samples
@@ -127,6 +127,17 @@ class Selected:
         index = NewFields.of(None, expressions).with_paths(before.fields.__contains__).add(before)
         elements = mapped_elements(self.elements, before.fields, index.fields, inputs, targets)
         return self.with_fields(index, elements, f"derive {dict(expressions)}")
+
+    def with_groups(self, by: str) -> Selected:
+        """Add the field of this name, if it is none of the data but an expression, or a part of the only times.
+
+        *Collective* then.
+        """
+        fields = self.source.index.fields
+        times = [name for name, field in fields.items() if is_time(field)]
+        if by not in fields and by in TIMES and len(times) == 1:
+            return self.derive({by: f"{by}(`{times[0]}`)"}, None, None)
+        return self if by in fields or by.isidentifier() else self.derive({by: by}, None, None)
 
     def where(self, condition: str) -> Selected:
         """Keep the samples for which an expression is true. *Collective*."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import SAMPLE_COORDINATE, Schema, field_of
+from matex_data.fields import SAMPLE_COORDINATE, Schema, field_of, is_time
 from matex_data.index.model import Index
 from matex_data.index.runs import compress
 from matex_data.reading.plan import Arrays
@@ -89,12 +89,7 @@ def warn_of_order(source: Source, name: str) -> None:
     name : of the coordinate of the samples; of another one than times nothing is said.
     """
     index, field = source.index, source.index.fields[name]
-    if (
-        field.ragged
-        or field.shape
-        or field.dtype.kind not in "iuf"
-        or "since" not in str(field.attributes.get("units"))
-    ):
+    if field.ragged or field.shape or field.dtype.kind not in "iuf" or not is_time(field):
         return
     filled = np.flatnonzero(index.files.rows)
     edges = np.stack([index.first_row[filled], index.first_row[filled + 1] - 1], axis=1)

@@ -19,7 +19,7 @@ from keyword import kwlist
 from typing import Any
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Schema
+from matex_data.fields import MISSING_INTEGER, Schema, is_time
 
 REDUCTIONS = ("sum", "count", "min", "max", "mean", "any", "all")
 """Functions of one argument that has several numbers for each sample."""
@@ -194,11 +194,11 @@ class Expression:
                 held = "integers that float64 cannot hold, of which one stands for missing values"
                 raise self.error(held, field=name, expected="numbers without missing values, or floats")
         for operand in self.operands.values():
-            if isinstance(operand, TimePart) and operand.name in fields:
-                units = fields[operand.name].attributes.get("units")
-                if "since" not in str(units):
-                    held = f"a field of units {units!r}" if units else "a field without units"
-                    raise self.error(held, field=operand.name, expected="times, such as seconds since 1970-01-01")
+            field = fields.get(operand.name) if isinstance(operand, TimePart) else None
+            if field is not None and not is_time(field):
+                units = field.attributes.get("units")
+                held = f"a field of units {units!r}" if units else "a field without units"
+                raise self.error(held, field=field.name, expected="times, such as seconds since 1970-01-01")
         return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
 
     def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:

@@ -60,7 +60,13 @@ def index(path: str, names: Sequence[str] | None = None, /, **options: Any) -> I
 
 
 def index_collectively(
-    paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks, /, **options: Any
+    paths: Sequence[str],
+    names: Sequence[str] | None,
+    ranks: IndexingRanks,
+    /,
+    *,
+    absent: Mapping[str, Any] | None = None,
+    **options: Any,
 ) -> Index:
     """Index the records of text files with the same columns. *Collective*.
 
@@ -70,6 +76,7 @@ def index_collectively(
     Parameters
     ----------
     names : columns; None: all.
+    absent : values of columns in the files that lack them, by name; None: they are missing there.
     options : those of ``CsvOptions``.
 
     Raises
@@ -87,7 +94,9 @@ def index_collectively(
     rest = own[len(of_root) :]
     files = of_root + agreed(ranks, lambda: [_inspect(paths[i], names, checked, before) for i in rest])
     available = _all_names(files, ranks)
-    columns = agreed(ranks, lambda: _select_columns(paths[0], available, names, checked))
+    fills = dict(absent or {})
+    of_files = None if names is None else [name for name in names if name in available or name not in fills]
+    columns = agreed(ranks, lambda: _select_columns(paths[0], available, of_files, checked))
     large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.records is None])
     for number in (number for of_rank in large for number in of_rank):
         file = next(filter(None, ranks.allgather(files[number - own.start] if number in own else None)))
@@ -96,16 +105,19 @@ def index_collectively(
         if number in own:
             files[number - own.start] = file
     _warn_of_samples(files, ranks)
-    lacking = [{name: ColumnSummary(missing=True) for name in set(columns) - set(file.parser.names)} for file in files]
+    lacking = [
+        dict.fromkeys({*columns}.difference(file.parser.names, fills), ColumnSummary(missing=True)) for file in files
+    ]
     found = [file.summaries or {} for file in files]
     summaries = merge_summaries(ranks.allgather(merge_summaries([*found, *lacking])))
     first = ranks.allgather(files[0] if ranks.rank == 0 else None)[0]
     fields, types = _fields(first, columns, checked, summaries)
-    if len(paths) == 1:
+    if len(paths) == 1 and not fills:
         return Index(fields, [_indexed(first, columns, types)])
     schemas = [{name: fields[name] for name in file.own(columns)} for file in files]
     own_files = list(zip(files, schemas, strict=True))
-    union = unite(ranks, counted((file.parser.path, schema, {}) for file, schema in own_files))
+    own_unions = counted(((file.parser.path, schema, {}) for file, schema in own_files), fills)
+    union = unite(ranks, own_unions).with_absent(fills if names is None else names)
 
     def adapt() -> list[FileIndex]:
         for file, schema in own_files if names is None else ():

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 import xarray as xr
 from mpi4py import MPI
+from PIL import Image
 
 import matex_data as md
 from tests.support.ranks import Pool
@@ -155,11 +156,40 @@ def test_a_month_without_a_field_of_levels(pool: Pool, tmp_path: Path, options: 
     assert sum(map(len, warned)) == said
 
 
-def test_columns_that_a_text_table_lacks_are_missing_values(tmp_path: Path) -> None:
+def _opened(comm: Any, folder: Path, options: dict[str, Any]) -> Any:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        data = md.open_dataset(folder, comm=comm, **options)
+    return {name: str(field.dtype) for name, field in data.schema.items()}, data.load()
+
+
+@pytest.mark.rank_counts(1, 3)
+@pytest.mark.parametrize(
+    ("options", "kinds", "expected"),
+    [
+        ({"absent": {"w": 2}}, {"w": "int64"}, {"w": [5, 6, 2, 2]}),
+        ({"absent": {"w": 0.5}, "inputs": "w"}, {"w": "float64"}, {"w": [5, 6, 0.5, 0.5]}),
+        ({"absent": {"w": 2, "v": "no"}, "inputs": ["v", "w"]}, {"w": "int64"}, {"v": [b"no"] * 4, "w": [5, 6, 2, 2]}),
+        ({"absent": {"w": 2}, "dtype": {"w": "int8"}}, {"w": "int8"}, {"w": [5, 6, 2, 2]}),
+    ],
+)
+def test_columns_that_a_text_table_lacks(
+    pool: Pool, tmp_path: Path, options: dict[str, Any], kinds: dict[str, str], expected: dict[str, list[Any]]
+) -> None:
     (tmp_path / "0.csv").write_text("x,w\n1,5\n2,6\n")
     (tmp_path / "1.csv").write_text("x\n3\n4\n")
-    with pytest.raises(md.FormatError, match=r"a column that a file lacks(.|\n)*remedy: missing={'w': 2}"):
-        md.open_dataset(tmp_path, comm=MPI.COMM_SELF, absent={"w": 2})
-    with pytest.warns(UserWarning, match="'w' in 1 of 2 files"):
-        data = md.open_dataset(tmp_path, comm=MPI.COMM_SELF, missing={"w": 2})
-    assert data.load()["w"].tolist() == [5, 6, 2, 2]
+    dtypes, loaded = zip(*pool.run(_opened, tmp_path, options), strict=True)
+    assert all(kinds.items() <= found.items() for found in dtypes)
+    for name, values in expected.items():
+        assert np.concatenate([part[name] for part in loaded]).tolist() == values
+
+
+def test_a_text_table_of_one_file_and_a_format_that_has_no_columns(tmp_path: Path) -> None:
+    (tmp_path / "0.csv").write_text("x,w\n1,5\n2,6\n")
+    data = md.open_dataset(tmp_path / "0.csv", comm=MPI.COMM_SELF, absent={"v": 1.5})
+    assert data.load()["v"].tolist() == [1.5, 1.5]
+    with pytest.raises(md.FieldNotFound, match="'nothing'"):
+        md.open_dataset(tmp_path / "0.csv", comm=MPI.COMM_SELF, inputs="nothing", absent={"v": 1.5})
+    Image.fromarray(np.zeros((4, 4), np.uint8)).save(tmp_path / "a.png")
+    with pytest.raises(md.FormatError, match="absent"):
+        md.open_dataset(tmp_path / "a.png", comm=MPI.COMM_SELF, absent={"w": 2})

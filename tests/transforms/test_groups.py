@@ -56,7 +56,9 @@ def test_groups_are_those_of_pandas(pool: Pool, path: Path) -> None:
 
 def _climatology(comm: Any, path: Path) -> Any:
     data = md.open_dataset(path, comm=comm, inputs=["t2m", "month"], derive={"month": "month(time)"})
-    return data.statistics("t2m", axis=(1, 2), by="month")
+    plain = md.open_dataset(path, comm=comm, inputs=["t2m", "time"])
+    groups = ((data, "month"), (plain, "month(time)"), (plain, "month"))
+    return [one.statistics("t2m", axis=(1, 2), by=by) for one, by in groups]
 
 
 @pytest.mark.rank_counts(3)
@@ -66,7 +68,7 @@ def test_a_climatology_is_that_of_xarray(pool: Pool, tmp_path: Path, calendar: s
     field = xr.DataArray(RNG.normal(size=(500, 3, 4)), {"time": time}, ("time", "lat", "lon"))
     field.to_dataset(name="t2m").to_netcdf(tmp_path / "a.nc")
     expected = field.groupby("time.month").mean()
-    for found in pool.run(_climatology, tmp_path / "a.nc"):
+    for found in (one for of_rank in pool.run(_climatology, tmp_path / "a.nc") for one in of_rank):
         assert list(found) == list(range(1, 13))
         for month, of_month in found.items():
             np.testing.assert_allclose(of_month.mean, expected.sel(month=month), rtol=1e-10)
@@ -74,6 +76,20 @@ def test_a_climatology_is_that_of_xarray(pool: Pool, tmp_path: Path, calendar: s
     loaded = md.open_dataset(tmp_path / "a.nc", comm=MPI.COMM_SELF, inputs=list(made), derive=made).load()
     for part, values in loaded.items():
         np.testing.assert_array_equal(values, getattr(field.time.dt, part))
+
+
+@pytest.mark.parametrize(
+    ("by", "kind"),
+    [
+        ("month", md.FieldNotFound),
+        ("nothing", md.FieldNotFound),
+        ("log(nothing)", md.FieldNotFound),
+        ("x +", md.FormatError),
+    ],
+)
+def test_groups_of_no_field(path: Path, by: str, kind: type[Exception]) -> None:
+    with pytest.raises(kind):
+        md.open_dataset(path, comm=MPI.COMM_SELF).statistics("x", by=by)
 
 
 @pytest.mark.parametrize("text", ["month(x)", "month(x + 1)", "hour()"])
