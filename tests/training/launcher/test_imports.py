@@ -108,10 +108,12 @@ def test_libraries_of_the_script_are_loaded_before_tensorflow(tmp_path: Path, mo
     monkeypatch.chdir(tmp_path)
     (tmp_path / "other_library.py").write_text(NOT_AFTER_TENSORFLOW)
     (tmp_path / "script.py").write_text(AFTER_ANOTHER_LIBRARY)
+    (tmp_path / "any").mkdir()
+    (tmp_path / "any" / "other_library.py").write_text("# may be loaded at any time\n")
     done = run_script(2, LAUNCHER, str(tmp_path / "script.py"), str(tmp_path), forked=False, timeout=200)
     assert done.returncode == 0, done.stderr
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    alone = run_script(0, AFTER_ANOTHER_LIBRARY, str(tmp_path), forked=False, timeout=200)
+    alone = run_script(0, AFTER_ANOTHER_LIBRARY, str(tmp_path / "any"), timeout=200)
     (expected,) = [line for line in alone.stdout.splitlines() if line.startswith("RESULT")]
     np.testing.assert_allclose(*(np.array(text.split()[1:], float) for text in (line, expected)), atol=1e-4)
 

@@ -47,7 +47,7 @@ def _result(done):
 @pytest.mark.parametrize(
     ("ranks", "options"),
     [
-        (2, ("--model", "2")),
+        pytest.param(2, ("--model", "2"), marks=pytest.mark.slow),  # layouts/test_layouts.py has its weights
         pytest.param(4, ("--model", "2"), marks=pytest.mark.slow),
         pytest.param(4, ("--model", "2", "--shard-optimizer"), marks=pytest.mark.slow),
     ],

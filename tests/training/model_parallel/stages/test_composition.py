@@ -109,10 +109,11 @@ OWNED = {"shard_optimizer": True}
 @pytest.mark.parametrize(
     ("count", "shape", "optimizer", "name", "options"),
     [
-        pytest.param(4, STAGES_AND_PARTS, "adam", "mlp", {}, marks=pytest.mark.openmpi),
+        pytest.param(4, STAGES_AND_PARTS, "adam", "mlp", {"epochs": 1}, marks=pytest.mark.openmpi),
         *(
             pytest.param(*case, marks=pytest.mark.slow)
             for case in (
+                (4, STAGES_AND_PARTS, "adam", "mlp", {}),
                 (4, PARTS, "scaled", "mlp", OWNED),
                 (4, STAGES, "scaled", "mlp", OWNED),
                 (4, PARTS, "sgd", "vocabulary", OWNED),
