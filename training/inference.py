@@ -12,6 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Integers
+from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
@@ -25,7 +26,7 @@ from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
-from matex_data.training.exact.rows import dataset_element, sharded_source
+from matex_data.training.exact.rows import dataset_element
 from matex_data.training.exact.step import predict_stand_ins
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.model_parallel.deferred import initialize_absent
@@ -398,6 +399,4 @@ def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
 
 def _marked(dataset: tf.data.Dataset, channel: Channel) -> tf.data.Dataset:
     """Return a data set that is known to have this rank's rows alone."""
-    marked = dataset.take(-1)
-    marked.matex_sharded = channel.communicator
-    return marked
+    return marked_as_sharded(dataset.take(-1), channel.communicator)

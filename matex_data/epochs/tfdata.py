@@ -15,11 +15,13 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array, Integers
+from matex_data.epochs.adapting import refuse_own_rows
 from matex_data.epochs.batches import Batches, BatchWindow
 from matex_data.errors import FormatError
 from matex_data.fields import ElementSpec, Field, Schema
 from matex_data.index.ragged import RaggedArray
 from matex_data.index.runs import Samples
+from matex_data.mpi.communicator import Communicator
 from matex_data.reading.source import Source
 
 
@@ -59,9 +61,35 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     if not batches.resumed:
         dataset = dataset.apply(tf.data.experimental.assert_cardinality(schedule.steps))
     dataset.matex_batches = batches  # for checkpoints of the training
-    dataset.matex_sharded = batches.comm  # the launcher must not shard it again
     batches.comm.note_sharded_data()
+    return marked_as_sharded(dataset, batches.comm)
+
+
+def marked_as_sharded(dataset: tf.data.Dataset, ranks: Communicator) -> tf.data.Dataset:
+    """Mark a dataset as rows of this rank alone: nothing shards it again, and no layer is adapted to it."""
+    dataset.matex_sharded = ranks
+    if ranks.size > 1:
+        refuse_own_rows(_has_other_rows_elsewhere)
     return dataset
+
+
+def _has_other_rows_elsewhere(data: Any) -> bool:
+    ranks = sharding_ranks(data) if isinstance(data, tf.data.Dataset) else None
+    return ranks is not None and ranks.size > 1
+
+
+def sharding_ranks(dataset: tf.data.Dataset) -> Any:
+    """Return the communicator of the ranks that a dataset is sharded over; None if it is whole on every rank."""
+    source = sharded_source(dataset)
+    return None if source is None else source.matex_sharded
+
+
+def sharded_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
+    """Return the sharded dataset at the beginning of a pipeline; None if there is none."""
+    if getattr(dataset, "matex_sharded", None) is not None:
+        return dataset
+    found = (sharded_source(source) for source in dataset._inputs())
+    return next((source for source in found if source is not None), None)
 
 
 def _columns(schema: Schema, elements: ElementSpec, rows: int | None) -> list[_Column]:

@@ -143,6 +143,30 @@ def test_a_layer_that_was_adapted_to_rows_of_a_rank_is_an_error(pool: Pool, path
         assert isinstance(outcome, md.PartitionError) and "data.adapt(layer)" in str(outcome)
 
 
+def _adapted_to_own_rows(comm: Any, path: Path, way: str) -> None:
+    import keras
+    import tensorflow as tf
+
+    data = md.open_dataset(path, inputs=["name", "x"], targets="y", comm=comm)
+    layer: Any = keras.layers.StringLookup() if way != "space" else _space()
+    if way == "shard":
+        names = tf.data.Dataset.from_tensor_slices(["a", "b", "c"]).batch(3)
+        layer.adapt(md.training.shard(names, comm=comm))
+    else:
+        rows = data.tf_dataset(6).map(lambda fields, y: fields)
+        layer.adapt(rows if way == "space" else rows.map(lambda fields: fields["name"]).prefetch(2))
+
+
+@pytest.mark.rank_counts(1, 3)
+@pytest.mark.parametrize("way", ["map", "space", "shard"])
+def test_an_adapt_over_the_rows_of_a_rank_is_an_error_at_once(pool: Pool, path: Path, way: str) -> None:
+    if pool.size == 1:
+        pool.run(_adapted_to_own_rows, path, way, timeout=60)
+        return
+    for outcome in pool.outcomes(_adapted_to_own_rows, path, way, timeout=60):
+        assert isinstance(outcome, md.PartitionError) and "data.adapt(layer)" in str(outcome)
+
+
 class _Encoder:
     def __init__(self, layer: Any) -> None:
         self.parts = [layer]
@@ -167,7 +191,11 @@ def _mapped(comm: Any, path: Path, collective: bool, way: str, use: str) -> Any:
     if collective:
         data.adapt(layer)
     else:
-        layer.adapt(rows.map(lambda names, x: names))
+        own = data.load()
+        names = np.array([name.decode() for name in own["name"]])
+        layer.adapt(
+            tf.data.Dataset.from_tensor_slices({"name": names, "x": own["x"]}).batch(6) if way == "space" else names
+        )
     ways = {
         "lambda": lambda names, x: (layer(names), x),
         "method": _Encoder(layer).encoded,

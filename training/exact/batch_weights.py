@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
+from matex_data.epochs.tfdata import marked_as_sharded, sharded_source, sharding_ranks
 from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
@@ -31,8 +32,6 @@ from matex_data.training.exact.rows import (
     leaves_per_sample,
     rank_row_counts,
     rank_rows,
-    sharded_source,
-    sharding_ranks,
     static_rows,
 )
 from matex_data.training.keras_api import DatasetIterator
@@ -312,8 +311,7 @@ def shard(
         element = dataset_element(dataset, args)
         return batch_size(element), rank_rows(element, rank, size, per_sample, stand_in=True)
 
-    result = whole.map(select)
-    result.matex_sharded = channel.communicator
+    result = marked_as_sharded(whole.map(select), channel.communicator)
     result.matex_equal_rows = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_row_counts = whole.map(with_row_count)
     result.matex_compare = first_batch.compare

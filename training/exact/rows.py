@@ -8,6 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.epochs.tfdata import sharding_ranks
 from matex_data.training.keras_api import BATCHING, REGROUPING
 
 
@@ -202,20 +203,6 @@ def is_sharded(x: Any) -> bool:
     if isinstance(x, tf.data.Dataset):
         return sharding_ranks(x) is not None
     return any(getattr(leaf, "matex_sharded", False) for leaf in tf.nest.flatten(x))
-
-
-def sharding_ranks(dataset: tf.data.Dataset) -> Any:
-    """Return the communicator of the ranks that a dataset is sharded over; None if it is whole on every rank."""
-    source = sharded_source(dataset)
-    return None if source is None else source.matex_sharded
-
-
-def sharded_source(dataset: tf.data.Dataset) -> tf.data.Dataset | None:
-    """Return the sharded dataset at the beginning of a pipeline; None if there is none."""
-    if getattr(dataset, "matex_sharded", None) is not None:
-        return dataset
-    found = (sharded_source(source) for source in dataset._inputs())
-    return next((source for source in found if source is not None), None)
 
 
 def is_batched(dataset: tf.data.Dataset) -> bool:
