@@ -6,7 +6,7 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
 from functools import cache
 from inspect import Parameter, signature
@@ -28,6 +28,7 @@ _WORDS: dict[Any, str] = {
     types.NoneType: "None",
     os.PathLike: "a path",
     Sequence: "a list",
+    Iterable: "a list",
     Mapping: "a dict",
     Callable: "a function",
 }
@@ -37,7 +38,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
     """Raise ``ArgumentError`` if a function is given something of another kind than it declares.
 
     Numbers of NumPy are numbers, and whatever has a length and can be iterated is a list, but for texts and dicts.
-    Classes of other packages, and which of several texts is allowed, are for the function to judge.
+    Classes of other packages than mpi4py are for the function to judge.
 
     Parameters
     ----------
@@ -109,7 +110,7 @@ def fits(value: Any, hint: Any) -> bool:
     if kind in (Union, types.UnionType):
         return any(fits(value, one) for one in inner)
     if kind is Literal:
-        return any(isinstance(value, type(one)) for one in inner)
+        return any(isinstance(value, type(one)) and value == one for one in inner)
     if kind is int:
         return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
     if kind is float:
@@ -123,9 +124,11 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is Mapping:
         is_dict = isinstance(value, Mapping)
         return is_dict and all(fits(k, inner[0]) and fits(v, inner[1]) for k, v in islice(value.items(), MOST_ITEMS))
+    if kind is Iterable:
+        return isinstance(value, Iterable) and not isinstance(value, str | bytes)
     if kind is Callable:
         return callable(value)
-    is_own = isinstance(kind, type) and (kind in _WORDS or kind.__module__.startswith("matex_data."))
+    is_own = isinstance(kind, type) and (kind in _WORDS or kind.__module__.startswith(("matex_data.", "mpi4py.")))
     return isinstance(value, kind) if is_own else True
 
 
@@ -134,19 +137,31 @@ def described(hint: Any) -> str:
 
     >>> described(str | Sequence[str] | None)
     'a text, a list of: a text, or None'
+    >>> described(Literal["mean", "sum"] | None)
+    "'mean', 'sum', or None"
     """
     kind, inner = get_origin(hint) or hint, get_args(hint)
-    if kind in (Union, types.UnionType):
-        *first, last = dict.fromkeys(map(described, inner))
+    if kind in (Union, types.UnionType, Literal):
+        *first, last = dict.fromkeys(_alternatives(hint))
         return f"{', '.join(first)}{',' if len(first) > 1 else ''} or {last}" if first else last
-    if kind is Literal:
-        return " or ".join(map(repr, inner))
     words = _WORDS.get(kind, getattr(kind, "__name__", str(kind)))
     if kind is Sequence and inner and inner[0] is not Any:
         return f"{words} of: {described(inner[0])}"
     if kind is Mapping and inner and inner[1] is not Any:
         return f"{words} of: {described(inner[1])}"
     return words
+
+
+def _alternatives(hint: Any) -> Iterator[str]:
+    """Yield the words for each kind that an annotation allows, and for each value."""
+    kind, inner = get_origin(hint) or hint, get_args(hint)
+    if kind is Literal:
+        yield from map(repr, inner)
+    elif kind in (Union, types.UnionType):
+        for one in inner:
+            yield from _alternatives(one)
+    else:
+        yield described(hint)
 
 
 def _shortened(value: Any) -> str:

@@ -156,8 +156,6 @@ class Batching:
     ) -> Schedule:
         """Return the schedule of batches for a number of ranks; raise ``PartitionError`` if there is none."""
         check_ranks(batch_size, ranks)
-        if isinstance(shuffle, str) and shuffle != "global":
-            raise PartitionError("unknown shuffle", expected='True, False or "global"', found=repr(shuffle))
         schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
         if remainder == "drop" and not schedule.full_steps:
             raise PartitionError(

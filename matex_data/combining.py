@@ -15,7 +15,7 @@ from matex_data.fields import ElementSpec, Names, as_list
 from matex_data.index.model import Index
 from matex_data.opening.indexing import share_facts
 from matex_data.reading.source import Source
-from matex_data.sampling.mixing import STOPS, Mixture
+from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.permutation import check_seed
 from matex_data.transforms.joining import check_sources, is_in_memory, join_samples, join_sources, join_ties, named
 from matex_data.transforms.merging import (
@@ -232,8 +232,6 @@ def _mixture(datasets: Sequence[Dataset], weights: Sequence[float], seed: int, s
             expected=f"{len(datasets)} positive numbers whose sum is 1",
             found=f"weights={list(weights)}",
         )
-    if stop not in STOPS:
-        raise PartitionError("unknown end of an epoch", expected=f"stop= one of {STOPS}", found=repr(stop))
     first = np.cumsum([0, *(len(data._source.index) for data in datasets)]).tolist()
     return Mixture(tuple(map(float, weights)), tuple(first), stop, check_seed(seed))
 

@@ -213,7 +213,7 @@ class PartitionError(DataError, ValueError):
     """
 
 
-class ArgumentError(PartitionError, TypeError):
+class ArgumentError(PartitionError, TypeError, ValueError):
     """Argument of another kind than the function takes, such as a text for a number."""
 
 

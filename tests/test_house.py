@@ -54,7 +54,7 @@ for layer in (
     ["torch"],
     ["opening"],
     ["combining", "compat"],
-    ["training.replacements", "training.keras_api"],
+    ["training.replacements", "training.keras_api", "training.arguments"],
     ["training.compat"],
     ["training.comm"],
     ["training.reduction"],

@@ -73,7 +73,7 @@ def test_unshuffled_batches_are_in_the_order_of_the_file(path: str) -> None:
 
 
 def test_unknown_cache(path: str) -> None:
-    with pytest.raises(PartitionError, match="unknown cache"):
+    with pytest.raises(PartitionError, match="takes no cache= of this kind"):
         open_dataset(path, comm=MPI.COMM_SELF, cache="disk")
 
 

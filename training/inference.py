@@ -12,10 +12,12 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Integers
+from matex_data.arguments import check_arguments
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
+from matex_data.training.arguments import check_dataset, check_keras_options, check_model
 from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
@@ -69,7 +71,7 @@ def evaluate(
 
     Raises
     ------
-    TypeError : ``dataset`` is neither of these.
+    ArgumentError : ``model`` is not compiled, or ``dataset`` neither of these.
     PartitionError : on all ranks, if their number does not divide ``batch_size``; in a callback that runs on one rank
         alone; if the model had to be trained on whole batches under ``matex run``.
     DataError : on all ranks, if samples cannot be read.
@@ -84,7 +86,10 @@ def evaluate(
     >>> md.training.evaluate(model, md.training.shard(data), verbose=0)
     4.0
     """
-    channel = _begin("evaluate()", dataset, comm)
+    check_arguments(evaluate, locals(), "training.evaluate")
+    check_model("training.evaluate", model, compiled=True)
+    check_keras_options("training.evaluate", keras_evaluate_options)
+    channel = _begin("evaluate", dataset, comm)
     if hasattr(dataset, "tf_dataset"):
         batch_size = channel.size * -(-BATCH // channel.size) if batch_size is None else batch_size
         dataset = dataset.tf_dataset(batch_size, remainder="keep")
@@ -174,8 +179,9 @@ def predict(
 
     Raises
     ------
-    TypeError : ``dataset`` is neither of these; with ``gather``, an output is sparse or ragged; ``to`` with ``gather``
-        or without a ``matex_data.Dataset``; ``fields`` without ``to`` or with ``on_error="skip"``.
+    ArgumentError : ``model`` is no model, or ``dataset`` neither of these.
+    TypeError : with ``gather``, an output is sparse or ragged; ``to`` with ``gather`` or without a
+        ``matex_data.Dataset``; ``fields`` without ``to`` or with ``on_error="skip"``.
     PartitionError : on all ranks, in a callback that runs on one rank alone; outputs do not have one row per sample;
         batches are padded; a check finds that a row's outputs depend on other rows, so that they are not those of one
         process; outputs do not fit the file.
@@ -196,8 +202,11 @@ def predict(
     >>> pandas.read_csv(path).to_dict("list")
     {'event': [0, 1, 2], 'prediction': [2, 2, 2]}
     """
+    check_arguments(predict, locals(), "training.predict")
+    check_model("training.predict", model)
+    check_keras_options("training.predict", keras_predict_options)
     _check_target(dataset, gather, to, fields)
-    channel = _begin("predict()", dataset, comm)
+    channel = _begin("predict", dataset, comm)
     options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
     if channel.rank > 0:
         options["verbose"] = 0
@@ -381,16 +390,12 @@ def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
 
     Raises
     ------
-    TypeError : the data is no data set.
+    ArgumentError : the data is no data set.
     PartitionError : this rank runs a callback that the others do not run; layers that the data passes were adapted to
         the rows of a rank.
     """
-    check_not_alone(call)
-    if not hasattr(dataset, "tf_dataset") and not isinstance(dataset, tf.data.Dataset):
-        raise TypeError(
-            f"{call} expects a matex_data.Dataset or a tf.data.Dataset, not {type(dataset).__name__}\n"
-            "  remedy: md.training.shard(tf.data.Dataset.from_tensor_slices(arrays).batch(n))"
-        )
+    check_not_alone(f"{call}()")
+    check_dataset(f"training.{call}", dataset)
     channel = open_channel(comm)
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)

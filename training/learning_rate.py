@@ -6,6 +6,7 @@ from typing import Any
 
 import keras
 
+from matex_data.arguments import check_arguments
 from matex_data.training.comm.world import world
 from matex_data.training.exact.variables import learning_rate
 
@@ -39,6 +40,7 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
     """
 
     def __init__(self, factor: float | None = None, warm_up: float = 5) -> None:
+        check_arguments(ScaledLearningRate.__init__, locals(), "training.ScaledLearningRate")
         super().__init__()
         self._factor = float(world().size if factor is None else factor)
         self._warm_up = warm_up

@@ -11,10 +11,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.errors import PartitionError
+from matex_data.arguments import check_arguments
+from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
+from matex_data.training.arguments import check_dataset, check_keras_options, check_model
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import begin_test_check, fit_check
 from matex_data.training.comm.channel import Channel, open_channel
@@ -117,6 +119,7 @@ def fit(
 
     Raises
     ------
+    ArgumentError : an argument is of another kind, the model is not compiled, or ``save_every`` has no ``checkpoint``.
     PartitionError : on all ranks, if the numbers of steps differ, if the checkpoint belongs to other data or to another
         model, if a layout does not fit the model, if all ranks give the same rows as a ``tf.data.Dataset`` of
         training or validation data, or if the ranks end with different weights.
@@ -135,6 +138,17 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
+    check_arguments(fit, locals(), "training.fit")
+    check_model("training.fit", model, compiled=True)
+    check_dataset("training.fit", dataset)
+    check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
+    if save_every is not None and (checkpoint is None or save_every < 1):
+        raise ArgumentError(
+            "save_every= is a number of steps after which a checkpoint is written",
+            expected="1 or more, with checkpoint=",
+            found=f"save_every={save_every}, checkpoint={checkpoint!r}",
+            remedy="give both, or none",
+        )
     if comm is not None and mesh is not None:
         raise ValueError("give comm or mesh, not both: a mesh has the communicator of its replicas")
     channel = open_channel(comm if mesh is None else mesh.data)
@@ -254,6 +268,14 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             remedy="md.training.shard(tf.data.Dataset.from_generator(...).batch(n))",
         )
     check_same(channel, "validation_data", data)
+    lengths = {len(leaf) for leaf in tf.nest.flatten(tuple(data))}
+    if len(lengths) > 1:
+        raise PartitionError(
+            "the arrays have different numbers of samples",
+            field="validation_data",
+            expected="one number of rows",
+            found=", ".join(map(str, sorted(lengths))),
+        )
     return shard_rows(tf.data.Dataset.from_tensor_slices(tuple(data)).batch(batch), channel.rank, channel.size)
 
 

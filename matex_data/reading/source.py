@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
 from itertools import starmap
-from typing import Any, Literal, TypeVar, get_args, get_type_hints
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 
@@ -35,14 +35,6 @@ from matex_data.storage.objects import is_url
 
 Taking = TypeVar("Taking")
 
-_UNKNOWN = {
-    "io": "unknown mode of reading",
-    "cache": "unknown cache",
-    "global_reads": "unknown access to samples for a global shuffle",
-    "on_error": "unknown treatment of samples that cannot be read",
-}
-"""Problem of a value that the type of an option does not list."""
-
 
 @dataclass(frozen=True)
 class ReadOptions:
@@ -70,20 +62,8 @@ class ReadOptions:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        types = get_type_hints(ReadOptions)
-        for name, problem in _UNKNOWN.items():
-            value, known = getattr(self, name), _values(types[name])
-            if value not in known:
-                raise PartitionError(problem, expected=f"{name}= one of {known}", found=repr(value))
         if self.block_bytes is not None and self.block_bytes < 1:
             raise PartitionError("a block is too small", expected="block_bytes of 1 or more", found=self.block_bytes)
-
-
-def _values(hint: Any) -> tuple[str | None, ...]:
-    """Return the values of a type of literals, and None where it is one of them."""
-    if hint is type(None):
-        return (None,)
-    return tuple(value for part in get_args(hint) for value in ((part,) if isinstance(part, str) else _values(part)))
 
 
 def taken(kind: type[Taking], arguments: Mapping[str, Any]) -> Taking:

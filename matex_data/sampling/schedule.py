@@ -25,8 +25,6 @@ from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, so
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import Permutation, orders, permutation, salts
 
-REMAINDERS = ("drop", "pad", "keep")
-
 
 def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
     """Return the start and stop of a rank's block of ``total`` items; the first ranks get one item more.

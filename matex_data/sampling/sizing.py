@@ -14,7 +14,7 @@ from matex_data.errors import PartitionError
 from matex_data.index.files import LayoutFacts
 from matex_data.index.model import Index, ranges
 from matex_data.index.runs import Chosen, Runs, Samples, cut
-from matex_data.sampling.schedule import REMAINDERS, Schedule
+from matex_data.sampling.schedule import Schedule
 from matex_data.words import counted
 
 BLOCK_BYTES = (64 << 10, 256 << 10)
@@ -80,12 +80,10 @@ def make_schedule(
 
     Raises
     ------
-    PartitionError : the batch size is below 1, or the remainder is unknown.
+    PartitionError : the batch size is below 1.
     """
     if batch_size < 1:
         raise PartitionError("the batch size must be at least 1", found=batch_size)
-    if remainder not in REMAINDERS:
-        raise PartitionError("unknown value of remainder=", expected=REMAINDERS, found=repr(remainder))
     chosen = samples if isinstance(samples, Chosen) else None
     if chosen is not None:  # the order is one of positions: to have a run of samples for each would take gigabytes
         samples, borders = Runs.between(0, chosen.total), np.unique(chosen.rank(borders))

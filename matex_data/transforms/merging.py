@@ -31,8 +31,7 @@ from matex_data.transforms.categories import CATEGORIES
 from matex_data.transforms.joining import all_of
 from matex_data.transforms.missing import is_category, is_missing, use_values
 
-HOW = ("exact", "inner", "left", "rows")
-ROWS = HOW[-1]  # by position
+ROWS = "rows"  # by position
 TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
 
 
@@ -187,8 +186,6 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
     PartitionError : unknown ``how``, or nothing is equal.
     FormatError : values differ, or cannot be compared; a value occurs twice in the second data set.
     """
-    if how not in HOW:
-        raise PartitionError("unknown way to merge", expected=f"how= one of {HOW}", found=repr(how))
     comm = first[0].source.comm
     own, values, missing = _read(first, complete=how == "exact")
     other, others, _ = _read(second, complete=True)

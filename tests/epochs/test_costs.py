@@ -175,8 +175,8 @@ def test_arguments_are_checked(path: Path) -> None:
         ({"ranks": 0}, "ranks= is too small"),
         ({"ranks": 2, "ranks_per_node": 0}, "ranks_per_node= is too small"),
         ({"ranks": 7}, "cannot share a batch"),
-        ({"ranks": 2, "shuffle": "all"}, "unknown shuffle"),
-        ({"ranks": 2, "remainder": "all"}, "unknown value of remainder"),
+        ({"ranks": 2, "shuffle": "all"}, "takes no shuffle= of this kind"),
+        ({"ranks": 2, "remainder": "all"}, "takes no remainder= of this kind"),
     ):
         with pytest.raises(PartitionError, match=message):
             data.read_plan(BATCH, **arguments)

@@ -15,7 +15,6 @@ from matex_data.io import modes
 from matex_data.io.files import Files
 from matex_data.io.modes import MOST_SHARED_FILES, choose
 from matex_data.io.sessions import read_sessions
-from matex_data.reading.source import ReadOptions
 from tests.io.test_mounts import TABLE
 from tests.support.ranks import Pool
 
@@ -46,8 +45,8 @@ def test_mode(
 def test_hints_choose_collective_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MATEX_IO_HINTS", "romio_cb_read=enable")
     assert choose("auto", ["/home/x.h5"]).collective
-    with pytest.raises(PartitionError, match="unknown mode"):
-        ReadOptions(io="parallel")  # type: ignore[arg-type]
+    with pytest.raises(PartitionError, match="takes no io= of this kind"):
+        open_dataset({"x": np.ones(3)}, io="parallel")  # type: ignore[arg-type]
 
 
 def _arrays(batch: Any) -> list[Any]:

@@ -103,7 +103,7 @@ def _differing(comm: MPI.Intracomm, path: Path) -> dict[str, str]:
 @pytest.mark.rank_counts(3)
 def test_an_option_that_differs_is_named_alone(pool: Pool, path: Path) -> None:
     for found in pool.run(_differing, path):
-        assert "unknown mode of reading" in found.pop("wrong")  # of the last rank alone, on all of them
+        assert "takes no io= of this kind" in found.pop("wrong")  # of the last rank alone, on all of them
         assert list(found) == list(OTHERS)
         for name, error in found.items():
             assert "the ranks open different data sets" in error

@@ -15,7 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.errors import PartitionError
+from matex_data.arguments import check_arguments
+from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.runtime import warn_of_shared_gpu
@@ -229,7 +230,7 @@ def distribute(
 
     Raises
     ------
-    ValueError : ``strategy`` is none of the three, or ``wire_dtype`` none of the two.
+    ArgumentError : ``optimizer`` is none, ``strategy`` none of the three, or ``wire_dtype`` none of the two.
 
     Examples
     --------
@@ -240,6 +241,13 @@ def distribute(
     >>> float(weight.numpy())
     0.75
     """
+    check_arguments(distribute, locals(), "training.distribute")
+    if isinstance(optimizer, type) or not hasattr(optimizer, "apply"):
+        raise ArgumentError(
+            "training.distribute() takes no optimizer= of this kind",
+            expected="an optimizer of Keras, such as keras.optimizers.Adam()",
+            found=repr(optimizer),
+        )
     channel = open_channel(comm)
     channel.communicator.note_sharded_data()
     patch_iteration()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from matex_data.errors import PartitionError
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.activity import meeting
 from matex_data.mpi.attributes import attached
@@ -246,6 +247,12 @@ class Subset:
         self.host = self.graph.duplicate()
         self.counters: dict[Any, Any] = {}
         comm.Free()
+
+
+def check_root(channel: Channel, root: int) -> None:
+    """Raise ``PartitionError`` unless there is a rank of this number."""
+    if not 0 <= root < channel.size:
+        raise PartitionError("there is no such rank", expected=f"root= from 0 to {channel.size - 1}", found=root)
 
 
 def open_channel(comm: MPI.Intracomm | None = None) -> Channel:

@@ -17,6 +17,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
+from matex_data.arguments import check_arguments
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source, sharding_ranks
 from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
@@ -287,8 +288,9 @@ def shard(
     >>> [x.numpy().tolist() for x in md.training.shard(batches)]  # on one rank: all rows
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
+    check_arguments(shard, locals(), "training.shard")
+    _check(dataset)
     channel = open_channel(comm)
-    _check(dataset, remainder)
     if channel.size == 1:
         return dataset
     rank, size = channel.rank, channel.size
@@ -320,14 +322,12 @@ def shard(
     return result
 
 
-def _check(dataset: Any, remainder: str) -> None:
+def _check(dataset: Any) -> None:
     if not isinstance(dataset, tf.data.Dataset):
         raise TypeError(
             f"shard expects a tf.data.Dataset of batches, not {type(dataset).__name__}\n"
             "  remedy: tf.data.Dataset.from_tensor_slices(arrays).batch(n)"
         )
-    if remainder not in ("keep", "drop"):
-        raise ValueError(f'remainder must be "keep" or "drop", not {remainder!r}\n  remedy: leave it out')
     if is_sharded(dataset):
         raise ValueError("this dataset is sharded already\n  remedy: loop over it without shard")
     if not is_batched(dataset):

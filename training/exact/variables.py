@@ -11,9 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.errors import PartitionError
+from matex_data.arguments import check_arguments
+from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.channel import Channel, check_root, open_channel
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.digests import content_digest
 from matex_data.training.keras_api import keras_random
@@ -37,6 +38,8 @@ def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | 
 
     Raises
     ------
+    ArgumentError : ``variables`` are none.
+    PartitionError : there is no rank ``root``.
     RuntimeError : on all ranks, if the ranks have different variables.
 
     Examples
@@ -45,7 +48,13 @@ def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | 
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> md.training.broadcast(model.variables)  # all ranks now start from the weights of rank 0
     """
-    broadcast_in(open_channel(comm), list(variables), root)
+    check_arguments(broadcast, locals(), "training.broadcast")
+    channel, listed = open_channel(comm), list(variables)
+    check_root(channel, root)
+    others = [type(one).__name__ for one in listed if not hasattr(one, "assign")]
+    if others:
+        raise ArgumentError("training.broadcast() takes variables alone", expected="model.variables", found=others[0])
+    broadcast_in(channel, listed, root)
 
 
 def build(model: Any, element_spec: Any) -> None:

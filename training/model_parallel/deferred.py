@@ -9,10 +9,10 @@ from typing import Any
 
 import keras
 
-from matex_data.errors import PartitionError
+from matex_data.errors import ArgumentError, PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import open_channel
-from matex_data.training.model_parallel.mesh import check_used, cut_axis
+from matex_data.training.model_parallel.mesh import RankLayoutMap, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, hold
 
 
@@ -58,6 +58,7 @@ def deferred(layouts: Any = None) -> Iterator[None]:
 
     Raises
     ------
+    ArgumentError : ``layouts`` is none of a mesh.
     PartitionError : on all ranks, if a layout does not fit its variable, or fits none.
 
     Examples
@@ -71,6 +72,12 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     >>> model.weights[0].numpy().shape  # with model=2: (3, 2)
     (3, 4)
     """
+    if layouts is not None and not isinstance(layouts, RankLayoutMap):
+        raise ArgumentError(
+            "training.deferred() takes no layouts= of this kind",
+            expected="mesh.layout_map() of a training.Mesh, or None",
+            found=repr(layouts),
+        )
     mesh = None if layouts is None else layouts.device_mesh.mesh
     _draw_alike(None if mesh is None else mesh.world)
     before = keras_api.take_uninitialized()
@@ -80,8 +87,8 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     finally:
         created = keras_api.take_uninitialized()
         keras_api.keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
-    pending = mesh is None or layouts.proposes or mesh.shape[1] > 1
-    if mesh is not None and not layouts.proposes:
+    pending = layouts is None or layouts.proposes or layouts.device_mesh.mesh.shape[1] > 1
+    if layouts is not None and not layouts.proposes:
         check_used(layouts, [variable.path for variable in created])
     for variable in created:
         object.__setattr__(variable, "_matex_deferred", True)

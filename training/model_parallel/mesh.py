@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import keras
 import numpy as np
 
+from matex_data.arguments import check_arguments
 from matex_data.errors import PartitionError
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Equal
@@ -72,6 +73,7 @@ class Mesh:
     """
 
     def __init__(self, stages: int = 1, model: int = 1, comm: MPI.Intracomm | None = None) -> None:
+        check_arguments(Mesh.__init__, locals(), "training.Mesh")
         self.world = comm_or_world(comm)
         given = Equal({"stages": stages, "model": model}, "the ranks are about to make different meshes", SAME_SHAPE)
         open_channel(self.world).communicator.agree(equal=given)

@@ -9,10 +9,11 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
+from matex_data.arguments import check_arguments
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.channel import Channel, check_root, open_channel
 from matex_data.training.reduction.ops import gather_rows
 
 
@@ -111,9 +112,9 @@ def broadcast_object(value: Any, root: int = 0, *, comm: MPI.Intracomm | None = 
     >>> md.training.broadcast_object(settings)
     {'rate': 0.01}
     """
+    check_arguments(broadcast_object, locals(), "training.broadcast_object")
     channel = open_channel(comm)
-    if not 0 <= root < channel.size:
-        raise PartitionError("there is no such rank", expected=f"root= from 0 to {channel.size - 1}", found=root)
+    check_root(channel, root)
     if channel.size == 1:
         return value
     packed, problem = _pickled(value) if channel.rank == root else (b"", "")

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from matex_data import machine
 from matex_data._types import Array
+from matex_data.arguments import check_arguments
 from matex_data.mpi.library import MPI
 from matex_data.training.comm.channel import Channel, CommunicationPool, open_channel
 from matex_data.training.comm.collectives import Op
@@ -47,7 +48,7 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     Raises
     ------
     TypeError : the mean of integers, any operation on booleans or strings, or "max" or "min" of ``tf.IndexedSlices``.
-    ValueError : ``op`` is none of the four.
+    ArgumentError : ``op`` is none of the four.
     tf.errors.InvalidArgumentError : on all ranks, if their dtype cannot hold a sum of integers.
 
     Examples
@@ -59,13 +60,13 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     >>> int(md.training.allreduce(len(losses), op="sum"))  # rows of all ranks
     2
     """
-    if op not in ("mean", "sum", "max", "min"):
-        raise ValueError(f'op must be "mean", "sum", "max" or "min", not {op!r}')
     # AutoGraph would convert this package's code, slowly, and warn about each call of MPI.
-    return tf.autograph.experimental.do_not_convert(_allreduce)(tensors, op, open_channel(comm))
+    return tf.autograph.experimental.do_not_convert(_allreduce)(tensors, op, comm)
 
 
-def _allreduce(tensors: Any, op: Op, channel: Channel) -> Any:
+def _allreduce(tensors: Any, op: Op, comm: MPI.Intracomm | None) -> Any:
+    check_arguments(allreduce, locals(), "training.allreduce")
+    channel = open_channel(comm)
     leaves = tf.nest.flatten(tensors)
     kept = (tf.IndexedSlices, type(None))
     leaves = [leaf if isinstance(leaf, kept) else tf.convert_to_tensor(leaf) for leaf in leaves]
@@ -114,10 +115,6 @@ class Reducer:
         scope: str = REDUCED,
         collectives: Choice = "auto",
     ) -> None:
-        if strategy not in THREADS:
-            raise ValueError(f"strategy must be one of {', '.join(THREADS)}, not {strategy!r}")
-        if wire_dtype is not None and wire_dtype not in WIRE_DTYPES:
-            raise ValueError(f"wire_dtype must be one of {', '.join(WIRE_DTYPES)}, or None, not {wire_dtype!r}")
         self.channel = channel
         self.strategy: ReductionStrategy = strategy
         self.bucket_bytes = bucket_bytes

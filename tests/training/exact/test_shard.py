@@ -190,7 +190,7 @@ TEXTS = {
     "an array": "TypeError: shard expects a tf.data.Dataset of batches, not ndarray",
     "samples": "ValueError: the elements of this dataset are not known to be batches",
     "sharded": "ValueError: this dataset is sharded already",
-    "remainder": 'ValueError: remainder must be "keep" or "drop"',
+    "remainder": "ArgumentError: training.shard() takes no remainder= of this kind",
     "none left": "ValueError: batches of 5 rows cannot be split equally over 2 ranks",
     "zip": "PartitionError: batches with different row counts per rank were taken since the last training step",
     "accumulated": "PartitionError: batches with different row counts per rank were taken since the last training step",
