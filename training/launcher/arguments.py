@@ -32,8 +32,8 @@ def parse(arguments: Sequence[str]) -> Arguments:
 
     Examples
     --------
-    >>> parse(["-n", "4", "--no-verify", "train.py", "-n", "7"]).of_ranks
-    ['--no-verify', 'train.py', '-n', '7']
+    >>> parse(["-n", "4", "--no-verify", "-m", "train", "-n", "7"]).of_ranks
+    ['--no-verify', '-m', 'train', '-n', '7']
     """
     parser = _parser()
     given = vars(parser.parse_args(arguments))
@@ -48,6 +48,10 @@ def parse(arguments: Sequence[str]) -> Arguments:
     alone = given["strategy"] == "chained" and given["model"] == given["stages"] == 1
     if given["collectives"] == "tensorflow" and not alone:
         parser.error("--collectives tensorflow is for --strategy chained, and not for --model and --stages")
+    if given["save_every"] is not None and given["checkpoint"] is None:
+        parser.error("--save-every needs --checkpoint FOLDER, where training is saved")
+    if script is not None and not script.exists():
+        parser.error(f"there is no script {str(script)!r}")
     if script is not None and given["ranks"] is not None and _is_pipe(script):
         parser.error(f"only one process can read a script from {script}: write it to a file, which all ranks read")
     own, others = list(arguments[: len(arguments) - behind]), list(arguments[len(arguments) - behind :])
@@ -69,8 +73,14 @@ def _without_ranks(options: Sequence[str]) -> list[str]:
     return kept
 
 
+def _count(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number of 1 or more, found {text!r}")
+    return int(text)
+
+
 def _count_or_auto(text: str) -> Any:
-    return text if text == "auto" else int(text)
+    return text if text == "auto" else _count(text)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -95,14 +105,14 @@ def _parser() -> argparse.ArgumentParser:
         "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
     )
     parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
-    parser.add_argument("--model", type=int, default=1, metavar="N", help="cut the weights of each layer over N ranks")
+    parser.add_argument("--model", type=_count, default=1, metavar="N", help="cut weights of each layer over N ranks")
     parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
-    parser.add_argument("--stages", type=int, default=1, help="cut the layers of models over this number of ranks")
+    parser.add_argument("--stages", type=_count, default=1, help="cut the layers of models over this number of ranks")
     parser.add_argument(
         "--micro-batches", type=_count_or_auto, metavar="N", help="into which a batch is divided, or auto"
     )
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save training here, and go on from there")
-    parser.add_argument("--save-every", type=int, metavar="STEPS", help="save within epochs, too, with --checkpoint")
+    parser.add_argument("--save-every", type=_count, metavar="STEPS", help="save within epochs, too, with --checkpoint")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
     parser.add_argument(
         "-m",

@@ -349,6 +349,21 @@ def test_a_script_or_a_module_is_required() -> None:
     assert "name a script, or a module after -m" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nothing.py"], "there is no script 'nothing.py'"),
+        (["--stages", "0", "-m", "x"], "argument --stages: expected a whole number of 1 or more, found '0'"),
+        (["--micro-batches", "few", "-m", "x"], "found 'few'"),
+        (["--save-every", "9", "-m", "x"], "--save-every needs --checkpoint"),
+    ],
+)
+def test_a_wrong_command_line_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse(arguments)
+    assert message in capsys.readouterr().err
+
+
 def test_a_script_from_a_pipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
