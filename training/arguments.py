@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -10,6 +10,35 @@ import tensorflow as tf
 
 from matex_data.arguments import check_arguments
 from matex_data.errors import ArgumentError
+from matex_data.training.comm.channel import Channel, open_channel
+
+
+def open_checked(
+    call: str, function: Callable[..., Any], arguments: Mapping[str, Any], check: Callable[[], None] | None = None
+) -> Channel:
+    """Return the ranks of a call, each of which has looked at its arguments. *Collective*.
+
+    Parameters
+    ----------
+    call : its name, for errors.
+    function, arguments : see `check_arguments`; the ranks are those of ``comm``, or the replicas of ``mesh``.
+    check : raises an error if something else is wrong.
+
+    Raises
+    ------
+    ArgumentError, and the errors of ``check`` : on all ranks, if one has an argument of another kind.
+    """
+    comm, mesh = arguments.get("comm"), arguments.get("mesh")
+    check_arguments(function, {"comm": comm, "mesh": mesh}, call)
+    channel = open_channel(comm if mesh is None else mesh.data)
+
+    def check_all() -> None:
+        check_arguments(function, arguments, call)
+        if check is not None:
+            check()
+
+    channel.communicator.agreed(check_all)
+    return channel
 
 
 def check_model(call: str, model: Any, compiled: bool = False) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -12,16 +12,15 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Integers
-from matex_data.arguments import check_arguments
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
 from matex_data.errors import PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.arguments import check_dataset, check_keras_options, check_model
+from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import check_not_alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, evaluated_model, open_context
 from matex_data.training.exact.batch_weights import batch_weights
@@ -86,10 +85,7 @@ def evaluate(
     >>> md.training.evaluate(model, md.training.shard(data), verbose=0)
     4.0
     """
-    check_arguments(evaluate, locals(), "training.evaluate")
-    check_model("training.evaluate", model, compiled=True)
-    check_keras_options("training.evaluate", keras_evaluate_options)
-    channel = _begin("evaluate", dataset, comm)
+    channel = _begin(evaluate, locals(), keras_evaluate_options)
     if hasattr(dataset, "tf_dataset"):
         batch_size = channel.size * -(-BATCH // channel.size) if batch_size is None else batch_size
         dataset = dataset.tf_dataset(batch_size, remainder="keep")
@@ -202,11 +198,8 @@ def predict(
     >>> pandas.read_csv(path).to_dict("list")
     {'event': [0, 1, 2], 'prediction': [2, 2, 2]}
     """
-    check_arguments(predict, locals(), "training.predict")
-    check_model("training.predict", model)
-    check_keras_options("training.predict", keras_predict_options)
     _check_target(dataset, gather, to, fields)
-    channel = _begin("predict", dataset, comm)
+    channel = _begin(predict, locals(), keras_predict_options)
     options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
     if channel.rank > 0:
         options["verbose"] = 0
@@ -385,18 +378,29 @@ def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) ->
         )
 
 
-def _begin(call: str, dataset: Any, comm: MPI.Intracomm | None) -> Channel:
+def _begin(function: Callable[..., Any], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Channel:
     """Return the ranks of a call, whose arguments are checked. *Collective*.
+
+    Parameters
+    ----------
+    function, arguments : ``evaluate`` or ``predict``, and what it is given.
+    options : those of Keras among it.
 
     Raises
     ------
-    ArgumentError : the data is no data set.
+    ArgumentError : something is of another kind.
     PartitionError : this rank runs a callback that the others do not run; layers that the data passes were adapted to
         the rows of a rank.
     """
-    check_not_alone(f"{call}()")
-    check_dataset(f"training.{call}", dataset)
-    channel = open_channel(comm)
+    call, dataset = f"training.{function.__name__}", arguments["dataset"]
+
+    def check() -> None:
+        check_model(call, arguments["model"], compiled=function is evaluate)
+        check_dataset(call, dataset)
+        check_keras_options(call, options)
+
+    check_not_alone(f"{function.__name__}()")
+    channel = open_checked(call, function, arguments, check)
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
     return channel

@@ -13,12 +13,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from matex_data.arguments import check_arguments
 from matex_data.errors import DataError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
-from matex_data.training.arguments import check_model
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.arguments import check_model, open_checked
+from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.model_parallel.deferred import AbsentVariable, is_absent
@@ -58,9 +57,8 @@ def save(model: Any, path: str | os.PathLike[str], *, comm: MPI.Intracomm | None
     >>> keras.saving.load_model(path).count_params()
     8
     """
-    check_arguments(save, locals(), "training.save")
-    check_model("training.save", model)
-    channel = open_channel(comm)
+    check = functools.partial(check_model, "training.save", model)
+    channel = open_checked("training.save", save, locals(), check)
     weights_only = str(path).endswith(".weights.h5")
     write = type(model).save_weights if weights_only else type(model).save
     elsewhere = ValuesElsewhere(model, channel)

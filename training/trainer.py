@@ -11,12 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from matex_data.arguments import check_arguments
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.arguments import check_dataset, check_keras_options, check_model
+from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import begin_test_check, fit_check
 from matex_data.training.comm.channel import Channel, open_channel
@@ -119,7 +118,7 @@ def fit(
 
     Raises
     ------
-    ArgumentError : an argument is of another kind, the model is not compiled, or ``save_every`` has no ``checkpoint``.
+    ArgumentError : an argument is of another kind, or the model is not compiled.
     PartitionError : on all ranks, if the numbers of steps differ, if the checkpoint belongs to other data or to another
         model, if a layout does not fit the model, if all ranks give the same rows as a ``tf.data.Dataset`` of
         training or validation data, or if the ranks end with different weights.
@@ -138,20 +137,17 @@ def fit(
     >>> abs(float(model.layers[0].kernel.numpy()[0, 0]) - 2) < 0.01
     True
     """
-    check_arguments(fit, locals(), "training.fit")
-    check_model("training.fit", model, compiled=True)
-    check_dataset("training.fit", dataset)
-    check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
-    if save_every is not None and (checkpoint is None or save_every < 1):
-        raise ArgumentError(
-            "save_every= is a number of steps after which a checkpoint is written",
-            expected="1 or more, with checkpoint=",
-            found=f"save_every={save_every}, checkpoint={checkpoint!r}",
-            remedy="give both, or none",
-        )
     if comm is not None and mesh is not None:
         raise ValueError("give comm or mesh, not both: a mesh has the communicator of its replicas")
-    channel = open_channel(comm if mesh is None else mesh.data)
+
+    def check() -> None:
+        check_model("training.fit", model, compiled=True)
+        check_dataset("training.fit", dataset)
+        check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
+        if save_every is not None and save_every < 1:
+            raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
+
+    channel = open_checked("training.fit", fit, locals(), check)
     features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}
     world = channel if mesh is None else open_channel(mesh.world)
     given = Equal({"collectives": collectives}, "the ranks choose different collectives", "give the same on all ranks")

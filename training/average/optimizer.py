@@ -15,10 +15,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.arguments import check_arguments
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.arguments import open_checked
+from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.runtime import warn_of_shared_gpu
 from matex_data.training.compat import in_session_graph, note_steps, session_weight
 from matex_data.training.exact.batch_weights import batch_weights, patch_iteration
@@ -241,14 +241,16 @@ def distribute(
     >>> float(weight.numpy())
     0.75
     """
-    check_arguments(distribute, locals(), "training.distribute")
-    if isinstance(optimizer, type) or not hasattr(optimizer, "apply"):
-        raise ArgumentError(
-            "training.distribute() takes no optimizer= of this kind",
-            expected="an optimizer of Keras, such as keras.optimizers.Adam()",
-            found=repr(optimizer),
-        )
-    channel = open_channel(comm)
+
+    def check() -> None:
+        if isinstance(optimizer, type) or not hasattr(optimizer, "apply"):
+            raise ArgumentError(
+                "training.distribute() takes no optimizer= of this kind",
+                expected="an optimizer of Keras, such as keras.optimizers.Adam()",
+                found=repr(optimizer),
+            )
+
+    channel = open_checked("training.distribute", distribute, locals(), check)
     channel.communicator.note_sharded_data()
     patch_iteration()
     warn_of_shared_gpu(channel.rank)

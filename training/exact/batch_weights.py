@@ -17,12 +17,11 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import tensorflow as tf
 
-from matex_data.arguments import check_arguments
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source, sharding_ranks
 from matex_data.errors import PartitionError
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import open_channel
+from matex_data.training.arguments import open_checked
 from matex_data.training.exact.determinism import FirstBatchCheck
 from matex_data.training.exact.rows import (
     batch_size,
@@ -288,9 +287,7 @@ def shard(
     >>> [x.numpy().tolist() for x in md.training.shard(batches)]  # on one rank: all rows
     [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
     """
-    check_arguments(shard, locals(), "training.shard")
-    _check(dataset)
-    channel = open_channel(comm)
+    channel = open_checked("training.shard", shard, locals(), functools.partial(_check, dataset))
     if channel.size == 1:
         return dataset
     rank, size = channel.rank, channel.size

@@ -11,10 +11,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.arguments import check_arguments
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
-from matex_data.training.comm.channel import Channel, check_root, open_channel
+from matex_data.training.arguments import open_checked
+from matex_data.training.comm.channel import Channel, check_root
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.digests import content_digest
 from matex_data.training.keras_api import keras_random
@@ -48,12 +48,16 @@ def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | 
     >>> model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
     >>> md.training.broadcast(model.variables)  # all ranks now start from the weights of rank 0
     """
-    check_arguments(broadcast, locals(), "training.broadcast")
-    channel, listed = open_channel(comm), list(variables)
+    listed: list[Any] = []
+
+    def check() -> None:
+        listed.extend(variables)
+        others = [type(one).__name__ for one in listed if not hasattr(one, "assign")]
+        if others:
+            raise ArgumentError("training.broadcast() takes variables alone", expected="variables", found=others[0])
+
+    channel = open_checked("training.broadcast", broadcast, locals(), check)
     check_root(channel, root)
-    others = [type(one).__name__ for one in listed if not hasattr(one, "assign")]
-    if others:
-        raise ArgumentError("training.broadcast() takes variables alone", expected="model.variables", found=others[0])
     broadcast_in(channel, listed, root)
 
 

@@ -48,8 +48,6 @@ def parse(arguments: Sequence[str]) -> Arguments:
     alone = given["strategy"] == "chained" and given["model"] == given["stages"] == 1
     if given["collectives"] == "tensorflow" and not alone:
         parser.error("--collectives tensorflow is for --strategy chained, and not for --model and --stages")
-    if given["save_every"] is not None and given["checkpoint"] is None:
-        parser.error("--save-every needs --checkpoint FOLDER, where training is saved")
     if script is not None and not script.exists():
         parser.error(f"there is no script {str(script)!r}")
     if script is not None and given["ranks"] is not None and _is_pipe(script):

@@ -9,10 +9,10 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.arguments import check_arguments
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.mpi.library import MPI
+from matex_data.training.arguments import open_checked
 from matex_data.training.comm.channel import Channel, check_root, open_channel
 from matex_data.training.reduction.ops import gather_rows
 
@@ -112,8 +112,7 @@ def broadcast_object(value: Any, root: int = 0, *, comm: MPI.Intracomm | None = 
     >>> md.training.broadcast_object(settings)
     {'rate': 0.01}
     """
-    check_arguments(broadcast_object, locals(), "training.broadcast_object")
-    channel = open_channel(comm)
+    channel = open_checked("training.broadcast_object", broadcast_object, locals())
     check_root(channel, root)
     if channel.size == 1:
         return value

@@ -111,7 +111,7 @@ def test_the_command_line_refuses_what_they_cannot_do(capsys: pytest.CaptureFixt
         with pytest.raises(SystemExit):
             parse(["--collectives", "tensorflow", *options, "train.py"])
         assert "--collectives tensorflow is for" in capsys.readouterr().err
-    assert parse(["train.py"]).of_run["collectives"] == "auto"
+    assert parse(["-m", "train"]).of_run["collectives"] == "auto"
 
 
 SUBSETS = """

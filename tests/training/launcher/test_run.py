@@ -355,7 +355,7 @@ def test_a_script_or_a_module_is_required() -> None:
         (["nothing.py"], "there is no script 'nothing.py'"),
         (["--stages", "0", "-m", "x"], "argument --stages: expected a whole number of 1 or more, found '0'"),
         (["--micro-batches", "few", "-m", "x"], "found 'few'"),
-        (["--save-every", "9", "-m", "x"], "--save-every needs --checkpoint"),
+        (["--save-every", "-1", "-m", "x"], "argument --save-every: expected"),
     ],
 )
 def test_a_wrong_command_line_is_told(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
