@@ -233,11 +233,8 @@ class Overlay:
 
     def _state(self, path: str) -> Seen:
         """Return a file that this rank has no copy of as rank 0 saw it at the same line."""
-        status, changes = _status(path), self._changes[path]
-        current = bool(changes) and changes[-1].closed and status is not None and status.st_ino == changes[-1].inode
-        if not current and (changes or status is None or status.st_ctime > self._known - SLACK):
-            self._refresh()
-            status = _status(path)
+        status = self._known_status(path)
+        changes = self._changes[path]
         if len(changes) > self._counts[path]:  # rank 0 is ahead
             before = changes[self._counts[path]]
             if not before.existed:
@@ -254,6 +251,18 @@ class Overlay:
             return Seen(False, path)
         inode = changes[-1].inode if changes and changes[-1].closed and len(changes) == self._counts[path] else 0
         return Seen(True, path, inode, status.st_size)
+
+    def _known_status(self, path: str) -> os.stat_result | None:
+        """Return the status of a file at a time until which this rank knows what rank 0 has done with it."""
+        changes = self._changes[path]
+        while True:
+            status, known = _status(path), _version(changes)
+            current = known[1] and status is not None and status.st_ino == changes[-1].inode
+            if current or not (changes or status is None or status.st_ctime > self._known - SLACK):
+                return status
+            self._refresh()
+            if len(changes) > self._counts[path] or _version(changes) == known:
+                return status  # otherwise rank 0 has changed the file, before or after this rank has looked
 
     def _absent(self) -> str:
         return str(Path(self._private_folder(), "absent", "file"))
@@ -432,6 +441,11 @@ class Overlay:
                 shutil.rmtree(copy, ignore_errors=True) if Path(copy).is_dir() else Path(copy).unlink(missing_ok=True)
             if self._folder:
                 shutil.rmtree(self._folder, ignore_errors=True)
+
+
+def _version(changes: list[Change]) -> tuple[int, bool]:
+    """Return the number of changes of a file, and whether the last one is complete."""
+    return len(changes), bool(changes) and changes[-1].closed
 
 
 def _status(path: str) -> os.stat_result | None:

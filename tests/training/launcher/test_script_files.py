@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from matex_data.training.launcher.overlay import Change, Overlay
 from tests.support.launch import run_script
 
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
@@ -205,6 +207,31 @@ def test_a_script_that_asks_for_its_rank_writes_its_own_files(way: str, tmp_path
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), str(tmp_path), way, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.findall("^OWN (.*)", done.stdout, re.MULTILINE) == ["0 1 written b'0'"] * 2
+
+
+class _RootThatMakes:
+    """Rank 0 that has done nothing when it is asked, and makes a file right afterwards."""
+
+    rank, job = 1, "job"
+
+    def __init__(self, made: Path) -> None:
+        self.before_asking: list[Any] = []
+        self._made = made
+
+    def serve(self, about: str, reply: Any) -> None:
+        """Do nothing: no rank asks this one."""
+
+    def ask(self, about: str, question: Any, take: Any, purpose: str) -> bool:
+        taken = bool(take([] if not self._made.exists() else [(0, Change(str(self._made), existed=False, size=0))]))
+        self._made.touch()
+        return taken
+
+
+def test_a_file_that_rank_0_makes_while_this_rank_looks_is_not_there(tmp_path: Path) -> None:
+    path = tmp_path / "split.npy"
+    files = Overlay(_RootThatMakes(path))  # type: ignore[arg-type]
+    assert not files.exists(str(path))
+    assert path.exists() and not files.exists(str(path))
 
 
 UNEQUAL = """
