@@ -138,7 +138,11 @@ def test_what_makes_a_process_a_rank_is_not_inherited() -> None:
 
 @pytest.mark.parametrize("ranks", [["-n", "4"], ["-n4"], ["--ranks", "4"], ["--ranks=4"]])
 @pytest.mark.parametrize("script", [["train.py", "-n", "8", "--stages", "9"], ["-m", "package.train", "-n", "8"]])
-def test_the_option_of_the_launcher_is_not_the_scripts(ranks: list[str], script: list[str]) -> None:
+def test_the_option_of_the_launcher_is_not_the_scripts(
+    ranks: list[str], script: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
     before, behind = ["--stages", "2"], ["--no-verify"]
     found = parse([*before, *ranks, *behind, *script])
     assert found.ranks == "4" and found.of_ranks == [*before, *behind, *script]

@@ -271,18 +271,10 @@ def test_batch_size_must_be_a_whole_number(size: Any) -> None:
         check_ranks(size, 1)
 
 
-@pytest.mark.parametrize(("option", "value"), [("batch_size", 0), ("remainder", "keeep")])
-def test_options_are_checked(option: str, value: object) -> None:
-    options = {
-        "batch_size": 8,
-        "row_bytes": 1,
-        "window_bytes": 1 << 20,
-        "seed": None,
-        "remainder": "drop",
-        option: value,
-    }
-    with pytest.raises(PartitionError):
-        make_schedule(Runs(np.array([0]), np.array([10])), np.array([0]), **options)  # type: ignore[arg-type]
+def test_a_batch_has_rows() -> None:
+    runs = Runs(np.array([0]), np.array([10]))
+    with pytest.raises(PartitionError, match="batch size must be at least 1"):
+        make_schedule(runs, np.array([0]), batch_size=0, row_bytes=1, window_bytes=1 << 20, seed=None, remainder="drop")
 
 
 def test_blocks_follow_the_chunks_of_the_largest_field() -> None:
