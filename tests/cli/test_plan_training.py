@@ -108,7 +108,9 @@ def test_a_plan_of_a_script(tmp_path: Path) -> None:
         (["--train", "{script}", "--ranks", "4"], "--ranks has no meaning here"),
         (["x.h5", "--ranks", "4", "--batch-size", "8", "--nodes", "2"], "--nodes has no meaning here"),
         (["x.h5", "--batch-size", "8"], "lacks arguments"),
-        (["--train", "{script}"], "the script ends before a training step is measured"),
+        pytest.param(
+            ["--train", "{script}"], "the script ends before a training step is measured", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_errors(tmp_path: Path, arguments: list[str], text: str) -> None:

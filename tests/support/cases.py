@@ -14,9 +14,9 @@ from tests.support.launch import ROOT, run_script
 SCRIPT = ROOT / "tests" / "training" / "launcher" / "scripts" / "reported.py"
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
-QUICK = ("outputs_sum", "on_batch", "predictions")
+QUICK = ("outputs_sum", "predictions")
 MORE = (
-    *("beside_few_rows", "nested", "predictions_ragged", "predictions_several_steps", "predictions_stopped"),
+    *("on_batch", "beside_few_rows", "nested", "predictions_ragged", "predictions_several_steps", "predictions_stopped"),
     *("outputs_weighted", "outputs", "outputs_eagerly", "outputs_few_rows", "outputs_masked", "sum_alone"),
     *("guide", "guide_few_rows", "beside", "weights_and_split", "on_single_batches"),
     *("aggregations", "many_classes", "own_metrics", "own_metrics_equal_batches"),

@@ -229,6 +229,7 @@ print("NUMBERS", np.abs(model.predict(x, batch_size=40, verbose=0)).sum(), *seen
 """
 
 
+@pytest.mark.slow
 def test_python_code_in_predictions_of_an_unchanged_script_sees_whole_batches_once(tmp_path: Path) -> None:
     plain = run_script(0, OBSERVING, timeout=60)
     script = tmp_path / "script.py"

@@ -372,7 +372,7 @@ def _traces(comm: Any, distributed: bool) -> Any:
     return problems.weights(model), counts
 
 
-@pytest.mark.rank_counts(1, 2, slow=(3,))
+@pytest.mark.rank_counts(2, slow=(1, 3))
 def test_a_second_fit_traces_nothing_unless_something_has_changed(ranks: Pools, pool: Pool) -> None:
     (expected, _), *_ = ranks(1).run(_traces, False)
     results = pool.run(_traces, True, timeout=120)
