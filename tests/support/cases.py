@@ -16,8 +16,16 @@ LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 
 QUICK = ("outputs_sum", "predictions")
 MORE = (
-    *("on_batch", "beside_few_rows", "nested", "predictions_ragged", "predictions_several_steps", "predictions_stopped"),
-    *("outputs_weighted", "outputs", "outputs_eagerly", "outputs_few_rows", "outputs_masked", "sum_alone"),
+    *("on_batch", "nested", "predictions_ragged", "predictions_several_steps", "predictions_stopped"),
+    *(
+        "beside_few_rows",
+        "outputs_weighted",
+        "outputs",
+        "outputs_eagerly",
+        "outputs_few_rows",
+        "outputs_masked",
+        "sum_alone",
+    ),
     *("guide", "guide_few_rows", "beside", "weights_and_split", "on_single_batches"),
     *("aggregations", "many_classes", "own_metrics", "own_metrics_equal_batches"),
 )
