@@ -12,9 +12,11 @@ import h5py
 import numpy as np
 import pytest
 from PIL import Image
+from rich.table import Table
 
 import matex_data as md
 from matex_data.cli import planning
+from matex_data.cli.report import report
 from tests.support.launch import run_script
 
 CALL = "import sys; from matex_data.cli.commands import main; sys.argv[0] = 'matex'; main()"
@@ -30,6 +32,18 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
         file["energy"].attrs["units"] = "GeV"
         file.create_dataset("hits", data=np.ones((500, 30)), chunks=(50, 30), fletcher32=True)
     return str(path)
+
+
+def test_output_that_goes_to_a_file_has_80_columns(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    table = Table("field", "description")
+    table.add_row("energy", "of each photon, " * 10)
+    for columns, width in (("40", 80), ("100", 100)):
+        monkeypatch.setenv("COLUMNS", columns)
+        with report() as made:
+            made.print(table)
+        assert max(map(len, capsys.readouterr().out.splitlines())) == width
 
 
 def test_inspect(path: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from matex_data import PartitionError, machine
 from matex_data.launching import start
+from matex_data.launching.launchers import Launcher
 from matex_data.launching.library import without_rank
 from matex_data.training.launcher.arguments import parse
 from tests.cli.test_commands import CALL
@@ -124,6 +125,17 @@ def test_number_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Non
     monkeypatch.setenv("SLURM_JOB_ID", "1")
     monkeypatch.setenv("SLURM_NTASKS", "16")
     assert start.count_of_ranks("auto") == 16
+
+
+def test_open_mpi_is_told_of_more_ranks_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("SLURM_JOB_ID", "PBS_JOBID", "LSB_JOBID", "FLUX_URI"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(machine, "cores", lambda: 4)
+    launcher = Launcher("mpiexec", "openmpi", "Open MPI 5.0.8")
+    unbound = ["mpiexec", "-n", "4", "--bind-to", "none"]
+    assert start.mpiexec_command(launcher, 4) == unbound
+    assert start.mpiexec_command(launcher, 5)[3:] == [*unbound[3:], "--map-by", ":OVERSUBSCRIBE"]
+    assert start.mpiexec_command(Launcher("mpiexec", "mpich", ""), 5) == ["mpiexec", "-n", "5"]
 
 
 def test_what_makes_a_process_a_rank_is_not_inherited() -> None:

@@ -139,6 +139,8 @@ def test_the_margin_grows_with_saves_and_steps() -> None:
     assert preemption.TimeLimit(1000.0, 60.0, 0.0).is_near(941.0)
     short = preemption.TimeLimit(end=40.0, margin=60.0, now=0.0)  # a job of 40 s still trains
     assert not short.is_near(1.0) and short.is_near(21.0)
+    short = preemption.TimeLimit(end=1040.0, margin=60.0, now=1000.0)
+    assert not short.is_near(1001.0) and short.is_near(1021.0)
     assert not preemption.TimeLimit(None, 60.0, 0.0).is_near(1e12)
 
 

@@ -92,6 +92,16 @@ def test_costs_follow_the_multiplications() -> None:
     assert recurrence == 32 * 6 + 10 * (5 + 6) * 24
 
 
+def test_attention_costs_more_where_sequences_are_longer() -> None:
+    def attention(length: int) -> float:
+        x = keras.Input((length, 16))
+        y = keras.layers.MultiHeadAttention(2, 8)(x, x)
+        (cost,) = estimated_costs(model_graph(keras.Model(x, y)))
+        return cost
+
+    assert attention(64) - 2 * attention(32) == 2 * (64 * 64 - 2 * 32 * 32) * 16  # products of queries, keys and values
+
+
 def test_a_normalization_costs_as_much_as_four_activations() -> None:
     layers = [keras.Input((8, 8, 3)), keras.layers.BatchNormalization(), keras.layers.ReLU()]
     normalization, activation = estimated_costs(model_graph(keras.Sequential(layers)))
