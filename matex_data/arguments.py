@@ -24,6 +24,7 @@ _WORDS: dict[Any, str] = {
     int: "an integer",
     float: "a number",
     str: "a text",
+    bytes: "bytes",
     bool: "True or False",
     types.NoneType: "None",
     os.PathLike: "a path",
@@ -112,9 +113,10 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is Literal:
         return any(isinstance(value, type(one)) and value == one for one in inner)
     if kind is int:
-        return isinstance(value, Integral) and not isinstance(value, bool) and abs(int(value)) <= LARGEST
+        is_whole = isinstance(value, Integral) and not isinstance(value, bool | np.timedelta64)
+        return is_whole and abs(int(value)) <= LARGEST
     if kind is float:
-        return isinstance(value, Real) and not isinstance(value, bool)
+        return isinstance(value, Real) and not isinstance(value, bool | np.timedelta64)
     if kind is bool:
         return isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1))
     if kind is Sequence:

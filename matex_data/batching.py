@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -31,6 +30,7 @@ from matex_data.sampling.sizing import (
 )
 from matex_data.sampling.state import Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
 from matex_data.transforms.chained import Selected
+from matex_data.warning import warn
 
 Shuffle = bool | Literal["global"]
 REMEDY = "give the same options, and the same start=, on every rank"
@@ -116,7 +116,7 @@ class Batching:
         if self.source.comm.rank:
             return _Proposal(fingerprint, step)
         if message:
-            warnings.warn(message, stacklevel=4)
+            warn(message)
         options = (*_without_seed(fingerprint), fingerprint.schedule.seed is None)
         if options not in self._shared:  # to plan windows takes longer than to begin an epoch
             self._shared[options] = self._check_costs(fingerprint.schedule)
@@ -217,20 +217,17 @@ class Batching:
             remedy = quality.remedy_for_windows if self.ties.overlap else quality.remedy
             if source.kept_bytes:
                 remedy = 'Unpack the files, which are compressed as a whole, write smaller ones or use shuffle="global"'
-            warnings.warn(
-                "batches of files that are sorted (by class, run or time) would not be well mixed: "
-                f"{quality}. {remedy}",
-                stacklevel=6,
+            warn(
+                f"batches of files that are sorted (by class, run or time) would not be well mixed: {quality}. {remedy}"
             )
 
     def _warn_of_costs(self, costs: EpochCosts) -> None:
         """Warn once if bytes are read again and again."""
         if costs.amplification > WORST_AMPLIFICATION and "costs" not in self.source.warned:
             self.source.warned.add("costs")
-            warnings.warn(
+            warn(
                 f"{costs.ranks:,} ranks read {costs.amplification:.1f} times the bytes of an epoch, and decode as many "
-                f"chunks again. {'. '.join(costs.remedies)}",
-                stacklevel=6,
+                f"chunks again. {'. '.join(costs.remedies)}"
             )
 
     @cached_property

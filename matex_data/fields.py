@@ -104,7 +104,8 @@ class Field:
         >>> jets.description
         'float32 of shape (None, 4) (ragged)'
         """
-        return f"{self.dtype} of shape {self.sample_shape}" + (" (ragged)" if self.ragged else "")
+        kind = "text" if self.dtype.hasobject else str(self.dtype)
+        return f"{kind} of shape {self.sample_shape}" + (" (ragged)" if self.ragged else "")
 
     @property
     def row_bytes(self) -> int:

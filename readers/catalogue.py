@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -14,6 +13,7 @@ from matex_data.fields import Field, expand_names
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Column, Table
+from matex_data.warning import warn
 
 MAX_SHOWN = 8  # fields in an error or a warning
 
@@ -153,7 +153,7 @@ def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
         what = f"{path}: {len(unread)} {plural(kind, len(unread))}"
         left_out = f"{'is' if len(unread) == 1 else 'are'} left out"
         text = f"{what} cannot be read and {left_out}\n  {lines}\n  select the fields with inputs= and targets="
-        warnings.warn(text, stacklevel=4)
+        warn(text)
 
 
 def check_known(

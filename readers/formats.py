@@ -7,7 +7,6 @@ takes part in the detection by content and by name, or a reader function, which 
 from __future__ import annotations
 
 import re
-import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from matex_data.errors import DataError, FormatError, install_command, near_matches
+from matex_data.warning import warn
 
 GROUP = "matex_data.readers"
 
@@ -381,7 +381,7 @@ def _plugin_formats() -> Mapping[str, Format]:
             try:
                 found[entry.name] = _load(entry)
             except FormatError as error:
-                warnings.warn(str(error), stacklevel=2)
+                warn(str(error))
     return found
 
 

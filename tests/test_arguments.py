@@ -40,7 +40,13 @@ CALLS: dict[str, tuple[Callable[[Any, str], Any], str, str]] = {
     "merge": (lambda data, _: md.merge(data, {"x": 3}), "takes no second=", "Dataset"),
     "paths": (lambda _, path: md.open_dataset(3), "takes no paths=", "a path"),
     "inputs": (lambda _, path: md.open_dataset(path, inputs=["x", 3]), "takes no inputs=", "a list of: a text"),
-    "absent": (lambda _, path: md.open_dataset(path, absent=[("x", 3)]), "takes no absent=", "a dict or None"),
+    "absent": (lambda _, path: md.open_dataset(path, absent=[("x", 3)]), "takes no absent=", "a dict of: "),
+    "absent date": (
+        lambda _, path: md.open_dataset(path, absent={"t": np.datetime64("2000-01-01")}),
+        "takes no absent=",
+        "a number, a text",
+    ),
+    "absent duration": (lambda _, path: md.open_dataset(path, absent={"t": np.timedelta64(1)}), "no absent=", "a text"),
     "weights": (lambda _, path: md.open_dataset(path, weights=["x"]), "takes no weights=", "a text or None"),
 }
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import Counter
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -18,6 +17,7 @@ from matex_data.index.files import FileIndex, FileList
 from matex_data.index.library import Constant, FolderValue
 from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
+from matex_data.warning import warn
 
 MOST_NAMED = 8  # fields in a warning
 REMEDY = "convert the files to one schema, or select the fields that can be united with inputs= and targets="
@@ -179,7 +179,7 @@ class UnitedFields:
             text = (
                 f"fields that files or samples lack are missing there, as missing= treats it: {'; '.join(shown)}{more}"
             )
-            warnings.warn(text, stacklevel=7)
+            warn(text)
 
 
 def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -38,6 +37,7 @@ from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import size_of
 from matex_data.storage.trust import NONE, Trust
 from matex_data.transforms.patches import PatchShape, patched
+from matex_data.warning import warn
 from matex_data.words import exact_text
 
 T = TypeVar("T")
@@ -141,11 +141,11 @@ def _store(path: str, index: Index, key: str, changed: Sequence[str], count: int
         more = f" and {count - len(changed)} more" if count > len(changed) else ""
         listed = ", ".join(map(repr, changed)) + more
         text = f"files have changed since the index {path!r} was written; indexed anew: {listed}"
-        warnings.warn(text, stacklevel=5)
+        warn(text)
     try:
         stored.save(path, stored.to_bytes(index, key))
     except OSError as error:
-        warnings.warn(f"the index {path!r} cannot be written: {error}", stacklevel=5)
+        warn(f"the index {path!r} cannot be written: {error}")
 
 
 def _stored(comm: Communicator, path: str, key: str, files: Sequence[str], origin: Origin) -> Index | None:
@@ -171,7 +171,7 @@ def _usable(path: str, key: str, files: Sequence[str], origin: Origin) -> tuple[
     else:
         if found == key and _are_of(index.files.paths, files):
             return data, index
-    warnings.warn(f"the index {path!r} is made anew: {problem}", stacklevel=6)
+    warn(f"the index {path!r} is made anew: {problem}")
     return None
 
 
@@ -252,7 +252,7 @@ def _tell_notices(index: Index | None) -> None:
     files = () if index is None else index.files[:1]
     for notice in {layout.notice: None for file in files for layout in file.layouts.values()}:
         if notice:
-            warnings.warn(notice, stacklevel=6)
+            warn(notice)
 
 
 def _tell_rows(index: Index | None) -> None:
@@ -264,7 +264,7 @@ def _tell_rows(index: Index | None) -> None:
         text = (
             f"each of the {len(rows)} files has {rows[0]} samples, its rows; sample='file' makes each file one sample"
         )
-        warnings.warn(text, stacklevel=6)
+        warn(text)
 
 
 def share_facts(comm: Communicator, files: FileTable) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -31,6 +30,7 @@ from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.patches import COUNT
 from matex_data.transforms.stack import Stack
+from matex_data.warning import warn
 
 if TYPE_CHECKING:
     from mpi4py import MPI
@@ -71,7 +71,7 @@ def open_dataset(
     cache: Literal["memory"] | None = None,
     missing: Missing = "nan",
     missing_values: Sentinels | None = None,
-    absent: Mapping[str, Any] | None = None,
+    absent: Mapping[str, bool | float | str | bytes] | None = None,
     on_error: Literal["raise", "skip"] = "raise",
     index: str | os.PathLike[str] | None = None,
     trusted: str | os.PathLike[str] | Sequence[str | os.PathLike[str]] = (),
@@ -244,7 +244,7 @@ def open_dataset(
     request, how = sessions.comm.agreed(lambda: _requested(arguments), equal_on_all(arguments))
     if not sessions.threaded:
         text = "each rank reads independently, and an error of one rank does not stop the others"
-        sessions.comm.on_root(lambda: warnings.warn(f"MPI does not allow calls from threads: {text}", stacklevel=5))
+        sessions.comm.on_root(lambda: warn(f"MPI does not allow calls from threads: {text}"))
     given = Given.of(sessions.comm, arguments)
     how = how if given.memory is None else replace(how, io="independent")
     options = options if sample is None else {**options, SAMPLE: sample}

@@ -6,7 +6,6 @@ halves, quarters and so on, until each of them is read or fails alone.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
@@ -32,6 +31,7 @@ from matex_data.mpi.communicator import Communicator
 from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan, plan_reads
+from matex_data.warning import warn
 
 MOST_NAMED = 5  # samples in a warning
 PROBES = 9  # samples of a block that fail alone before all of it counts as damaged
@@ -149,7 +149,7 @@ class SkippedSamples:
         more = [f"and {len(named) - MOST_NAMED} more: see Dataset.skipped"] if len(named) > MOST_NAMED else []
         listed = "\n  ".join([*map(str, named[:MOST_NAMED]), *more])
         text = f"{len(named)} of {len(named) + delivered} samples {purpose} cannot be read and are skipped:\n  {listed}"
-        comm.on_root(lambda: warnings.warn(text, stacklevel=5))
+        comm.on_root(lambda: warn(text))
 
 
 def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -14,6 +13,7 @@ from matex_data.index.model import Index
 from matex_data.index.runs import compress
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
+from matex_data.warning import warn
 
 TOLERANCE = 0.1  # of a step: months have 28 to 31 days, and a missing row makes a step of twice the length
 
@@ -108,7 +108,7 @@ def warn_of_order(source: Source, name: str) -> None:
         return
     one, other = (index.files.paths[int(filled[number])] for number in pair)
     message = f"files {text[0]} in {name!r}, such as {one!r} and {other!r}, {text[1]}: split(at=[...]) divides by times"
-    source.comm.on_root(lambda: warnings.warn(message, stacklevel=7))
+    source.comm.on_root(lambda: warn(message))
 
 
 def _read(source: Source, name: str, rows: Integers) -> Array:
@@ -151,9 +151,8 @@ def _with_empty(continues: Array, filled: Integers) -> Array:
 
 
 def _warn(paths: Sequence[str], broken: Integers, borders: int, name: str, gap: float, step: float) -> None:
-    warnings.warn(
+    warn(
         f"windows do not reach over {len(broken)} of {borders} borders between files, where {name!r} does not continue "
         f"evenly: at the first of them, in front of {paths[int(broken[0])]!r}, its step is {gap:g}, and usually "
-        f"{step:g}",
-        stacklevel=7,
+        f"{step:g}"
     )

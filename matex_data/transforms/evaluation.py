@@ -306,7 +306,8 @@ def _time_part(expression: Expression, operand: TimePart, times: Array) -> Integ
     if times.dtype.kind not in "iuf":
         raise expression.error(f"{times.dtype}", field=operand.name, expected="numbers since a date")
     if times.dtype.kind == "f" and np.isnan(times).any():
-        raise expression.error("a missing time", field=operand.name, expected="a time for each sample")
+        remedy = f'where="`{operand.name}` == `{operand.name}`" keeps the samples that have one'
+        raise expression.error("a missing time", field=operand.name, expected="a time for each sample", remedy=remedy)
     different, position = np.unique(times, return_inverse=True)
     dates = num2date(different, operand.units, operand.calendar)
     name = {"dayofyear": "dayofyr"}.get(operand.part, operand.part)

@@ -201,7 +201,9 @@ class Expression:
                 raise self.error(held, field=field.name, expected="times, such as seconds since 1970-01-01")
         return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
 
-    def error(self, found: object, *, field: str | None = None, expected: str | None = None) -> FormatError:
+    def error(
+        self, found: object, *, field: str | None = None, expected: str | None = None, remedy: str | None = None
+    ) -> FormatError:
         """Return the error of an expression that cannot be evaluated."""
         wanted = "one truth value for each sample" if self.option == "where=" else "an expression of fields"
         return FormatError(
@@ -209,7 +211,7 @@ class Expression:
             field=field,
             expected=expected or wanted,
             found=found,
-            remedy=REMEDY[self.option].format(*self.examples),
+            remedy=remedy or REMEDY[self.option].format(*self.examples),
         )
 
     @property

@@ -231,7 +231,7 @@ def _check(schema: Mapping[str, Field], name: str) -> None:
             "the field has no numbers",
             field=name,
             expected="integers, floats or booleans",
-            found=schema[name].dtype,
+            found=schema[name].description,
         )
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import re
-import warnings
 from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,6 +21,7 @@ from matex_data.errors import DecodeError
 from matex_data.readers.csv.dialect import SPACES, Dialect
 from matex_data.readers.csv.options import MISSING, numbers
 from matex_data.readers.csv.records import CR, LF
+from matex_data.warning import warn
 
 BLANK, TAB = 32, 9
 _ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
@@ -249,10 +249,9 @@ class Parser:
     def _warn_of_short_records(self, line: int, width: int) -> None:
         if self.path not in _warned:
             _warned.add(self.path)
-            warnings.warn(
+            warn(
                 f"{self.path!r} has records with fewer fields than columns (line {line}: {width} of "
-                f"{len(self.names)}); the fields that they lack are missing",
-                stacklevel=2,
+                f"{len(self.names)}); the fields that they lack are missing"
             )
 
 

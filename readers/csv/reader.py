@@ -6,7 +6,6 @@ Format: RFC 4180, https://www.rfc-editor.org/rfc/rfc4180, and the dialects that 
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -41,6 +40,7 @@ from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.readers.text.scan import block_bytes
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, read_into, reading, size_of_open
+from matex_data.warning import warn
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEAD_BYTES = 1 << 20  # that must contain the first records
@@ -441,7 +441,7 @@ def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
             f"the first record of {path!r} ({cells}) is a sample{f', as in {count} files' if count > 1 else ''}: "
             "numbers are no names. header=0 takes it for names, and header=None for a sample without this message"
         )
-        on_root(ranks, lambda: warnings.warn(text, stacklevel=5))
+        on_root(ranks, lambda: warn(text))
 
 
 def _fields(

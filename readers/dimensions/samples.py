@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -22,6 +21,7 @@ from matex_data.readers.dimensions.cf import PACKING_ATTRIBUTES, CfDecoding, cf_
 from matex_data.readers.dimensions.contiguous import Observations
 from matex_data.readers.dimensions.selection import ReadCoordinate, Selection, selection_of
 from matex_data.readers.dimensions.variables import FileContent, Variable
+from matex_data.warning import warn
 
 COMMON_ATTRIBUTES = ("units", "calendar", "standard_name", "positive", "flag_values", "flag_masks", "flag_meanings")
 MAX_STATIC_BYTES = 64 << 20  # of one variable without samples, which every rank holds in memory
@@ -226,7 +226,7 @@ def _fits_static(variable: Variable, path: str) -> bool:
     """
     if variable.nbytes > MAX_STATIC_BYTES:
         text = f"{path}: the variable {variable.name!r} has no samples, and with {variable.nbytes} bytes is too large"
-        warnings.warn(f"{text} for Dataset.static; it is left out", stacklevel=2)
+        warn(f"{text} for Dataset.static; it is left out")
     elif variable.nbytes >= CHECKED_BYTES:
         nbytes, remedy = DECODED_RATIO * variable.nbytes, "leave out the variables without samples with static=False"
         check_fits(nbytes, "the static variable", file=path, field=variable.name, remedy=remedy)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from math import prod
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 from matex_data.errors import FormatError
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.storage.files import open_binary
+from matex_data.warning import warn
 
 
 def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str:
@@ -25,7 +25,7 @@ def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str:
     tables = tables_behind(path, head)
     if tables:
         text = f"{path}: the image is read, and not the tables {tables} behind it; hdu={tables[0]!r} reads that table"
-        warnings.warn(text, stacklevel=2)
+        warn(text)
     return "images"
 
 

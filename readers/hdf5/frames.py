@@ -8,7 +8,6 @@ datasets beside the blocks. Layout: ``pandas/io/pytables.py``.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -29,6 +28,7 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, object_of,
 from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
 from matex_data.readers.kept import KeptRows
+from matex_data.warning import warn
 
 MARK = b"PYTABLES_FORMAT_VERSION"  # attribute of the root group
 HIDDEN = ("_i_", "_p_")  # begin of the names of groups that PyTables does not show, such as the index of a table
@@ -164,7 +164,7 @@ class DataFrames:
             except FormatError as error:
                 others += datasets
                 reason = " ".join(str(error).split())
-                warnings.warn(f"{self.path}: {key!r} is read as its datasets are stored: {reason}", stacklevel=4)
+                warn(f"{self.path}: {key!r} is read as its datasets are stored: {reason}")
         return others
 
     def find(self, name: str) -> FrameColumn | None:

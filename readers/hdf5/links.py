@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import re
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +20,7 @@ from matex_data.paths import natural_sorted
 from matex_data.readers.hdf5.files import TrustedFile
 from matex_data.readers.hdf5.names import HDF5_ERRORS, MAX_OBJECTS, hard_links
 from matex_data.readers.hdf5.source_rows import SourceRows
+from matex_data.warning import warn
 
 _NUMBERED = re.compile(r"(.*?)_?[0-9]+")
 MAX_SHOWN = 8
@@ -68,7 +68,7 @@ class Links:
         if self.others:
             more = f" and {len(self.others) - MAX_SHOWN} more" if len(self.others) > MAX_SHOWN else ""
             text = f"{path}: links to other files are followed only if inputs= or targets= name them: "
-            warnings.warn(f"{text}{', '.join(map(repr, self.others[:MAX_SHOWN]))}{more}", stacklevel=2)
+            warn(f"{text}{', '.join(map(repr, self.others[:MAX_SHOWN]))}{more}")
 
     def rows(
         self, file: TrustedFile, path: str, name: str, rows: LinkedRows, byte_ranges: ByteRanges

@@ -5,7 +5,6 @@ Format: openPMD 1.1 and 2.0, https://github.com/openPMD/openPMD-standard; see `s
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -25,6 +24,7 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.openpmd.components import UNITS, Component, read_component
 from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select_iterations
 from matex_data.storage.trust import Trust
+from matex_data.warning import warn
 
 ALIASES = {
     **{f"{record}/{axis}": prefix + axis for record, prefix in (("position", ""), ("momentum", "p")) for axis in "xyz"},
@@ -199,7 +199,7 @@ def _meshes(
         except FormatError as error:
             if names is not None:
                 raise
-            warnings.warn(f"{path}: the mesh {name!r} is left out: {error}", stacklevel=2)
+            warn(f"{path}: the mesh {name!r} is left out: {error}")
             continue
         field = replace(_field(path, field_name, parts, parts[0].shape), name=field_name)
         rows = [part.rows(part.shape[0], field.dtype) for part in parts[:count]]

@@ -6,7 +6,6 @@ https://github.com/root-project/root/blob/master/tree/ntuple/doc/BinaryFormatSpe
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -25,6 +24,7 @@ from matex_data.readers.root.files import choose_tree, file_error, open_file
 from matex_data.readers.root.members import BranchField, members, whole_record
 from matex_data.readers.root.probe import first_line
 from matex_data.storage.files import size_of
+from matex_data.warning import warn
 
 MAX_CLUSTER_BYTES = 32 << 20  # stored bytes of the selected branches in one block, about
 
@@ -71,7 +71,7 @@ def _warn_of_friends(path: str, key: Any) -> None:
     if b"TFriendElement" in bytes(chunk.raw_data):
         remedy = 'open each as a data set, and md.merge(tree, friend, how="rows"), or on= what both have'
         text = f"{path}: the friends of {key.name(cycle=False)!r} are not read; {remedy}"
-        warnings.warn(text, stacklevel=2)
+        warn(text)
 
 
 def _check_end(file: Any, path: str) -> None:

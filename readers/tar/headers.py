@@ -6,7 +6,6 @@ Layout of the samples: https://github.com/webdataset/webdataset. Format of the a
 from __future__ import annotations
 
 import tarfile
-import warnings
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from matex_data.errors import RESTORE, DataError, FormatError
 from matex_data.locks import Lock
 from matex_data.readers.text.compression import stored_as, unpacked
 from matex_data.storage.files import open_binary, size_of_open
+from matex_data.warning import warn
 
 BLOCK_BYTES = 512  # of which an archive consists
 READ_BYTES = 1 << 20  # of the zeros behind the end of the archive
@@ -102,9 +102,7 @@ def read_shard(path: str, file: IO[bytes]) -> Shard:
     if not shard.rows:
         raise _header_error(path, "the shard has no samples", 0, f"{len(shard.foreign)} other files")
     if shard.foreign:
-        warnings.warn(
-            f"{len(shard.foreign)} files in {path!r} belong to no sample, such as {shard.foreign[0]!r}", stacklevel=2
-        )
+        warn(f"{len(shard.foreign)} files in {path!r} belong to no sample, such as {shard.foreign[0]!r}")
     return shard
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -11,6 +10,7 @@ from matex_data.errors import DataError, FormatError
 from matex_data.paths import natural_sorted
 from matex_data.readers.formats import IMAGE_SUFFIXES, JSON_LINES_SUFFIXES, TABLE_SUFFIXES
 from matex_data.storage.objects import is_url, names_below
+from matex_data.warning import warn
 
 DEPTH = 32  # of folders in folders; more is a circle of links
 SHOWN = 3  # names in a message
@@ -135,4 +135,4 @@ def report_others(root: str, others: Sequence[str], reason: str = "are no images
         names = ", ".join(map(repr, shown[:SHOWN])) + (", ..." if len(shown) > SHOWN else "")
         tables = [name for name in shown if name.lower().endswith((*TABLE_SUFFIXES, *JSON_LINES_SUFFIXES))]
         hint = f"; open {tables[0]!r} itself if it lists images and their labels" if tables else ""
-        warnings.warn(f"{root}: {len(shown)} files {reason} and are left out: {names}{hint}", stacklevel=2)
+        warn(f"{root}: {len(shown)} files {reason} and are left out: {names}{hint}")

@@ -1,0 +1,43 @@
+"""Warnings name the line of the user's own code, whatever lies between."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import matex_data as md
+from matex_data.warning import warn
+
+
+@contextmanager
+def _warning_at_its_end() -> Iterator[None]:
+    yield
+    warn("at the end")
+
+
+def test_frames_of_libraries_are_passed_over() -> None:
+    with pytest.warns(UserWarning, match="in a library") as seen:
+        sorted([2, 1], key=lambda _: warn("in a library") or 0)
+        np.apply_along_axis(lambda row: warn("in a library") or row, 0, np.zeros((1, 1)))
+    assert {one.filename for one in seen} == {__file__}
+    with pytest.warns(UserWarning, match="at the end") as seen, _warning_at_its_end():
+        pass
+    assert seen[0].filename == __file__
+
+
+def test_what_opening_says_is_said_where_the_user_opens(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("x,n\n1,a\n")
+    (tmp_path / "b.csv").write_text("x\n2\n")
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("default")
+        for _ in range(2):
+            md.open_dataset(tmp_path)
+            line = sys._getframe().f_lineno - 1
+    assert [(one.filename, one.lineno) for one in seen] == [(__file__, line)]
+    assert "fields that files or samples lack" in str(seen[0].message)
