@@ -143,7 +143,7 @@ class Dataset:
         return self._samples.total
 
     def __repr__(self) -> str:
-        fields = ", ".join(f"{f.name}: {f.dtype}{list(f.sample_shape)}" for f in self.schema.values())
+        fields = ", ".join(f"{f.name}: {f.dtype_name}{list(f.sample_shape)}" for f in self.schema.values())
         return f"Dataset({counted(len(self), 'sample')} {self._origin}; {fields})"
 
     def _repr_html_(self) -> str:

@@ -42,11 +42,10 @@ def table_html(header: Sequence[str], rows: Iterable[Sequence[object]], caption:
 
 def field_row(field: Field) -> list[str]:
     """Return name, shape, dtype, unit and attributes of a field as texts."""
-    dtype = "text" if field.dtype == object else str(field.dtype)
     shape = str(field.sample_shape).replace("None", "*")
     others = {key: value for key, value in field.attributes.items() if key != "units"}
     attributes = ", ".join(f"{key}={shortened(value)}" for key, value in others.items())
-    return [field.name, shape, dtype, str(field.attributes.get("units", "")), attributes]
+    return [field.name, shape, field.dtype_name, str(field.attributes.get("units", "")), attributes]
 
 
 FIELD_COLUMNS = ("field", "shape", "dtype", "unit", "attributes")

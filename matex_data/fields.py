@@ -104,8 +104,12 @@ class Field:
         >>> jets.description
         'float32 of shape (None, 4) (ragged)'
         """
-        kind = "text" if self.dtype.hasobject else str(self.dtype)
-        return f"{kind} of shape {self.sample_shape}" + (" (ragged)" if self.ragged else "")
+        return f"{self.dtype_name} of shape {self.sample_shape}" + (" (ragged)" if self.ragged else "")
+
+    @property
+    def dtype_name(self) -> str:
+        """Dtype as text for people: "text" for texts of any length, which are Python objects."""
+        return "text" if self.dtype.hasobject else str(self.dtype)
 
     @property
     def row_bytes(self) -> int:

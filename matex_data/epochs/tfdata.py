@@ -254,7 +254,7 @@ def _dtype(field: Field) -> tf.DType:
             "TensorFlow has no such dtype",
             field=field.name,
             expected="numbers, booleans or strings",
-            found=str(field.dtype),
+            found=field.dtype_name,
             remedy=_remedy(field),
         ) from error
 

@@ -264,7 +264,7 @@ def check_weights(elements: ElementSpec, fields: Schema) -> None:
             "weights= needs one number for each sample",
             field=name,
             expected="integers or floats of shape ()",
-            found=f"{field.dtype} of shape {field.shape}{' (ragged)' if field.ragged else ''}",
+            found=field.description,
             remedy="name a field of the events, or make the objects the samples with flatten=",
         )
     if elements.names is None and WEIGHT in fields and name != WEIGHT:

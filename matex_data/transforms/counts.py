@@ -67,7 +67,7 @@ def _checked(schema: Schema, name: str) -> Field:
             "values of this type are not counted",
             field=name,
             expected="integers, booleans, floats or texts",
-            found=field.dtype,
+            found=field.description,
         )
     return field
 

@@ -107,7 +107,7 @@ def _pad(name: str, key: str | None, length: int, call: Call) -> None:
 def _padded(field: Field, length: int) -> Field:
     if field.dtype.hasobject:
         raise FormatError(
-            "the field cannot be padded", field=field.name, expected="elements of fixed size", found=str(field.dtype)
+            "the field cannot be padded", field=field.name, expected="elements of fixed size", found=field.dtype_name
         )
     return replace(field, shape=(length, *field.element_shape), ragged=False, inner=(None,))
 
