@@ -9,10 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
+from mpi4py import MPI
 
 import matex_data as md
 from matex_data.warning import warn
+from tests.support.ranks import Pool
 
 
 @contextmanager
@@ -41,3 +44,23 @@ def test_what_opening_says_is_said_where_the_user_opens(tmp_path: Path) -> None:
             line = sys._getframe().f_lineno - 1
     assert [(one.filename, one.lineno) for one in seen] == [(__file__, line)]
     assert "fields that files or samples lack" in str(seen[0].message)
+
+
+def _opened_strictly(comm: MPI.Intracomm, path: str) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            md.open_dataset(path, comm=comm)
+        except UserWarning as error:
+            return str(error)
+    return ""
+
+
+@pytest.mark.parametrize("suffix", ["csv", "parquet"])
+@pytest.mark.rank_counts(3)
+def test_a_warning_that_is_an_error_is_one_on_all_ranks(pool: Pool, suffix: str, tmp_path: Path) -> None:
+    for name, frame in {"a": pd.DataFrame({"x": [1], "n": ["a"]}), "b": pd.DataFrame({"x": [2]})}.items():
+        path = tmp_path / f"{name}.{suffix}"
+        frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
+    said = pool.run(_opened_strictly, str(tmp_path), timeout=30)
+    assert len(set(said)) == 1 and "'n' in 1 of 2 files" in said[0]

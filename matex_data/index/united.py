@@ -165,11 +165,14 @@ class UnitedFields:
         """Facts of all files, by name."""
         return {name: text for name, (text, _) in self.facts.items()}
 
+    @property
+    def lacking(self) -> dict[str, Occurrence]:
+        """Fields that files lack, and for which ``absent=`` has no value."""
+        return {n: found for n, found in self.occurrences.items() if found.lacking is not None and n not in self.fills}
+
     def warn(self) -> None:
         """Warn of the fields that files lack."""
-        lacking = {
-            n: found for n, found in self.occurrences.items() if found.lacking is not None and n not in self.fills
-        }
+        lacking = self.lacking
         if lacking:
             shown = [
                 f"{name!r} in {self.files - found.files} of {self.files} files, such as {found.lacking!r}"
@@ -193,6 +196,7 @@ def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:
     Raises
     ------
     FormatError : fields cannot be united. It is the same on all ranks.
+    UserWarning : files lack fields, and warnings are errors. It is the same on all ranks.
     """
     mine: UnitedFields | FormatError | None
     try:
@@ -205,9 +209,22 @@ def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:
             raise one
     whole = _reduced(one for one in by_rank if one is not None)
     assert whole is not None
-    if ranks.rank == 0:
-        whole.warn()
+    if whole.lacking:
+        _warn_once(ranks, whole)
     return whole
+
+
+def _warn_once(ranks: Gathering, union: UnitedFields) -> None:
+    """Warn on rank 0; raise the warning on all ranks where the user has made it an error. *Collective*."""
+    raised: UserWarning | None = None
+    try:
+        if ranks.rank == 0:
+            union.warn()
+    except UserWarning as error:
+        raised = error
+    (first, *_) = ranks.allgather(raised)
+    if first is not None:
+        raise first
 
 
 def counted(
