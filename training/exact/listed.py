@@ -126,8 +126,10 @@ def _of_model(model: Any) -> Iterator[str]:
         replaced = vars(model).get(name)
         if not _of_keras(model, name) or (replaced is not None and not _is_method(model, name, replaced)):
             yield f"{model.name}: {name} is a method of the model's own"
-    if not isinstance(model, Functional | keras.Sequential) or not _of_keras(model, "call"):
+    if not _of_keras(model, "call"):
         yield f"{model.name}: call is a method of the model's own"
+    elif not isinstance(model, Functional | keras.Sequential):
+        yield f"{model.name}: {type(model).__name__} calls its layers in methods of its own"
     if model.run_eagerly:
         yield f"{model.name}: run_eagerly lets Python code run in every step"
     compiled = getattr(model, "_compile_loss", None)
@@ -252,7 +254,12 @@ def _is_activation(value: Any) -> bool:
 
 
 def _is_known(value: Any) -> bool:
-    """Return whether an attribute of a layer is a value, a function or an object of Keras, TensorFlow or Python."""
+    """Return whether an attribute of a layer is a value, a function or an object of Keras, TensorFlow or Python.
+
+    A layer or an operation within it has reasons of its own.
+    """
+    if isinstance(value, keras.Operation):
+        return True
     is_function = isinstance(value, types.FunctionType | types.MethodType)
     module = value.__module__ if is_function else type(value).__module__
     return f"{module}".partition(".")[0] in _PACKAGES

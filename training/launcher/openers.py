@@ -166,24 +166,32 @@ def change_file(files: Overlay, destination: int, original: Any, *args: Any, **k
 
 
 def _patch_lists(files: Overlay) -> None:
-    """Patch functions that list folders: ranks see the names that rank 0 has seen."""
+    """Patch functions that list folders: ranks see the names that rank 0 has seen.
+
+    What libraries list is as it is, unless the script has written, or removed, what is listed.
+    """
 
     def seen(path: Any) -> str:
         given = path if isinstance(path, str | os.PathLike) else "." if path is None else 0
         absolute = path_of_script(files, given)
-        return absolute if absolute and is_called_by_script() else ""
+        return absolute if absolute and (is_called_by_script() or files.has_changes(absolute)) else ""
 
     def listdir(list_names: Any, path: Any = None) -> Any:
-        folder, names = seen(path), list_names(path)
-        return files.names(folder, names) if folder else names
+        folder = seen(path)
+        return files.names(folder, lambda: list_names(path)) if folder else list_names(path)
 
     def scandir(scan: Any, path: Any = None) -> Any:
         folder = seen(path)
         if not folder:
             return scan(path)
-        with scan(path) as original:
-            by_name = {entry.name: entry for entry in original}
-        names = files.names(folder, list(by_name))
+        by_name: dict[str, Any] = {}
+
+        def list_names() -> list[str]:
+            with scan(path) as original:
+                by_name.update((entry.name, entry) for entry in original)
+            return list(by_name)
+
+        names = files.names(folder, list_names)
         return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
 
     patch(os, listdir, "listdir")

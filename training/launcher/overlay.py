@@ -100,6 +100,9 @@ class Overlay:
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
         self._mine: dict[str, str] = {}  # private copies, by path
         self._own_folders: list[str] = []
+        self._changed_in: set[str] = set()  # folders in which the script has changed files
+        self._begin = os.getcwd()  # noqa: PTH109
+        self._keeping: dict[int, str] = {}  # on rank 0: folder of what it keeps, by file system
         self._folder = ""
         self._lock = threading.RLock()
         root.serve("changes", self._reply)
@@ -137,6 +140,7 @@ class Overlay:
         """
         status = _status(path)
         change = Change(path, status is not None, 0 if status is None else status.st_size)
+        self._note_change(path)
         self._close(self._changes[path])
         held = any(not earlier.closed for earlier in self._changes[path])
         read = path in self._read or (kind == "remove" and any(name.startswith(path + os.sep) for name in self._read))
@@ -164,7 +168,7 @@ class Overlay:
         with_content : otherwise other ranks look for what is removed, but do not read it.
         """
         parent, name = os.path.split(path)
-        kept = f"{parent}/.matex-{self.root.job}-{len(self._journal)}-{name}"
+        kept = f"{self._keeping_folder(parent)}/{len(self._journal)}-{name}"
         folder = stat.S_ISDIR(_stat(path).st_mode)
         if kind == "remove" and not with_content:
             (_mkdir if folder else Path.touch)(Path(kept))
@@ -177,6 +181,20 @@ class Overlay:
             if kind != "replace":
                 shutil.copy2(kept, path)
         return kept
+
+    def _keeping_folder(self, parent: str) -> str:
+        """Return the folder for what is kept of a folder: on its file system, and not where libraries look for data.
+
+        That is below the working directory, or as near to the root of the file system as this user may write.
+        """
+        device = _stat(parent).st_dev
+        if device not in self._keeping:
+            above = [self._begin, *map(str, reversed(Path(parent).parents)), parent]
+            fitting = (one for one in above if _stat(one).st_dev == device and _access(one, os.W_OK | os.X_OK))
+            self._keeping[device] = f"{next(fitting, parent)}/.matex-{self.root.job}"
+            self._changed_in.add(os.path.dirname(self._keeping[device]))  # noqa: PTH120
+            Path(self._keeping[device]).mkdir(exist_ok=True)
+        return self._keeping[device]
 
     def _reply(self, known: int) -> list[tuple[int, Change]]:
         """Return the changes from a number on, and with them those that were open then; runs in another thread."""
@@ -318,7 +336,7 @@ class Overlay:
             with self._changed(path, kind, sure=kind == "change"):
                 return open_file(path)
         copy = self._private(path, kind)
-        self._counts[path] += 1
+        self._count(path)
         with unpatched():
             return open_file(copy)
 
@@ -351,17 +369,31 @@ class Overlay:
         """Return the path of the file whose mode, times or length this rank may change: its copy, if it has one."""
         return self._mine.get(path, path)
 
-    def names(self, folder: str, names: list[str]) -> list[str]:
+    def _note_change(self, path: str) -> None:
+        self._changed_in.add(os.path.dirname(path))  # noqa: PTH120
+
+    def _count(self, path: str) -> None:
+        """Count a change of this rank, which is not 0."""
+        self._counts[path] += 1
+        self._note_change(path)
+
+    def has_changes(self, folder: str) -> bool:
+        """Return whether the script has changed files in a folder, so that ranks may see different ones."""
+        return folder in self._changed_in
+
+    def names(self, folder: str, list_names: Callable[[], list[str]]) -> list[str]:
         """Return the names in a folder that this rank has to see.
 
         Parameters
         ----------
-        names : those that the file system shows.
+        list_names : returns those that the file system shows.
         """
-        shown = {name for name in names if not name.startswith(".matex-")}
         if self.rank > 0:
             self.settle(folder)
-            self._refresh()
+        names = list_names()
+        shown = {name for name in names if not name.startswith(".matex-")}
+        if self.rank > 0:
+            self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
             for path, changes in list(self._changes.items()):
                 parent, name = os.path.split(path)
                 if parent == folder and len(changes) > self._counts[path]:
@@ -390,8 +422,9 @@ class Overlay:
                     stack.enter_context(self._changed(source, "remove"))
                 stack.enter_context(self._changed(path, kind))
                 return change()
-        self._counts[path] += 1
-        self._counts[source] += bool(source)
+        self._count(path)
+        if source:
+            self._count(source)
         done = self._done(path)
         if done is None:
             for name in {path, source} & self._mine.keys():
@@ -418,7 +451,7 @@ class Overlay:
                 result = save()
                 change.result = result, state()
             return change.result  # type: ignore[no-any-return]
-        self._counts[path] += 1
+        self._count(path)
         done = self._done(path)
         if done is None:
             return None
@@ -434,13 +467,11 @@ class Overlay:
             for path in list(self._mine):
                 with contextlib.suppress(OSError):
                     self._meet(path)
-            kept = [change.kept for change in self._journal if change.kept] if self.rank == 0 else []
-            if kept:
+            if self._keeping:
                 deadlines.leave()
-            for copy in kept:
-                shutil.rmtree(copy, ignore_errors=True) if Path(copy).is_dir() else Path(copy).unlink(missing_ok=True)
-            if self._folder:
-                shutil.rmtree(self._folder, ignore_errors=True)
+            for folder in (*self._keeping.values(), self._folder):
+                if folder:
+                    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _version(changes: list[Change]) -> tuple[int, bool]:

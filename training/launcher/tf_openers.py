@@ -30,7 +30,8 @@ def patch_tensorflow_openers(files: Overlay) -> None:
         for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
             patch(kind, settling, "__init__")
         patch(tf.io.gfile, settling, "exists", "stat", "glob", "listdir", "isdir")
-        patch(tf.io, settling, "read_file")
+        patch(tf.io, settling, "read_file", "matching_files")
+        patch(tf.data.Dataset, settling, "list_files")
     _patch_records(files)
     _patch_tensors(files)
 

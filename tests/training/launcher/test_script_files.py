@@ -18,7 +18,8 @@ SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
 # Each rank is late at another line, and would write other values: all have to read those of rank 0.
 WRITES = """
 import json, logging, os, pathlib, pickle, shutil, sqlite3, subprocess, sys, time
-import h5py, netCDF4, numpy as np, pandas as pd, xarray as xr, tensorflow as tf
+import h5py, keras, netCDF4, numpy as np, pandas as pd, xarray as xr, tensorflow as tf
+from PIL import Image
 from matex_data import training
 
 rank, size = (int(os.environ._data[name]) for name in (b"PMI_RANK", b"PMI_SIZE"))  # without asking for it
@@ -126,9 +127,31 @@ with open("open.txt", "w") as file:
     file.flush()
     late(0)
     told("OPEN", os.path.getsize("open.txt"), open("open.txt").read(), file.name)
+for kind in ("cat", "dog"):  # libraries list what the script has written, and not what it has removed
+    os.makedirs(f"pets/{kind}")
+    for number in range(5):
+        late(0)
+        Image.fromarray(np.full((4, 4, 3), 40 * number + rank, "uint8")).save(f"pets/{kind}/{number}.png")
+for folder, _, names in os.walk("pets"):
+    for name in sorted(names):
+        with Image.open(f"{folder}/{name}") as image:
+            dark = np.asarray(image).mean() < 79
+        if dark:
+            late(1)
+            os.remove(f"{folder}/{name}")
+for number in range(5, 7):
+    late(0)
+    Image.fromarray(np.full((4, 4, 3), 30 * number, "uint8")).save(f"pets/dog/{number}.png")
+pets = keras.utils.image_dataset_from_directory("pets", image_size=(4, 4), batch_size=8, shuffle=False, verbose=False)
+told("LISTED", *pets.file_paths, float(next(iter(pets))[0].numpy().mean()))
+Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/9.png")
+late(0)
+pathlib.Path("pets/cat/10.png").touch()
+told("MATCHED", sum(1 for _ in tf.data.Dataset.list_files("pets/*/*.png")))
 if rank == 0:
     subprocess.run([sys.executable, "-c", "print()"], check=True)
 """
+KEPT = [*(f"pets/cat/{number}.png" for number in range(2, 5)), *(f"pets/dog/{number}.png" for number in range(2, 7))]
 EXPECTED = {
     "APPENDED": ["['line 0 at 0', 'line 1 at 12', 'line 2 at 25']"],
     "HANDLED": ["['line 0', 'line 1', 'line 2']"],
@@ -146,9 +169,11 @@ EXPECTED = {
     "REFUSED": ["True"],
     "CACHE": ["0"],
     "OPEN": ["7 written open.txt"],
+    "LISTED": [" ".join([*KEPT, "131.25"])],
+    "MATCHED": ["10"],
 }
 FILES = (
-    "append.log cache.npy copy.json g.txt handler.log open.txt w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
+    "append.log cache.npy copy.json g.txt handler.log open.txt pets w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
     "x.pkl x.tfrecord x.txt y.nc"
 )
 
