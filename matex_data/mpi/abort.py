@@ -16,7 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from types import TracebackType
 from typing import Any, NoReturn
@@ -44,6 +44,7 @@ _requested_exit: list[tuple[int, str]] = []
 """Exit code and message of ``exit_with``."""
 _exit_registered: list[bool] = []
 """Not empty: an exit handler ends the job after those of the program."""
+_before_end: list[Callable[[], None]] = []
 
 
 @cache
@@ -77,6 +78,17 @@ def connect(duplicate: Callable[[], MPI.Intracomm]) -> None:
     """
     if not _comms:
         _comms.append(duplicate())
+
+
+def call_before_end(function: Callable[[], None]) -> None:
+    """Call a function before an error ends the job, when handlers of ``atexit`` are not. It must not wait."""
+    _before_end.append(function)
+
+
+def _call_before_end() -> None:
+    for function in _before_end:
+        with suppress(Exception):
+            function()
 
 
 def exit_with(code: int, message: str = "") -> None:
@@ -220,8 +232,9 @@ def abort_job(reason: str = "", code: int = 1) -> NoReturn:
     _flush()
     for liveness in all_threads():
         liveness.announce_end()
-    time.sleep(FLUSH_TIME)
     threading.Thread(target=_exit_later, args=(code, ABORT_TIME), daemon=True).start()
+    _call_before_end()
+    time.sleep(FLUSH_TIME)
     MPI.COMM_WORLD.Abort(code)
     _exit(code)  # MPI_Abort returns in some libraries
 
@@ -259,6 +272,7 @@ def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
     threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
     _ignore_signals()
     comm.Barrier()
+    _call_before_end()
     stop_threads()
     MPI.Finalize()
     _exit_of_c(code)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from matex_data.mpi import deadlines
+from matex_data.mpi import abort, deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.paths import is_library
@@ -109,6 +109,7 @@ class Overlay:
         if root.rank > 0:
             root.before_asking.append(self.settle)
         atexit.register(self._end)
+        abort.call_before_end(self._remove)
 
     @property
     def any_private(self) -> bool:
@@ -469,6 +470,11 @@ class Overlay:
                     self._meet(path)
             if self._keeping:
                 deadlines.leave()
+        self._remove()
+
+    def _remove(self) -> None:
+        """Remove private copies, and what is kept."""
+        with unpatched():
             for folder in (*self._keeping.values(), self._folder):
                 if folder:
                     shutil.rmtree(folder, ignore_errors=True)

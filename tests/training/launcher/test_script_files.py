@@ -234,6 +234,27 @@ def test_a_script_that_asks_for_its_rank_writes_its_own_files(way: str, tmp_path
     assert re.findall("^OWN (.*)", done.stdout, re.MULTILINE) == ["0 1 written b'0'"] * 2
 
 
+FAILS = """
+import os, sys
+os.chdir(sys.argv[1])
+for number in range(2):
+    with open("x.txt", "w") as file:
+        file.write("written")
+    open("x.txt").read()
+os.remove("x.txt")
+raise KeyError("of all ranks")
+"""
+
+
+def test_nothing_is_left_of_what_was_kept_by_a_script_that_fails(tmp_path: Path) -> None:
+    folder, script = tmp_path / "files", tmp_path / "script.py"
+    folder.mkdir()
+    script.write_text(FAILS)
+    done = run_script(2, LAUNCHER, str(script), str(folder), timeout=60)
+    assert done.returncode == 1 and "KeyError: 'of all ranks'" in done.stderr
+    assert list(folder.iterdir()) == []
+
+
 class _RootThatMakes:
     """Rank 0 that has done nothing when it is asked, and makes a file right afterwards."""
 
