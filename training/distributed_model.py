@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from matex_data.training.average.optimizer import (
     GradientAverage,
@@ -39,6 +38,7 @@ from matex_data.training.exact.step import DistributedStep, DistributedTestStep
 from matex_data.training.exact.variables import (
     assignments_of_build,
     build,
+    build_losses,
     build_without_optimizer,
     inner_optimizer,
     optimizers,
@@ -310,10 +310,7 @@ class DistributedModel:
     def prepare_test(self, data: Any) -> None:
         """Replace the losses and metrics of a model that is evaluated before it is trained."""
         if not self._losses_replaced:
-            # Some models work in their own test_step alone, and fail with any error elsewhere.
-            with tf.init_scope(), contextlib.suppress(Exception):
-                spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
-                self.model._symbolic_build(data_batch=spec)
+            build_losses(self.model, data)
             self._replace_losses()
 
     def _replace_losses(self) -> None:

@@ -65,19 +65,26 @@ class _Source:
         self.number = 0
 
     def draw(self, shape: Any, kind: Callable[..., Any] = _stateless_uniform) -> Any:
-        """Return float32 numbers; if the first axis has the rows of the shard, those of the whole batch are drawn."""
+        """Return float32 numbers; if the first axis has the rows of the shard, those of the whole batch are drawn.
+
+        A first axis of several times these rows, of a size that follows from the batch, has them in blocks, such as the
+        rows that a generator makes, and those of the data behind them.
+        """
         self.number += 1
         seed = [self.number, 0]
         sizes = tf.reshape(tf.convert_to_tensor(shape, tf.int32), [-1])
         known = tf.get_static_value(sizes)
         if sizes.shape[0] == 0:
             return kind(sizes, seed)
-        of_shard = sizes[0] == self._stop - self._start
-        first, last, drawn = (
+        rows = tf.maximum(tf.cast(self._stop - self._start, tf.int32), 1)
+        blocks = 1 if _is_fixed(shape) else tf.maximum(sizes[0] // rows, 1)
+        of_shard = sizes[0] == blocks * (self._stop - self._start)
+        blocks, first, last, drawn = (
             tf.where(of_shard, tf.cast(of_rows, tf.int32), other)
-            for of_rows, other in ((self._start, 0), (self._stop, sizes[0]), (self._total, sizes[0]))
+            for of_rows, other in ((blocks, 1), (self._start, 0), (self._stop, sizes[0]), (self._total, sizes[0]))
         )
-        out = kind(tf.concat([drawn[None], sizes[1:]], 0), seed)[first:last]
+        numbers = kind(tf.concat([(blocks * drawn)[None], sizes[1:]], 0), seed)
+        out = tf.reshape(tf.reshape(numbers, tf.concat([[blocks, drawn], sizes[1:]], 0))[:, first:last], sizes)
         if known is not None:
             out.set_shape(known)
         elif isinstance(shape, list | tuple):
@@ -101,6 +108,12 @@ class _Source:
         )
         kept = tf.cast(self.draw(shape) >= rate, inputs.dtype)
         return inputs * kept / tf.cast(1 - rate, inputs.dtype)
+
+
+def _is_fixed(shape: Any) -> bool:
+    """Return whether the size of the first axis does not follow from the data."""
+    first = shape[0] if isinstance(shape, list | tuple) else tf.convert_to_tensor(shape)[0]
+    return tf.get_static_value(first) is not None
 
 
 def _patches(source: _Source) -> list[tuple[Any, str, Any]]:

@@ -12,6 +12,7 @@ import tensorflow as tf
 from matex_data.training.checking.report import CheckReport
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.listed import Proof, own_method, prove
+from matex_data.training.exact.variables import build_losses
 
 
 def agreed_proof(
@@ -64,26 +65,37 @@ class ForwardProofs:
         self._channel, self._report = channel, report
         self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
-    def proven(self, model: Any, x: Any, y: Any = None, sample_weight: Any = None, step: Any = None) -> bool:
+    def proven(self, model: Any, data: Sequence[Any], step: Any = None, losses: bool = False) -> bool:
         """Return whether a model is known for such data; the same on all ranks. *Collective* at first.
 
         Parameters
         ----------
-        x, y, sample_weight : data as for ``evaluate``, or specs; ``predict`` has no targets.
-        step : ``test_step`` of the model's own; None: its forward pass and its losses count.
+        data : ``x``, ``y`` and ``sample_weight`` as for ``evaluate``; ``predict`` has no targets.
+        step : ``test_step`` of the model's own; None: its forward pass counts.
+        losses : its losses and metrics count as well.
         """
         if not model.built:  # its first call builds it, and creates what it needs
             return False
-        specs = _specs(x, y, sample_weight)
+        specs = _specs(*data)
         known = self._known.setdefault(model, {})
-        key = f"{specs} {model.trainable} {step is not None}"
+        key = f"{specs} {model.trainable} {step is not None} {losses}"
         if key not in known:
             own = "train_step" if step is None else "test_step"
-            proof = agreed_proof(self._channel, model, specs, losses=y is not None, step=own)
+            if losses:
+                build_losses(model, data[0].element_spec if isinstance(data[0], tf.data.Dataset) else _given(data))
+            proof = agreed_proof(self._channel, model, specs, losses=losses, step=own)
             known[key] = proof.proven
             if not proof.proven:
                 self._report.computes_whole(model, proof)
         return known[key]
+
+
+def _given(data: Sequence[Any]) -> tuple[Any, ...]:
+    """Return the parts of a batch but for the last ones, if there are none."""
+    given = list(data)
+    while given and given[-1] is None:
+        given.pop()
+    return tuple(given)
 
 
 def _specs(x: Any, y: Any, sample_weight: Any) -> list[Any] | None:

@@ -173,7 +173,8 @@ class CheckReport:
         self._print(
             model,
             f"{model.name} predicts and evaluates all of its data on every rank, since it is not proven to compute "
-            f"each row by itself: {_reasons(proof)}",
+            f"each row by itself: {_reasons(proof)}\n"
+            "  remedy: --verify=never, if it computes each row by itself",
         )
 
     def _print(self, model: Any, text: str) -> None:
@@ -224,7 +225,8 @@ def _cause(verdict: Verdict) -> str:
         return f"that of the shards is {verdict.ratio:.3g} times that of the batch, as for a loss that {kind}"
     return (
         "a loss or a layer may combine samples of the batch (a metric as loss, pairs within the batch, statistics of "
-        "the batch), an input with as many rows as the batch may be a table, or a branch may depend on the rank"
+        "the batch), an input with as many rows as the batch may be a table, random numbers may be drawn for other "
+        "rows than those of the batch, or a branch may depend on the rank"
     )
 
 

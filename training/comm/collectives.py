@@ -179,6 +179,9 @@ class Collectives:
 
     def broadcast(self, flat: Array, root: int = 0) -> None:
         """Broadcast an array of one dimension from rank ``root``, in place. *Collective*."""
+        if flat.dtype.hasobject:  # texts
+            flat[:] = self.allgather_object(flat if self.comm.rank == root else None)[root]
+            return
         self.barrier()  # MPI_Bcast lets the root return, and leave the program, before the others have called it
         for segment in segments(flat.view(np.uint8)):
             self._wait(self.comm.Ibcast(segment, root))
@@ -190,6 +193,8 @@ class Collectives:
         ----------
         rows : array of shape (rows, ...); the number of rows may differ between ranks.
         """
+        if rows.dtype.hasobject:  # texts
+            return np.concatenate(self.allgather_object(rows))
         own_count, counts = np.array([len(rows)], np.int64), np.empty(self.comm.size, np.int64)
         self._wait(self.comm.Iallgather(own_count, counts))
         out = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)

@@ -48,6 +48,8 @@ OPERATIONS = _names(
     "Subtract Tanh TrueDivide"
 )
 """Operations on symbolic tensors that compute each element by itself."""
+NEW_AXIS = _names("ExpandDims OneHot Stack")
+"""Operations that give each row a further axis, unless that is the first one."""
 OF_NUMBERS = _names("Embedding Flatten Hashing Identity IntegerLookup Rescaling Reshape StringLookup")
 """Layers that compute each row by itself also if it is a single number, without an axis of its own."""
 LOSSES = _names(
@@ -105,7 +107,7 @@ def prove(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None], lo
     ' Lambda is not known to compute each row by itself'
     """
     layers = list(model._flatten_layers())
-    reasons = [*_of_model(model), *_of_data(model, leaves, has_rows)]
+    reasons = [*_of_model(model, losses), *_of_data(model, leaves, has_rows)]
     for layer in layers:
         reasons += _of_layer(layer)
         reasons += _of_calls(layer) if isinstance(layer, Functional | keras.Sequential) else ()
@@ -120,8 +122,8 @@ def own_method(model: Any, name: str) -> Any:
     return None if _is_method(model, name, method) and _of_keras(model, name) else method
 
 
-def _of_model(model: Any) -> Iterator[str]:
-    """Yield the methods of a model that are not Keras's own."""
+def _of_model(model: Any, losses: bool) -> Iterator[str]:
+    """Yield the methods of a model that are not Keras's own, and whether variables, or losses, are still to be made."""
     for name in STEP_METHODS:
         replaced = vars(model).get(name)
         if not _of_keras(model, name) or (replaced is not None and not _is_method(model, name, replaced)):
@@ -133,8 +135,10 @@ def _of_model(model: Any) -> Iterator[str]:
     if model.run_eagerly:
         yield f"{model.name}: run_eagerly lets Python code run in every step"
     compiled = getattr(model, "_compile_loss", None)
-    if not model.built or (compiled is not None and not compiled.built):
-        yield f"{model.name}: build has not run, so there are no variables or losses yet"
+    if not model.built:
+        yield f"{model.name}: build has not run, so there are no variables yet"
+    elif losses and compiled is not None and not compiled.built:
+        yield f"{model.name}: its losses are built by its first step"
 
 
 def _of_data(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None]) -> Iterator[str]:
@@ -186,17 +190,19 @@ def _of_calls(model: Any) -> Iterator[str]:
     operations = model.operations if isinstance(model, Functional) else model.layers
     for operation in operations:
         if not isinstance(operation, keras.layers.Layer) and not (
-            type(operation).__module__.startswith("keras.") and type(operation).__name__ in OPERATIONS
+            type(operation).__module__.startswith("keras.") and type(operation).__name__ in OPERATIONS | NEW_AXIS
         ):
             yield f"{operation.name}: {type(operation).__name__} is not known to compute each element by itself"
         ranks = [len(x.shape) for x in tensors_of(operation, "input")]
         axes = [axis for name in _AXES for axis in _numbers(getattr(operation, name, ()))]
-        if any(rank < 2 for rank in ranks) and type(operation).__name__ not in OF_NUMBERS | INNER | OPERATIONS:
-            yield f"{operation.name}: {type(operation).__name__} gets a single number for each row"
-        elif any(axis < 0 and axis + rank == 0 for axis in axes for rank in ranks):
+        kind = type(operation).__name__
+        added = kind in NEW_AXIS
+        if any(rank < 2 for rank in ranks) and kind not in OF_NUMBERS | INNER | OPERATIONS | NEW_AXIS:
+            yield f"{operation.name}: {kind} gets a single number for each row"
+        elif any(axis in (0, -rank - added) for axis in axes for rank in ranks):
             yield f"{operation.name}: {type(operation).__name__} computes along the axis of the rows"
     if isinstance(model, Functional):
-        known = all(type(x).__name__ in LAYERS | INNER | OPERATIONS for x in operations)
+        known = all(type(x).__name__ in LAYERS | INNER | OPERATIONS | NEW_AXIS for x in operations)
         nodes = ((x, node) for x in model.get_config()["layers"] for node in x["inbound_nodes"]) if known else ()
         for config, node in nodes:
             if not _is_plain(node, config["class_name"] in INNER | {"BatchNormalization"}):

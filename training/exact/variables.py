@@ -80,6 +80,18 @@ def build(model: Any, element_spec: Any) -> None:
         model.optimizer.build(model.trainable_variables)
 
 
+def build_losses(model: Any, data: Any) -> None:
+    """Create the losses and metrics of a compiled model that is evaluated before it is trained, where Keras can.
+
+    Parameters
+    ----------
+    data : batch, or specs of one.
+    """
+    with tf.init_scope(), contextlib.suppress(Exception):  # of any kind: a test_step of the model's own may do anything
+        spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
+        model._symbolic_build(data_batch=spec)
+
+
 @contextlib.contextmanager
 def assignments_of_build(optimizer: Any) -> Iterator[list[str]]:
     """Context manager: list the variables to which ``build`` of an optimizer assigns values, in Keras in each step."""

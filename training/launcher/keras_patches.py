@@ -511,8 +511,8 @@ class KerasPatches:
             return True
         if model.run_eagerly or (own is not None and (step == "predict_step" or not trained)):
             return False
-        x, y, sample_weight = map(options.get, DATA)
-        return self._proofs.proven(model, x, y, sample_weight, own)
+        data = [options.get(name) for name in DATA]
+        return self._proofs.proven(model, data, own, losses=step == "test_step")
 
     def _gather(self, output: Any, order: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
