@@ -171,7 +171,7 @@ def test_a_check_of_predictions_does_not_run_python_code_again(pool: Pool, eager
 
 
 SCRIPT = """
-import keras, numpy as np
+import keras, numpy as np, tensorflow as tf
 from keras import ops
 
 class Centered(keras.layers.Layer):
@@ -184,8 +184,33 @@ model.compile("sgd", "mse")
 x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
 y, options = x[:, :1], {"batch_size": 12, "shuffle": False, "epochs": 2, "verbose": 0}
 history = model.fit(x, y, validation_data=(x, y), **options).history
-print("NUMBERS", *history["val_loss"], model.evaluate(x, y, batch_size=48, verbose=0),
-      np.abs(model.predict(x, batch_size=48, verbose=0)).sum())
+numbers = [*history["val_loss"], model.evaluate(x, y, batch_size=48, verbose=0),
+           np.abs(model.predict(x, batch_size=48, verbose=0)).sum()]
+
+word = keras.Input((1,), dtype="string")  # texts of a model that is checked, since it may count over the rows
+lookup = keras.layers.StringLookup(vocabulary=list("abcd"), output_mode="multi_hot")
+texts = keras.Model(word, keras.layers.Dense(1)(lookup(word)), name="texts")
+texts.compile("sgd", "mse")
+words = np.array(list("abcd"))[np.arange(96) % 4][:, None]
+data = tf.data.Dataset.from_tensor_slices((words, y)).batch(24)
+texts.fit(data, verbose=0)
+numbers.append(texts.evaluate(data, verbose=0))
+
+def spread(true, predicted):
+    return ops.ones_like(true) * ops.max(predicted)
+
+plain = keras.Sequential([keras.Input((4,)), keras.layers.Dense(1)], name="plain")
+plain.compile("sgd", "mse", metrics=["mae"])
+plain.fit(x, y, **options)
+plain.save("plain.keras")
+loaded = keras.models.load_model("plain.keras")
+numbers += loaded.evaluate(x, y, batch_size=48, verbose=0)
+pairs = tf.data.Dataset.from_tensor_slices((x, y)).batch(48)
+numbers += keras.models.load_model("plain.keras").evaluate(pairs, verbose=0)
+measured = keras.Sequential(plain.layers, name="measured")
+measured.compile("sgd", "mse", metrics=[spread])
+numbers += measured.evaluate(pairs, verbose=0)
+print("NUMBERS", *numbers)
 """
 
 
@@ -194,13 +219,15 @@ def test_an_unchanged_script_evaluates_and_predicts_whole_batches(tmp_path: Path
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("NUMBERS")]
         return [float(number) for number in line.split()[1:]]
 
-    plain = run_script(0, SCRIPT, timeout=60)
+    chdir = f"import os; os.chdir({str(tmp_path)!r})\n"
+    plain = run_script(0, chdir + SCRIPT, timeout=60)
     script = tmp_path / "script.py"
-    script.write_text(SCRIPT)
+    script.write_text(chdir + SCRIPT)
     found = run_script(2, LAUNCHER, str(script), timeout=120)
     np.testing.assert_allclose(numbers(found), numbers(plain), rtol=1e-5)
     assert "cannot be evaluated on shards" in found.stderr
     assert "cannot predict shards" in found.stderr
+    assert "plain predicts and evaluates all" not in found.stderr
 
 
 OBSERVING = """

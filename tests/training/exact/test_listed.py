@@ -139,6 +139,60 @@ def test_graphs_of_operations() -> None:
     assert not _of_tensors(lambda x: layers.Dense(2)(x), batch_size=4).proven
 
 
+@pytest.mark.parametrize(
+    ("function", "known"),
+    [
+        (lambda x: layers.Dense(2)(ops.expand_dims(x, -1)), True),
+        (lambda x: layers.Dense(2)(ops.expand_dims(x, 1)), True),
+        (lambda x: layers.Dense(2)(ops.stack([x, x], axis=-1)), True),
+        (lambda x: layers.Dense(2)(ops.one_hot(ops.cast(x, "int32"), 3)), True),
+        (lambda x: ops.stack([x, x], axis=0) * 2, False),
+        (lambda x: ops.stack([x, x], axis=-2) * 2, False),
+        (lambda x: ops.expand_dims(x, 0) * 2, False),
+        (lambda x: ops.expand_dims(x, -2) * 2, False),
+    ],
+)
+def test_operations_that_add_an_axis_to_single_numbers(function: Any, known: bool) -> None:
+    """Those of a column of a table."""
+    proof = _of_tensors(function, ())
+    assert proof.proven == known
+    assert any("computes along the axis of the rows" in reason for reason in proof.reasons) != known
+
+
+def test_losses_have_to_be_built_only_where_they_count() -> None:
+    model = keras.Sequential([keras.Input((6,)), layers.Dense(2)])
+    model.compile("sgd", "mse")
+    assert prove(model, [X], [True], losses=False).proven
+    assert prove(model, [X, Y], [True, True]).reasons == (f"{model.name}: its losses are built by its first step",)
+
+
+def test_reasons_name_what_the_script_has() -> None:
+    class Own(layers.Layer):  # type: ignore[misc]
+        def call(self, x: Any) -> Any:
+            return x
+
+    class Steps(keras.Model):  # type: ignore[misc]
+        def __init__(self, inner: Any) -> None:
+            super().__init__(name="steps")
+            self.inner = inner
+
+        def train_step(self, data: Any) -> Any:
+            return {}
+
+    x = keras.Input((6,))
+    inner = keras.Model(x, layers.Dense(2)(Own(name="own")(x)))
+    reason = "own: Own is not known to compute each row by itself"
+    assert prove(inner, [X], [True], losses=False).reasons == (reason,)
+    model = Steps(inner)
+    model.built = True
+    reasons = prove(model, [X], [True], losses=False).reasons
+    assert reasons == (
+        "steps: train_step is a method of the model's own",
+        "steps: Steps calls its layers in methods of its own",
+        reason,
+    )
+
+
 @pytest.mark.parametrize("method", ["call", "compute_loss", "train_step", "add_loss"])
 def test_methods_of_the_models_own_are_checked(method: str) -> None:
     kind = type(

@@ -38,6 +38,27 @@ def test_rows_of_all_ranks(case: str, pool: Pool) -> None:
         np.testing.assert_array_equal(found, expected)
 
 
+def _texts_in_a_graph(comm: Any) -> Any:
+    import tensorflow as tf
+
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.reduction.ops import broadcast_from_root, gather_rows
+
+    channel = open_channel(comm)
+
+    @tf.function
+    def run(texts: Any) -> Any:
+        return gather_rows(channel, [texts]), broadcast_from_root(channel, [texts[:1]])
+
+    (gathered,), (first,) = run(tf.fill([comm.rank + 1, 2], f"rank {comm.rank}"))
+    return gathered.numpy().tolist(), first.numpy().tolist()
+
+
+def test_texts_of_all_ranks_in_a_graph(pool: Pool) -> None:
+    rows = [[f"rank {rank}".encode()] * 2 for rank in range(pool.size) for _ in range(rank + 1)]
+    assert pool.run(_texts_in_a_graph, timeout=60) == [(rows, [[b"rank 0"] * 2])] * pool.size
+
+
 def _in_a_graph(comm: Any) -> Any:
     import tensorflow as tf
 

@@ -1,0 +1,47 @@
+"""Random numbers of a shard are those that the whole batch draws for its rows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+
+def _drawn(start: int, stop: int, total: int) -> list[Any]:
+    import keras
+    import tensorflow as tf
+
+    from matex_data.training.checking.draws import draws_for_rows
+
+    @tf.function(input_signature=[tf.TensorSpec([None, 3])])
+    def draw(x: Any) -> Any:
+        rows = tf.shape(x)[0]
+        return (
+            tf.random.uniform((rows, 3)),
+            keras.random.uniform((2 * rows, 3), seed=1),
+            tf.random.normal(tf.shape(tf.concat([x, x, x], 0))),
+            tf.nn.dropout(tf.concat([tf.ones_like(x), tf.ones_like(x)], 0), 0.5),
+            tf.random.uniform((12, 2)),
+            tf.random.uniform((rows + 1,)),
+        )
+
+    with draws_for_rows((start, stop), total) as any_drawn:
+        found = [numbers.numpy() for numbers in draw(np.zeros((stop - start, 3), np.float32))]
+        assert any_drawn()
+    return found
+
+
+def test_several_rows_of_each_sample_lie_in_blocks() -> None:
+    whole, shard = _drawn(0, 6, 6), _drawn(2, 4, 6)
+    rows = np.arange(2, 4)
+    np.testing.assert_array_equal(shard[0], whole[0][rows])
+    np.testing.assert_array_equal(shard[1], whole[1][[*rows, *rows + 6]])
+    np.testing.assert_array_equal(shard[2], whole[2][[*rows, *rows + 6, *rows + 12]])
+    np.testing.assert_array_equal(shard[3], whole[3][[*rows, *rows + 6]])
+    np.testing.assert_array_equal(shard[4], whole[4])  # twice the rows of the batch by chance: the size is fixed
+    assert shard[5].shape == (3,) and whole[5].shape == (7,)
+
+
+def test_a_shard_without_rows_draws_none() -> None:
+    empty = _drawn(6, 6, 6)
+    assert [len(numbers) for numbers in empty] == [0, 0, 0, 0, 12, 1]
