@@ -86,7 +86,7 @@ class ForwardProofs:
             proof = agreed_proof(self._channel, model, specs, losses=losses, step=own)
             known[key] = proof.proven
             if not proof.proven:
-                self._report.computes_whole(model, proof)
+                self._report.computes_whole(model, proof, "evaluates" if losses else "predicts")
         return known[key]
 
 

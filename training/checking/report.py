@@ -29,6 +29,8 @@ def rows_of_all(metrics: list[str]) -> str:
     return f"metrics that combine rows get those of all ranks: {', '.join(metrics)}"
 
 
+RAISES = "its step raises"
+"""Beginning of the cause of a step that fails on shards."""
 DRAWS = "up to random numbers, which each rank draws for itself"
 
 
@@ -118,6 +120,11 @@ class CheckReport:
                 "  remedy: use a loss that is a mean over the samples, layers that treat each sample independently, "
                 f"and the same code on all ranks; or {self._never}, if the difference is intended"
             )
+        elif RAISES in cause:
+            lines.append(
+                "  remedy: where the step counts on a batch size, take the number of rows from the data, as in "
+                "tf.shape(x)[0]"
+            )
         self._warn(model, "\n".join(lines))
 
     def unchecked(self, model: Any, proof: Proof) -> None:
@@ -168,11 +175,11 @@ class CheckReport:
             "  remedy: dataset.apply(tf.data.experimental.assert_cardinality(n)), with the same n on all ranks",
         )
 
-    def computes_whole(self, model: Any, proof: Proof) -> None:
-        """Report that a model predicts or evaluates whole batches on every rank."""
+    def computes_whole(self, model: Any, proof: Proof, action: str) -> None:
+        """Report that a model "predicts" or "evaluates" whole batches on every rank."""
         self._print(
             model,
-            f"{model.name} predicts and evaluates all of its data on every rank, since it is not proven to compute "
+            f"{model.name} {action} all of its data on every rank, since it is not proven to compute "
             f"each row by itself: {_reasons(proof)}\n"
             "  remedy: --verify=never, if it computes each row by itself",
         )

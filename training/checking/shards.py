@@ -16,6 +16,7 @@ from matex_data.machine import memory_shortage
 from matex_data.training.checking.batches import union_spec
 from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon, finite, other_roundings
 from matex_data.training.checking.probe import METRICS, Effects, NotCheckable, Probe, refuse_eager
+from matex_data.training.checking.report import RAISES
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules, gather_functions
@@ -376,7 +377,7 @@ class ShardComparison:
         except NotCheckable as reason:
             return str(reason)
         except Exception as error:  # the code of the script may raise anything
-            return f"its step raises {type(error).__name__}: {first_reason(str(error))}"
+            return f"{RAISES} {type(error).__name__}: {first_reason(str(error))}"
         return None
 
     def _agreed(self, reason: Any) -> Any:

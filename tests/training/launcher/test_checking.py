@@ -32,10 +32,10 @@ EQUAL: dict[str, str] = {
     "evaluate_in_a_callback": PROVEN,
     "logs_of_evaluated_batches": PROVEN,
     "proven_on_own_shards": PROVEN,
-    "test_step_that_mixes": "predicts and evaluates all of its data on every rank",
-    "metric_of_pairs": "predicts and evaluates all of its data on every rank",
+    "test_step_that_mixes": "evaluates all of its data on every rank",
+    "metric_of_pairs": "evaluates all of its data on every rank",
     "table_in_train_on_batch": CHECKED,
-    "predictions_that_mix": "predicts and evaluates all of its data on every rank",
+    "predictions_that_mix": "predicts all of its data on every rank",
     **dict.fromkeys(
         (
             *("small_term", "zero_head", "tf_gradients", "nested_function_mixing", "two_rows"),
