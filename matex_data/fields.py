@@ -108,7 +108,13 @@ class Field:
 
     @property
     def dtype_name(self) -> str:
-        """Dtype as text for people: "text" for texts of any length, which are Python objects."""
+        """Dtype as text for people: "text" for texts of any length, which are Python objects.
+
+        Examples
+        --------
+        >>> Field("name", (), np.dtype(object)).dtype_name, Field("x", (), np.dtype("f4")).dtype_name
+        ('text', 'float32')
+        """
         return "text" if self.dtype.hasobject else str(self.dtype)
 
     @property

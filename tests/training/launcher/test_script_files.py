@@ -146,7 +146,7 @@ pets = keras.utils.image_dataset_from_directory("pets", image_size=(4, 4), batch
 told("LISTED", *pets.file_paths, float(next(iter(pets))[0].numpy().mean()))
 Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/9.png")
 late(0)
-pathlib.Path("pets/cat/10.png").touch()
+Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/10.png")
 told("MATCHED", sum(1 for _ in tf.data.Dataset.list_files("pets/*/*.png")))
 if rank == 0:
     subprocess.run([sys.executable, "-c", "print()"], check=True)
