@@ -18,8 +18,7 @@ SIZES = [2, pytest.param(3, marks=pytest.mark.slow)]
 # Each rank is late at another line, and would write other values: all have to read those of rank 0.
 WRITES = """
 import json, logging, os, pathlib, pickle, shutil, sqlite3, subprocess, sys, time
-import h5py, keras, netCDF4, numpy as np, pandas as pd, xarray as xr, tensorflow as tf
-from PIL import Image
+import h5py, netCDF4, numpy as np, pandas as pd, xarray as xr, tensorflow as tf
 from matex_data import training
 
 rank, size = (int(os.environ._data[name]) for name in (b"PMI_RANK", b"PMI_SIZE"))  # without asking for it
@@ -127,31 +126,9 @@ with open("open.txt", "w") as file:
     file.flush()
     late(0)
     told("OPEN", os.path.getsize("open.txt"), open("open.txt").read(), file.name)
-for kind in ("cat", "dog"):  # libraries list what the script has written, and not what it has removed
-    os.makedirs(f"pets/{kind}")
-    for number in range(5):
-        late(0)
-        Image.fromarray(np.full((4, 4, 3), 40 * number + rank, "uint8")).save(f"pets/{kind}/{number}.png")
-for folder, _, names in os.walk("pets"):
-    for name in sorted(names):
-        with Image.open(f"{folder}/{name}") as image:
-            dark = np.asarray(image).mean() < 79
-        if dark:
-            late(1)
-            os.remove(f"{folder}/{name}")
-for number in range(5, 7):
-    late(0)
-    Image.fromarray(np.full((4, 4, 3), 30 * number, "uint8")).save(f"pets/dog/{number}.png")
-pets = keras.utils.image_dataset_from_directory("pets", image_size=(4, 4), batch_size=8, shuffle=False, verbose=False)
-told("LISTED", *pets.file_paths, float(next(iter(pets))[0].numpy().mean()))
-Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/9.png")
-late(0)
-Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/10.png")
-told("MATCHED", sum(1 for _ in tf.data.Dataset.list_files("pets/*/*.png")))
 if rank == 0:
     subprocess.run([sys.executable, "-c", "print()"], check=True)
 """
-KEPT = [*(f"pets/cat/{number}.png" for number in range(2, 5)), *(f"pets/dog/{number}.png" for number in range(2, 7))]
 EXPECTED = {
     "APPENDED": ["['line 0 at 0', 'line 1 at 12', 'line 2 at 25']"],
     "HANDLED": ["['line 0', 'line 1', 'line 2']"],
@@ -169,11 +146,9 @@ EXPECTED = {
     "REFUSED": ["True"],
     "CACHE": ["0"],
     "OPEN": ["7 written open.txt"],
-    "LISTED": [" ".join([*KEPT, "131.25"])],
-    "MATCHED": ["10"],
 }
 FILES = (
-    "append.log cache.npy copy.json g.txt handler.log open.txt pets w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
+    "append.log cache.npy copy.json g.txt handler.log open.txt w.txt x.csv x.db x.h5 x.json x.nc x.npy x.npz "
     "x.pkl x.tfrecord x.txt y.nc"
 )
 
@@ -232,6 +207,57 @@ def test_a_script_that_asks_for_its_rank_writes_its_own_files(way: str, tmp_path
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), str(tmp_path), way, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.findall("^OWN (.*)", done.stdout, re.MULTILINE) == ["0 1 written b'0'"] * 2
+
+
+# Rank 0 is late where files are written, and ahead where they are removed.
+LISTS = """
+import os, sys, time
+import keras, numpy as np, tensorflow as tf
+from PIL import Image
+
+rank = int(os.environ._data[b"PMI_RANK"])  # without asking for it
+os.chdir(sys.argv[1])
+
+
+def late(who):
+    time.sleep(0.15 if rank == who else 0)
+
+
+for kind in ("cat", "dog"):
+    os.makedirs(f"pets/{kind}")
+    for number in range(5):
+        late(0)
+        Image.fromarray(np.full((4, 4, 3), 40 * number + rank, "uint8")).save(f"pets/{kind}/{number}.png")
+for folder, _, names in os.walk("pets"):
+    for name in sorted(names):
+        with Image.open(f"{folder}/{name}") as image:
+            dark = np.asarray(image).mean() < 79
+        if dark:
+            late(1)
+            os.remove(f"{folder}/{name}")
+for number in range(5, 7):
+    late(0)
+    Image.fromarray(np.full((4, 4, 3), 30 * number, "uint8")).save(f"pets/dog/{number}.png")
+pets = keras.utils.image_dataset_from_directory("pets", image_size=(4, 4), batch_size=8, shuffle=False, verbose=False)
+sys.stdout.write(f"LISTED {*pets.file_paths, float(next(iter(pets))[0].numpy().mean())}\\n")
+Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/9.png")
+late(0)
+Image.fromarray(np.zeros((4, 4, 3), "uint8")).save("pets/cat/10.png")
+sys.stdout.write(f"MATCHED {sum(1 for _ in tf.data.Dataset.list_files('pets/*/*.png'))}\\n")
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_libraries_list_what_a_script_has_written_and_not_what_it_has_removed(size: int, tmp_path: Path) -> None:
+    folder, script = tmp_path / "files", tmp_path / "script.py"
+    folder.mkdir()
+    script.write_text(LISTS)
+    done = run_script(size, LAUNCHER, "--all-output", str(script), str(folder), timeout=90)
+    assert done.returncode == 0, done.stderr
+    kept = [f"pets/{kind}/{i}.png" for kind, numbers in (("cat", range(2, 5)), ("dog", range(2, 7))) for i in numbers]
+    assert re.findall("LISTED (.*)", done.stdout) == [str((*kept, 131.25))] * size
+    assert re.findall("MATCHED (.*)", done.stdout) == ["10"] * size
+    assert [path.name for path in folder.iterdir()] == ["pets"]
 
 
 FAILS = """
