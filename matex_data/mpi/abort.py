@@ -232,9 +232,9 @@ def abort_job(reason: str = "", code: int = 1) -> NoReturn:
     _flush()
     for liveness in all_threads():
         liveness.announce_end()
+    time.sleep(FLUSH_TIME)
     threading.Thread(target=_exit_later, args=(code, ABORT_TIME), daemon=True).start()
     _call_before_end()
-    time.sleep(FLUSH_TIME)
     MPI.COMM_WORLD.Abort(code)
     _exit(code)  # MPI_Abort returns in some libraries
 

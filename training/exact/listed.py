@@ -262,9 +262,9 @@ def _is_activation(value: Any) -> bool:
 def _is_known(value: Any) -> bool:
     """Return whether an attribute of a layer is a value, a function or an object of Keras, TensorFlow or Python.
 
-    A layer or an operation within it has reasons of its own.
+    A layer within it has reasons of its own.
     """
-    if isinstance(value, keras.Operation):
+    if isinstance(value, keras.layers.Layer):
         return True
     is_function = isinstance(value, types.FunctionType | types.MethodType)
     module = value.__module__ if is_function else type(value).__module__

@@ -89,7 +89,8 @@ def build_losses(model: Any, data: Any) -> None:
     """
     with tf.init_scope(), contextlib.suppress(Exception):  # of any kind: a test_step of the model's own may do anything
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
-        model._symbolic_build(data_batch=spec)
+        with replaced(model, optimizer=None), kept_by_calls(model):
+            model._symbolic_build(data_batch=spec)
 
 
 @contextlib.contextmanager

@@ -102,7 +102,7 @@ class Overlay:
         self._own_folders: list[str] = []
         self._changed_in: set[str] = set()  # folders in which the script has changed files
         self._begin = os.getcwd()  # noqa: PTH109
-        self._keeping: dict[int, str] = {}  # on rank 0: folder of what it keeps, by file system
+        self._keeping: dict[str, str] = {}  # on rank 0: folder of what it keeps of a folder
         self._folder = ""
         self._lock = threading.RLock()
         root.serve("changes", self._reply)
@@ -184,18 +184,22 @@ class Overlay:
         return kept
 
     def _keeping_folder(self, parent: str) -> str:
-        """Return the folder for what is kept of a folder: on its file system, and not where libraries look for data.
+        """Return the folder for what is kept of a folder: where a file can be moved to, and libraries look for no data.
 
-        That is below the working directory, or as near to the root of the file system as this user may write.
+        That is below the working directory, or as near to the root of the file system as this user may write, else in
+        the folder itself. File systems that are mounted twice look like one, so that a move has to be tried.
         """
-        device = _stat(parent).st_dev
-        if device not in self._keeping:
-            above = [self._begin, *map(str, reversed(Path(parent).parents)), parent]
-            fitting = (one for one in above if _stat(one).st_dev == device and _access(one, os.W_OK | os.X_OK))
-            self._keeping[device] = f"{next(fitting, parent)}/.matex-{self.root.job}"
-            self._changed_in.add(os.path.dirname(self._keeping[device]))  # noqa: PTH120
-            Path(self._keeping[device]).mkdir(exist_ok=True)
-        return self._keeping[device]
+        if parent not in self._keeping:
+            name = f".matex-{self.root.job}-{len(self._keeping)}"
+            made = self._keeping[parent] = f"{parent}/{name}"
+            _mkdir(made)
+            for above in (self._begin, *map(str, reversed(Path(parent).parents))):
+                with contextlib.suppress(OSError):
+                    _rename(made, f"{above}/{name}")
+                    self._keeping[parent] = f"{above}/{name}"
+                    break
+            self._note_change(self._keeping[parent])
+        return self._keeping[parent]
 
     def _reply(self, known: int) -> list[tuple[int, Change]]:
         """Return the changes from a number on, and with them those that were open then; runs in another thread."""
