@@ -3,11 +3,15 @@
 Two computations of a gradient differ by rounding. By how much depends on the network: a deep one may amplify it until
 it changes a gradient altogether. So where a difference shows, the step on the union is repeated with weights that
 differ in their last bits; what this changes is rounding. Inputs stay: a mask may compare them with a number.
+A kink (of a ReLU at zero, say) that rounding decides changes a gradient at some weights and not at others, by more
+than most last bits do. So the step on shards is repeated as well, and of each array the smallest difference counts:
+rows that are combined make one at all weights.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import contextlib
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.training.checking.probe import GRADIENTS, METRICS, Effects, Probe, resources
+from matex_data.training.checking.probe import GRADIENTS, METRICS, Effects, resources
 from matex_data.training.exact.attributes import kept_variables
 
 LAST_BITS = 64
@@ -32,7 +36,7 @@ FLOOR = 1e-3
 TINY = 1e-300
 """In place of zero in denominators."""
 REPETITIONS = 3
-"""Measurements, of which the largest counts: the change of a single number is near zero by chance now and then."""
+"""Measurements, of which the largest change counts: that of a single number is near zero by chance now and then."""
 
 
 @dataclass(frozen=True)
@@ -74,13 +78,12 @@ class Rounding:
         self.epsilon = epsilon
         self.changes: dict[str, float] = {}
 
-    def measure(self, whole: Effects, changed: Iterable[Effects]) -> None:
-        """Record the largest changes between a step and the same one with other last bits."""
-        for other in changed:
-            others = other.named()
-            for name, array in whole.named().items():
-                change = _norm(_difference(array, others.get(name)))
-                self.changes[name] = max(self.changes.get(name, 0.0), change)
+    def measure(self, whole: Effects, other: Effects) -> None:
+        """Record the changes between a step and the same one with other last bits, if larger than those before."""
+        others = other.named()
+        for name, array in whole.named().items():
+            change = _norm(_difference(array, others.get(name)))
+            self.changes[name] = max(self.changes.get(name, 0.0), change)
 
     def explains(self, name: str, norm: float, largest: float) -> float:
         """Return the norm of a difference that rounding explains.
@@ -97,29 +100,44 @@ class Rounding:
         return max(units * norm, noise, self.epsilon * largest * 4, TINY)
 
 
-def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
+def distances(whole: Effects, sharded: Effects) -> dict[str, float]:
+    """Return the norm of the difference of each array of two effects.
+
+    It is infinite where one of them has no such array, another shape, or other elements that are not finite.
+    """
+    found = {}
+    for name in {**whole.arrays, **sharded.arrays}:
+        a, b = whole.arrays.get(name), sharded.arrays.get(name)
+        absent = name not in whole.arrays or name not in sharded.arrays
+        if absent or a is None or b is None:
+            found[name] = np.inf if absent or a is not b else 0.0
+        elif a.shape != b.shape or not np.array_equal(np.isfinite(a), np.isfinite(b)):
+            found[name] = np.inf
+        else:
+            found[name] = _norm(_difference(a, b))
+    return found
+
+
+def judge(whole: Effects, sharded: Effects, differences: Mapping[str, float], rounding: Rounding) -> Verdict:
     """Return the verdict of this rank on the effects of shards and of their union.
 
     Parameters
     ----------
     whole : effects for the union of the shards.
     sharded : effects for the shards, with averaged gradients.
+    differences : ``distances`` of the arrays, the smallest ones of several comparisons.
     """
-    if _shapes(whole) != _shapes(sharded):
-        return Verdict(np.inf, np.inf, _first_other(whole, sharded))
-    pairs = {name: (a, sharded.arrays[name]) for name, a in whole.arrays.items() if a is not None and a.size}
-    norms = {name: _norm(a) for name, (a, _) in pairs.items()}
+    norms = {name: _norm(a) for name, a in whole.arrays.items()}
     largest = max((n for name, n in norms.items() if name.startswith(GRADIENTS)), default=0.0)
     worst = Verdict()
-    for name, (a, b) in pairs.items():
-        if b is None or not np.array_equal(np.isfinite(a), np.isfinite(b)):
-            return Verdict(np.inf, np.inf, name)
-        difference = _norm(_difference(a, b))
-        rounded = max(rounding.explains(name, norms[name], largest), MARGIN * whole.resolutions.get(name, 0.0))
+    for name, difference in differences.items():
+        norm = norms.get(name, 0.0)
+        rounded = max(rounding.explains(name, norm, largest), MARGIN * whole.resolutions.get(name, 0.0))
         excess = difference / rounded
         rank = (excess > 1 and not name.startswith(METRICS), excess)  # metrics are named where they alone differ
         if rank > (worst.excess > 1 and not worst.name.startswith(METRICS), worst.excess):
-            worst = Verdict(excess, difference / max(norms[name], _norm(b), TINY), name)
+            relative = difference / max(norm, _norm(sharded.arrays.get(name)), TINY)
+            worst = Verdict(excess, relative, name)
     if worst.excess <= 1:
         noises = (rounding.changes[k] / n for k, n in norms.items() if n > FLOOR * largest and k in rounding.changes)
         noise = max(noises, default=None)
@@ -127,8 +145,7 @@ def compare(whole: Effects, sharded: Effects, rounding: Rounding) -> Verdict:
             MARGIN * rounding.changes.get(name, 0.0) < COMPARABLE * n for name, n in norms.items() if n
         )
         return Verdict(worst.excess, worst.difference, worst.name, None, noise, hidden and any(norms.values()))
-    gradients = [pair for name, pair in pairs.items() if name.startswith(GRADIENTS)]
-    return Verdict(worst.excess, worst.difference, worst.name, _ratio(gradients))
+    return Verdict(worst.excess, worst.difference, worst.name, _ratio(whole, sharded))
 
 
 def finite(effects: Effects) -> bool:
@@ -154,18 +171,11 @@ def _norm(array: Any) -> float:
     return float(np.sqrt(np.sum(squares if np.isfinite(squares).all() else squares[np.isfinite(squares)])))
 
 
-def _shapes(effects: Effects) -> dict[str, tuple[int, ...] | None]:
-    return {name: None if a is None else a.shape for name, a in effects.arrays.items()}
-
-
-def _first_other(whole: Effects, sharded: Effects) -> str:
-    a, b = _shapes(whole), _shapes(sharded)
-    return next(name for name in [*a, *b] if a.get(name, ()) != b.get(name, ()) or (name in a) != (name in b))
-
-
-def _ratio(pairs: Sequence[tuple[Any, Any]]) -> float | None:
-    """Return the ratio of the second arrays to the first, if they are a multiple of them other than one."""
-    if not pairs:
+def _ratio(whole: Effects, sharded: Effects) -> float | None:
+    """Return the ratio of the gradients of shards to those of their union, if they are a multiple other than one."""
+    gradients = {name: a for name, a in whole.arrays.items() if name.startswith(GRADIENTS) and a is not None}
+    pairs = [(a, b) for name, a in gradients.items() if (b := sharded.arrays.get(name)) is not None]
+    if not pairs or len(pairs) < len(gradients) or any(a.shape != b.shape for a, b in pairs):
         return None
     a, b = (np.concatenate([np.asarray(x, np.float64).ravel() for x in side]) for side in zip(*pairs, strict=True))
     if not (np.isfinite(a).all() and np.isfinite(b).all()):
@@ -182,20 +192,15 @@ def epsilon(model: Any) -> float:
     return max(float(np.spacing(tf.as_dtype(kind).as_numpy_dtype(1))) for kind in kinds or {"float32"})
 
 
-def other_roundings(probe: Probe, model: Any, batch: Any) -> Iterator[Effects]:
-    """Yield effects of a step on a whole batch, with weights that differ in their last bits.
-
-    Parameters
-    ----------
-    probe : step on whole batches.
-    """
-    weights = [v for v in resources(model.weights) if v.dtype.is_floating]
-    signs, unit = np.random.default_rng(0), epsilon(model)
-    for _ in range(REPETITIONS):
-        with kept_variables(weights) as before:
-            for variable, value in zip(weights, before, strict=True):
-                variable.assign(_changed(value, signs, unit), read_value=False)
-            yield probe.run(batch)
+@contextlib.contextmanager
+def other_last_bits(model: Any, number: int) -> Iterator[None]:
+    """Context manager: the weights of a model differ in their last bits, in another way for each number; not for 0."""
+    weights = [v for v in resources(model.weights) if v.dtype.is_floating] if number else []
+    signs, unit = np.random.default_rng(number), epsilon(model)
+    with kept_variables(weights) as before:
+        for variable, value in zip(weights, before, strict=True):
+            variable.assign(_changed(value, signs, unit), read_value=False)
+        yield
 
 
 def _changed(value: Any, signs: Any, unit: float) -> Any:

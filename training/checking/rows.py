@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.mpi.activity import busy
-from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon
+from matex_data.training.checking.comparison import Rounding, distances, epsilon, judge
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.probe import Effects, NotCheckable, refuse_eager, refuse_hidden_state, resources
@@ -134,8 +134,9 @@ def _difference(model: Any, batch: Any, rows: int, per_sample: Sequence[bool | N
         raise
     except Exception as error:  # the code of the script may raise anything
         return f"its predict_step raises {type(error).__name__} for a part of a batch"
-    joined = {name: np.concatenate([half[name] for half in halves]) for name in whole}
-    verdict = compare(Effects({**whole}), Effects({**joined}), Rounding(UNITS * epsilon(model))) if whole else Verdict()
+    joined = Effects({name: np.concatenate([half[name] for half in halves]) for name in whole})
+    together = Effects({**whole})
+    verdict = judge(together, joined, distances(together, joined), Rounding(UNITS * epsilon(model)))
     return None if verdict.agree else f"{verdict.name} of rows differ by {verdict.difference:.2g} with other rows"
 
 

@@ -14,7 +14,16 @@ import tensorflow as tf
 
 from matex_data.machine import memory_shortage
 from matex_data.training.checking.batches import union_spec
-from matex_data.training.checking.comparison import Rounding, Verdict, compare, epsilon, finite, other_roundings
+from matex_data.training.checking.comparison import (
+    REPETITIONS,
+    Rounding,
+    Verdict,
+    distances,
+    epsilon,
+    finite,
+    judge,
+    other_last_bits,
+)
 from matex_data.training.checking.probe import METRICS, Effects, NotCheckable, Probe, refuse_eager
 from matex_data.training.checking.report import RAISES
 from matex_data.training.exact.attributes import Attributes
@@ -114,7 +123,6 @@ class ShardComparison:
         self._channel = distributed.channel
         self._pairs = RankPairs(self._channel)
         self._probes: tuple[Probe, Probe] | None = None
-        self._rounding: Rounding | None = None
         self._number = 0
         self._first, self._limited = True, False
         self._spec: Any = None
@@ -211,8 +219,7 @@ class ShardComparison:
                 return f"{cause}"
         verdict = self._verdict(union, whole)
         if not self._agreeing(verdict):
-            self._measure_rounding(union, whole)
-            verdict = self._verdict(union, whole)
+            verdict = self._verdict(union, whole, REPETITIONS)
         if not self._agreeing(verdict) and self._first:
             second = self._verdict_for_sums(union, whole)
             self.sums = self._agreeing(second)
@@ -230,7 +237,7 @@ class ShardComparison:
         found = gather_functions(self._distributed.model)
         self.gathered += found
         failed = self._agreed(None if union is None or not found else self._failure(self._trace_again))
-        return verdict if failed or not found else self._verdict(union, whole)
+        return verdict if failed or not found else self._verdict(union, whole, REPETITIONS)
 
     def _verdict_for_sums(self, union: Any, whole: list[Effects]) -> Verdict:
         """Compare again with losses of one number for a batch as sums. *Collective*."""
@@ -238,7 +245,7 @@ class ShardComparison:
         self._distributed.set_sum_losses(True)
         if scalar is None or self._agreed(None if union is None else self._failure(self._trace_again)):
             return Verdict(np.inf)
-        return self._verdict(union, whole)
+        return self._verdict(union, whole, REPETITIONS)
 
     def _union(self, batch: Any) -> Any:
         """Return the rows of this rank and its partner, as many as the memory holds. *Collective* among them."""
@@ -318,28 +325,50 @@ class ShardComparison:
         with normalization, self._distributed.unrounded_gradients():
             self._trace_probe(1)
 
-    def _verdict(self, union: Any, whole: list[Effects]) -> Verdict:
-        """Compare the shards of this rank's pair with their union. *Collective* within the pair."""
+    def _verdict(self, union: Any, whole: list[Effects], repetitions: int = 0) -> Verdict:
+        """Compare the shards of this rank's pair with their union. *Collective* within the pair.
+
+        Parameters
+        ----------
+        repetitions : with so many other last bits of the weights, too, which measures rounding.
+        """
         if union is None:
             return Verdict()
-        assert self._probes is not None
-        if self._rounding is None:
-            self._rounding = Rounding(epsilon(self._distributed.model))
+        rounding = Rounding(epsilon(self._distributed.model))
         try:
-            with self._pairs.joined(self._number):
-                sharded = self._probes[1].run(union)
-                combined = self._combined(sharded.metrics)
-                logs = self._channel.host.allgather_object((sharded.logs, sharded.rows))
+            expected, sharded = self._run_shards(union, whole[0], with_logs=True)
+            differences = distances(expected, sharded)
+            for number in range(1, repetitions + 1):
+                with other_last_bits(self._distributed.model, number):
+                    other = self._traced_probes()[0].run(union)
+                    rounding.measure(whole[0], other)
+                    found = distances(*self._run_shards(union, other))
+                differences = {name: min(d, found.get(name, d)) for name, d in differences.items()}
         except tf.errors.OpError as error:
             return Verdict(np.inf, np.inf, f"step ({type(error).__name__}: {error.message.splitlines()[0]})")
-        for key, value in whole[0].logs.items():
+        return judge(expected, sharded, differences, rounding)
+
+    def _run_shards(self, union: Any, whole: Effects, with_logs: bool = False) -> tuple[Effects, Effects]:
+        """Run the step on shards; return the effects for the union that can be compared, and those of the shards.
+
+        *Collective* within the pair.
+
+        Parameters
+        ----------
+        with_logs : note how the numbers that shards return make up that of the union.
+        """
+        assert self._probes is not None
+        with self._pairs.joined(self._number):
+            sharded = self._probes[1].run(union)
+            combined = self._combined(sharded.metrics)
+            logs = self._channel.host.allgather_object((sharded.logs, sharded.rows)) if with_logs else []
+        for key, value in whole.logs.items() if with_logs else ():
             shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
             possible = possible_reductions(shards, value) if len(shards) == len(logs) else set()
             self._step.possible.setdefault(key, possible).intersection_update(possible)
-        known = {i: change for i, change in whole[0].metrics.items() if i in combined}
-        combined = {i: combined[i] for i in known}
-        expected = Effects(whole[0].named(known), resolutions=whole[0].resolutions)
-        return compare(expected, Effects(sharded.named(combined)), self._rounding)
+        known = {i: change for i, change in whole.metrics.items() if i in combined}
+        expected = Effects(whole.named(known), resolutions=whole.resolutions)
+        return expected, Effects(sharded.named({i: combined[i] for i in known}))
 
     def _combined(self, changes: dict[int, Any]) -> dict[int, Any]:
         """Return the changes of metrics, combined over the ranks of the pair. *Collective* among them."""
@@ -351,13 +380,6 @@ class ShardComparison:
             if self._rules[i] in ("sum", "equal"):
                 out[i] = value
         return out
-
-    def _measure_rounding(self, union: Any, whole: list[Effects]) -> None:
-        if union is None:
-            return
-        assert self._probes is not None
-        self._rounding = Rounding(epsilon(self._distributed.model))
-        self._rounding.measure(whole[0], other_roundings(self._probes[0], self._distributed.model, union))
 
     def _agreeing(self, verdict: Verdict) -> bool:
         """Return whether all ranks find that shards and their union agree. *Collective*."""
