@@ -351,7 +351,7 @@ class DistributedModel:
 
         Those of an evaluation of ranks that may have different numbers of batches stay this rank's own, which is said.
         """
-        if self.channel.size == 1 or self.step.whole or (evaluated and (self.test.whole or self.test.alone)):
+        if self.channel.size == 1 or self.step.whole or (evaluated and self.test.whole):
             return logs
         if evaluated and not self.test.lockstep:
             self._warn_of_batches()

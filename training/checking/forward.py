@@ -1,4 +1,4 @@
-"""Models that predict or evaluate without having been trained."""
+"""Models that predict without having been trained."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import tensorflow as tf
 from matex_data.training.checking.report import CheckReport
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.listed import Proof, own_method, prove
-from matex_data.training.exact.variables import build_losses
 
 
 def agreed_proof(
@@ -65,44 +64,31 @@ class ForwardProofs:
         self._channel, self._report = channel, report
         self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
-    def proven(self, model: Any, data: Sequence[Any], step: Any = None, losses: bool = False) -> bool:
-        """Return whether a model is known for such data; the same on all ranks. *Collective* at first.
+    def proven(self, model: Any, x: Any) -> bool:
+        """Return whether a model predicts each row of such data by itself, the same on all ranks. *Collective*.
 
         Parameters
         ----------
-        data : ``x``, ``y`` and ``sample_weight`` as for ``evaluate``; ``predict`` has no targets.
-        step : ``test_step`` of the model's own; None: its forward pass counts.
-        losses : its losses and metrics count as well.
+        x : as for ``predict``.
         """
         if not model.built:  # its first call builds it, and creates what it needs
             return False
-        specs = _specs(*data)
+        specs = _specs(x)
         known = self._known.setdefault(model, {})
-        key = f"{specs} {model.trainable} {step is not None} {losses}"
+        key = f"{specs} {model.trainable}"
         if key not in known:
-            own = "train_step" if step is None else "test_step"
-            if losses and step is None:
-                build_losses(model, data[0].element_spec if isinstance(data[0], tf.data.Dataset) else _given(data))
-            proof = agreed_proof(self._channel, model, specs, losses=losses, step=own)
+            proof = agreed_proof(self._channel, model, specs, losses=False, step="predict_step")
             known[key] = proof.proven
             if not proof.proven:
-                self._report.computes_whole(model, proof, "evaluates" if losses else "predicts")
+                self._report.predicts_all(model, proof)
         return known[key]
 
 
-def _given(data: Sequence[Any]) -> tuple[Any, ...]:
-    """Return the parts of a batch but for the last ones, if there are none."""
-    given = list(data)
-    while given and given[-1] is None:
-        given.pop()
-    return tuple(given)
-
-
-def _specs(x: Any, y: Any, sample_weight: Any) -> list[Any] | None:
+def _specs(x: Any) -> list[Any] | None:
     """Return the specs of the data; None if they are not known."""
     if isinstance(x, tf.data.Dataset):
         return specs_of(x.element_spec)
-    leaves = [leaf for leaf in tf.nest.flatten((x, y, sample_weight)) if leaf is not None]
+    leaves = [leaf for leaf in tf.nest.flatten(x) if leaf is not None]
     if all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
         return [tf.TensorSpec([None, *leaf.shape[1:]] if len(leaf.shape) else [], leaf.dtype) for leaf in leaves]
     return None

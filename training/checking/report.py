@@ -175,11 +175,11 @@ class CheckReport:
             "  remedy: dataset.apply(tf.data.experimental.assert_cardinality(n)), with the same n on all ranks",
         )
 
-    def computes_whole(self, model: Any, proof: Proof, action: str) -> None:
-        """Report that a model "predicts" or "evaluates" whole batches on every rank."""
+    def predicts_all(self, model: Any, proof: Proof) -> None:
+        """Report that a model predicts all of its data on every rank, since nothing shows that shards are right."""
         self._print(
             model,
-            f"{model.name} {action} all of its data on every rank, since it is not proven to compute "
+            f"{model.name} predicts all of its data on every rank, since it is not proven to compute "
             f"each row by itself: {_reasons(proof)}\n"
             "  remedy: --verify=never, if it computes each row by itself",
         )

@@ -147,7 +147,6 @@ class DistributedTestStep(RankStep):
     lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
         metric states are combined at the end.
     gathers : the ranks have their own rows of the batches, and gather them to evaluate the whole.
-    alone : validation within ``fit`` runs on whole batches on every rank.
     running : an evaluation has begun, and its logs are not yet computed.
     begins : the next step is the first one of an evaluation.
     """
@@ -157,7 +156,7 @@ class DistributedTestStep(RankStep):
         self._reducer, self._prepare = reducer, prepare
         self._local_function: Any = None
         self.lockstep = True
-        self.gathers = self.alone = self.running = self.begins = False
+        self.gathers = self.running = self.begins = False
 
     def on_rows(self, data: Any) -> Any:
         """Evaluate this rank's rows. *Collective* in lockstep."""

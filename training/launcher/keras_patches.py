@@ -73,7 +73,6 @@ class PatchedCall:
     check : self-check of the model, if the call trains.
     record_sizes : record the sizes of the global batches.
     epochs : epochs that the call trains.
-    may_evaluate : of ``fit``: returns whether the model evaluates shards of a dataset as it does all of it.
     run : of ``fit``: its checkpoints; None without.
     asked : of ``fit``: returns whether the script has asked for its rank, on which its data may depend.
 
@@ -93,7 +92,6 @@ class PatchedCall:
         check: SelfCheck | None = None,
         record_sizes: bool = False,
         epochs: int = 1,
-        may_evaluate: Callable[[Any], bool] | None = None,
         run: ScriptRun | None = None,
         asked: Callable[[], bool] = lambda: True,
     ) -> None:
@@ -103,7 +101,6 @@ class PatchedCall:
         self._root: RootBatches | None = None
         self._channel = channel
         self._distributed = distributed
-        self._may_evaluate = may_evaluate
         self.check = check
         self._record_sizes = record_sizes
         self._epochs, self._epoch = epochs, -1
@@ -127,10 +124,6 @@ class PatchedCall:
                 return deterministic(dataset)
             if self._distributed is not None and self._distributed.step.whole:
                 return dataset
-            if self.test is not None and self._may_evaluate is not None:
-                self.test.alone = not self._may_evaluate(dataset)
-                if self.test.alone:
-                    return dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
         if not trains and not self._record_sizes and not lockstep:
@@ -352,9 +345,7 @@ class KerasPatches:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
-                whole = by_launcher and not model._matex_distributed.step.whole and model._matex_distributed.test.alone
-                with local_model(model) if whole else contextlib.nullcontext():
-                    return original(model, *args, **kwargs)
+                return original(model, *args, **kwargs)
             if alone.get():
                 if name in TRAINING:
                     check_not_alone(f"{name}()")
@@ -408,7 +399,6 @@ class KerasPatches:
             distributed,
             check,
             epochs=epochs,
-            may_evaluate=lambda dataset: self._may_shard(model, "test_step", {"x": dataset}),
             run=run,
             asked=self.asked,
         )
@@ -454,7 +444,8 @@ class KerasPatches:
         epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
         with epoch:
             few = _has_few_rows(options, self._channel.size) or _limits_steps()
-            if not is_sharded(options.get("x")) and (few or not self._may_shard(model, "test_step", options)):
+            checkable = self._verify == "never" or (model.built and not model.run_eagerly)
+            if not is_sharded(options.get("x")) and (few or not checkable):
                 with local_model(model):
                     return call_within(None, original, options)
             options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
@@ -468,7 +459,7 @@ class KerasPatches:
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
         few = _has_few_rows(options, self._channel.size) or _limits_steps()
-        if few or not self._may_shard(model, "predict_step", {"x": options.get("x")}):
+        if few or not self._predicts_shards(model, options.get("x")):
             return call_within(None, original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
@@ -499,20 +490,14 @@ class KerasPatches:
         order = in_order_of_batches([[rank_row_counts(n, ranks)[rank] for n in sizes] for rank in range(ranks)])
         return keras.tree.map_structure(lambda output: self._gather(output, order), outputs)
 
-    def _may_shard(self, model: Any, step: str, options: dict[str, Any]) -> bool:
-        """Return whether a model predicts or evaluates shards of its data as it does all. *Collective*.
-
-        It does if it is proven; a step of Keras also if the model was trained on shards and checked.
-        """
+    def _predicts_shards(self, model: Any, x: Any) -> bool:
+        """Return whether a model may predict shards: it is proven, or was trained on them and checked. *Collective*."""
         check = vars(model).get("_matex_check")
         trained = check is not None and check.schedule.checked is not None
-        own = own_method(model, step)
-        if self._verify == "never" or (trained and own is None):
+        own = own_method(model, "predict_step") is not None
+        if self._verify == "never" or (trained and not own):
             return True
-        if model.run_eagerly or (own is not None and (step == "predict_step" or not trained)):
-            return False
-        data = [options.get(name) for name in DATA]
-        return self._proofs.proven(model, data, own, losses=step == "test_step")
+        return not (model.run_eagerly or own) and self._proofs.proven(model, x)
 
     def _gather(self, output: Any, order: Any) -> Any:
         """Return the rows of all ranks in order: an array, or a ragged tensor if Keras returns one. *Collective*."""
