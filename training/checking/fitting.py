@@ -183,6 +183,8 @@ class TestCheck:
         self._schedule.note_check()
         self._compared = f"{spec}"
         if cause is None and verdict.agree:
+            if self._comparison.probe is not None and self._comparison.probe.draws:
+                self._report.evaluates_shards(distributed.model)
             return
         self._schedule.whole = True
         self._report.evaluates_whole(distributed.model, cause or verdict, self._proofs[f"{spec}"], first)

@@ -158,6 +158,13 @@ class CheckReport:
             text += "\n  evaluations before, since the latest check, may have had other results"
         self._warn(model, f"{text}\n  not proven: {_reasons(proof)}" if proof.reasons else text)
 
+    def evaluates_shards(self, model: Any) -> None:
+        """Report that an evaluation draws random numbers, others than in one process."""
+        self._print(
+            model,
+            f"self-check: evaluations of {model.name} on shards and on whole batches agree{_brackets([DRAWS])}",
+        )
+
     def predicts_whole(self, model: Any, cause: str) -> None:
         """Report that a model predicts whole batches on every rank, since a row depends on other rows."""
         self._warn(
