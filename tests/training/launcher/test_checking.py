@@ -32,8 +32,8 @@ EQUAL: dict[str, str] = {
     "evaluate_in_a_callback": PROVEN,
     "logs_of_evaluated_batches": PROVEN,
     "proven_on_own_shards": PROVEN,
-    "test_step_that_mixes": "evaluates all of its data on every rank",
-    "metric_of_pairs": "evaluates all of its data on every rank",
+    "test_step_that_mixes": "cannot be evaluated on shards",
+    "metric_of_pairs": "cannot be evaluated on shards",
     "table_in_train_on_batch": CHECKED,
     "predictions_that_mix": "predicts all of its data on every rank",
     **dict.fromkeys(
