@@ -13,6 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
+from matex_data.errors import DecodeError
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index, Layout
@@ -182,6 +183,28 @@ def test_filters_that_some_chunks_skipped(tmp_path: Path) -> None:
     assert isinstance(layout, Chunked)
     assert layout.mask.tolist() == [0, 0b111, 0b110, 0]
     assert same(every_row(found, "x"), data)
+
+
+def test_checksums_as_hdf5_wrote_them_before_1_6_3(tmp_path: Path) -> None:
+    """The bytes of each half of the sum are exchanged: h5py reads such chunks, and refuses those with another sum."""
+    data = values((6, 4), "<i4")
+    for name, order in (("old", [1, 0, 3, 2]), ("wrong", [1, 0, 2, 3])):
+        path = tmp_path / f"{name}.h5"
+        with h5py.File(path, "w") as file:
+            made = file.create_dataset("x", data=data, chunks=(3, 4), fletcher32=True)
+            for row in (0, 3):
+                filters, chunk = made.id.read_direct_chunk((row, 0))
+                changed = chunk[:-4] + bytes(chunk[-4 + i] for i in order)
+                made.id.write_direct_chunk((row, 0), changed, filter_mask=filters)
+        with h5py.File(path) as file:
+            if name == "old":
+                assert same(file["x"][:], data)
+                assert same(every_row(check(path, "x", Chunked), "x"), data)
+            else:
+                with pytest.raises(OSError, match="filter"):
+                    file["x"][:]
+                with pytest.raises(DecodeError, match="checksum 0x"):
+                    every_row(index(str(path)), "x")
 
 
 def test_shape_that_grew_and_shrank(tmp_path: Path) -> None:
