@@ -19,7 +19,12 @@ from matex_data.training.average.optimizer import (
 )
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.runtime import Choice
-from matex_data.training.exact.batch_norm import ACCUMULATED, average_moving_statistics, global_moments
+from matex_data.training.exact.batch_norm import (
+    ACCUMULATED,
+    average_moving_statistics,
+    global_moments,
+    local_normalizations,
+)
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.logs import LogReduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, distributed_losses, is_unreduced
@@ -298,7 +303,7 @@ class DistributedModel:
 
     def normalizes_locally(self) -> bool:
         """Return whether a trainable ``BatchNormalization`` uses the statistics of this rank's rows alone."""
-        return any(layer.trainable for layer in self._normalizations(synchronized=False))
+        return not self._sync_batch_norm and bool(local_normalizations(self.model))
 
     def global_normalization(self) -> Replacements:
         """Return a context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""

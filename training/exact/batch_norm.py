@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import content_digest
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import row_states
+from matex_data.training.keras_api import Functional
 from matex_data.training.reduction.ops import Reducer
 
 ACCUMULATED = "_matex_accumulated"
@@ -74,6 +76,22 @@ def _sum(reducer: Reducer, tensor: Any, *constants: Any) -> list[Any]:
         return reducer([tensor, *constants]), gradient
 
     return list(sums(tensor))
+
+
+def local_normalizations(model: Any) -> list[Any]:
+    """Return the layers of batch normalization that may use the statistics of this rank's rows alone in training.
+
+    A part that a functional model calls with ``training=False``, as in fine-tuning, uses the moving ones.
+    """
+    frozen: set[int] = set()
+    for graph in (part for part in model._flatten_layers() if isinstance(part, Functional)):
+        with contextlib.suppress(NotImplementedError):  # of a layer that has no configuration
+            for config in graph.get_config()["layers"]:
+                calls = [node["kwargs"].get("training") for node in config["inbound_nodes"]]
+                if calls and all(call is False for call in calls):
+                    frozen |= {id(layer) for layer in graph.get_layer(config["name"])._flatten_layers()}
+    found = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+    return [x for x in found if x.trainable and not x.synchronized and id(x) not in frozen]
 
 
 def moving_statistics(model: Any) -> list[Any]:

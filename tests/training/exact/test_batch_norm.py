@@ -181,3 +181,24 @@ def test_sums_are_differentiable_twice(pool: Pool) -> None:
     jacobian = (squares[:, None] + squares) * 2 * total / 7 + 2 * mean * np.outer(squares, squares)
     jacobian += np.diag(12 * mean * total * x)
     np.testing.assert_allclose(np.concatenate(pool.run(_second_derivative)), 2 * jacobian @ gradient, rtol=1e-5)
+
+
+def test_a_part_that_is_called_for_inference_normalizes_by_moving_statistics() -> None:
+    import keras
+
+    from matex_data.training.exact.batch_norm import local_normalizations
+
+    inputs = keras.Input((4,))
+    inner = keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization(name="inner")])
+    last = keras.layers.BatchNormalization(name="last")
+
+    def names(*calls: bool | None) -> list[str]:
+        outputs = keras.layers.add([inner(inputs, training=call) for call in calls] + [inputs])
+        return [layer.name for layer in local_normalizations(keras.Model(inputs, last(outputs)))]
+
+    assert names(None) == names(True) == names(False, None) == ["inner", "last"]
+    assert names(False) == names(False, False) == ["last"]
+    inner.trainable = False
+    assert names(None) == ["last"]
+    last.synchronized = True
+    assert names(None) == []
