@@ -1,4 +1,4 @@
-"""Two nodes and a controller of Slurm on one machine, each in network, mount, IPC, UTS and PID namespaces of its own.
+"""Nodes and a controller of Slurm on one machine, each in network, mount, IPC, UTS and PID namespaces of its own.
 
 The nodes are connected by a bridge within the namespace of the controller; the network of the machine is not touched.
 All processes of a node end with its first one, and its namespaces with them.
@@ -93,15 +93,16 @@ class JobState:
 
 
 class Cluster:
-    """Slurm with a controller and two nodes.
+    """Slurm with a controller and some nodes.
 
     Parameters
     ----------
     folder : folder for all files of Slurm, which the nodes share.
+    count : nodes.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, count: int = 2) -> None:
+        self.folder, self._count = folder, count
         self.controller: Node
         self.nodes: list[Node] = []
         self._started: list[subprocess.Popen[bytes]] = []
@@ -119,7 +120,7 @@ class Cluster:
         }
 
     def start(self) -> None:
-        """Make the namespaces, and start all services; return when both nodes are idle.
+        """Make the namespaces, and start all services; return when all nodes are idle.
 
         Raises
         ------
@@ -131,7 +132,7 @@ class Cluster:
         self._run(self.controller, "ip", "link", "add", "bridge", "type", "bridge")
         self._run(self.controller, "ip", "addr", "add", f"{NETWORK}.1/24", "dev", "bridge")
         self._run(self.controller, "ip", "link", "set", "bridge", "up")
-        for number in (1, 2):
+        for number in range(1, self._count + 1):
             node = self._make_node(f"node{number}", f"{NETWORK}.{10 + number}")
             peer = ("peer", "name", "eth0", "netns", str(node.pid))
             words = ("ip", "link", "add", f"to{number}", "type", "veth", *peer)
@@ -148,7 +149,8 @@ class Cluster:
         for node in self.nodes:
             words = ("slurmd", "-D", "-N", node.name, "-f", str(self._configuration))
             self._start_service(f"slurmd-{node.name}", node, *words)
-        self._wait(lambda: self._run(self.controller, "sinfo", "-h", "-o", "%D %t", check=False) == "2 idle", "slurmd")
+        idle = f"{self._count} idle"
+        self._wait(lambda: self._run(self.controller, "sinfo", "-h", "-o", "%D %t", check=False) == idle, "slurmd")
 
     def stop(self) -> None:
         """End all processes, and with them the namespaces."""
@@ -169,6 +171,13 @@ class Cluster:
             script = path
         words = ["sbatch", "--parsable", f"--chdir={self.folder}", *options, str(script), *arguments]
         return int(self._run(self.controller, *words, env=env).partition(";")[0])
+
+    def shape_links(self, bits: float) -> None:
+        """Let the link of each node carry so many bits a second in each direction, by token buckets of 1 ms."""
+        for number, node in enumerate(self.nodes, 1):
+            for end, device in ((node, "eth0"), (self.controller, f"to{number}")):
+                bucket = ("tbf", "rate", f"{bits:.0f}bit", "burst", f"{max(bits / 8000, 16384):.0f}", "latency", "50ms")
+                self._run(end, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
 
     def command(self, *words: str, env: Mapping[str, str] | None = None) -> str:
         """Return what a command of Slurm prints."""
@@ -225,7 +234,7 @@ class Cluster:
         self._run(node, "sh", "-c", private + f"mkdir -p {shared} && mount --move /mnt {shared}")
         hosts = self.folder / "hosts"
         names = [("localhost", "127.0.0.1"), ("controller", f"{NETWORK}.1")]
-        names += [(f"node{number}", f"{NETWORK}.{10 + number}") for number in (1, 2)]
+        names += [(f"node{number}", f"{NETWORK}.{10 + number}") for number in range(1, self._count + 1)]
         hosts.write_text("".join(f"{of} {host}\n" for host, of in names))
         self._run(node, "mount", "--bind", str(hosts), "/etc/hosts")
         return node
@@ -350,20 +359,21 @@ def mpi_libraries(root: Path) -> dict[str, Mpi]:
 
 
 @contextlib.contextmanager
-def cluster(folder: Path, install_missing: bool) -> Iterator[Cluster]:
+def cluster(folder: Path, install_missing: bool, count: int = 2) -> Iterator[Cluster]:
     """Context manager: a cluster, of which nothing is left afterwards.
 
     Parameters
     ----------
     folder : for all of its files.
     install_missing : install packages of Debian that are missing.
+    count : nodes.
 
     Raises
     ------
     NoCluster : this machine cannot emulate one.
     """
     check(install_missing)
-    made = Cluster(folder)
+    made = Cluster(folder, count)
     try:
         made.start()
         yield made
