@@ -174,9 +174,10 @@ class Cluster:
 
     def shape_links(self, bits: float) -> None:
         """Let the link of each node carry so many bits a second in each direction, by token buckets of 1 ms."""
+        burst = max(bits / 8000, 16384)
         for number, node in enumerate(self.nodes, 1):
             for end, device in ((node, "eth0"), (self.controller, f"to{number}")):
-                bucket = ("tbf", "rate", f"{bits:.0f}bit", "burst", f"{max(bits / 8000, 16384):.0f}", "latency", "50ms")
+                bucket = ("tbf", "rate", f"{bits:.0f}bit", "burst", f"{burst:.0f}", "latency", "500ms")
                 self._run(end, "tc", "qdisc", "replace", "dev", device, "root", *bucket)
 
     def command(self, *words: str, env: Mapping[str, str] | None = None) -> str:
