@@ -125,7 +125,7 @@ def judge(whole: Effects, sharded: Effects, differences: Mapping[str, float], ro
     ----------
     whole : effects for the union of the shards.
     sharded : effects for the shards, with averaged gradients.
-    differences : ``distances`` of the arrays, the smallest ones of several comparisons.
+    differences : ``distances`` of their arrays; of each the smallest one, if it was compared more than once.
     """
     norms = {name: _norm(a) for name, a in whole.arrays.items()}
     largest = max((n for name, n in norms.items() if name.startswith(GRADIENTS)), default=0.0)
@@ -194,8 +194,8 @@ def epsilon(model: Any) -> float:
 
 @contextlib.contextmanager
 def other_last_bits(model: Any, number: int) -> Iterator[None]:
-    """Context manager: the weights of a model differ in their last bits, in another way for each number; not for 0."""
-    weights = [v for v in resources(model.weights) if v.dtype.is_floating] if number else []
+    """Context manager: the weights of a model differ in their last bits, in another way for each number."""
+    weights = [v for v in resources(model.weights) if v.dtype.is_floating]
     signs, unit = np.random.default_rng(number), epsilon(model)
     with kept_variables(weights) as before:
         for variable, value in zip(weights, before, strict=True):
