@@ -83,15 +83,17 @@ def local_normalizations(model: Any) -> list[Any]:
 
     A part that a functional model calls with ``training=False``, as in fine-tuning, uses the moving ones.
     """
-    frozen: set[int] = set()
-    for graph in (part for part in model._flatten_layers() if isinstance(part, Functional)):
-        with contextlib.suppress(NotImplementedError):  # of a layer that has no configuration
+    layers = list(model._flatten_layers())
+    found = [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable and not x.synchronized]
+    graphs = [layer for layer in layers if isinstance(layer, Functional)] if found else []
+    inference: set[int] = set()
+    for graph in graphs:
+        with contextlib.suppress(Exception):  # of layers of the user's own, whose configuration is not needed
             for config in graph.get_config()["layers"]:
                 calls = [node["kwargs"].get("training") for node in config["inbound_nodes"]]
                 if calls and all(call is False for call in calls):
-                    frozen |= {id(layer) for layer in graph.get_layer(config["name"])._flatten_layers()}
-    found = [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
-    return [x for x in found if x.trainable and not x.synchronized and id(x) not in frozen]
+                    inference |= {id(layer) for layer in graph.get_layer(config["name"])._flatten_layers()}
+    return [layer for layer in found if id(layer) not in inference]
 
 
 def moving_statistics(model: Any) -> list[Any]:

@@ -198,6 +198,8 @@ def test_a_part_that_is_called_for_inference_normalizes_by_moving_statistics() -
 
     assert names(None) == names(True) == names(False, None) == ["inner", "last"]
     assert names(False) == names(False, False) == ["last"]
+    with mock.patch.object(keras.layers.Add, "get_config", side_effect=ValueError):  # of a layer of the user's own
+        assert names(False) == ["inner", "last"]
     inner.trainable = False
     assert names(None) == ["last"]
     last.synchronized = True
