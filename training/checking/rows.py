@@ -134,9 +134,9 @@ def _difference(model: Any, batch: Any, rows: int, per_sample: Sequence[bool | N
         raise
     except Exception as error:  # the code of the script may raise anything
         return f"its predict_step raises {type(error).__name__} for a part of a batch"
+    expected = Effects({**whole})
     joined = Effects({name: np.concatenate([half[name] for half in halves]) for name in whole})
-    together = Effects({**whole})
-    verdict = judge(together, joined, distances(together, joined), Rounding(UNITS * epsilon(model)))
+    verdict = judge(expected, joined, distances(expected, joined), Rounding(UNITS * epsilon(model)))
     return None if verdict.agree else f"{verdict.name} of rows differ by {verdict.difference:.2g} with other rows"
 
 
