@@ -59,12 +59,12 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 @pytest.hookimpl(tryfirst=True)  # before the option -m leaves out what is slow
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what this run does not have. Files with long tests come first, so that two processes end together."""
-    if part := config.getoption("part"):
-        items[:], others = choosing.part(items, *map(int, part.split("/")))
-        config.hook.pytest_deselected(items=others)
     if not config.getoption("rank_counts"):
         choosing.mark_products(items)
     choosing.mark_repeated(items)
+    if part := config.getoption("part"):
+        items[:], others = choosing.part(items, *map(int, part.split("/")))
+        config.hook.pytest_deselected(items=others)
     items.sort(key=lambda item: "training" not in item.path.parts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,10 +147,14 @@ class TreeBranches(Branches):
         return [other for other in self.names if other.startswith(f"{name}/")]
 
     def full_name(self, name: str) -> str:
-        if name in self._branches:
-            return name
-        named = [full for full, branch in self._branches.items() if branch.name == name]
-        return named[0] if len(named) == 1 else name
+        return name if name in self._branches else self._by_short_name.get(name, name)
+
+    @cached_property
+    def _by_short_name(self) -> Mapping[str, str]:
+        """Return the full name of each short name that only one branch has."""
+        short = {full: branch.name for full, branch in self._branches.items()}
+        count = Counter(short.values())
+        return {name: full for full, name in short.items() if count[name] == 1}
 
     def typename(self, name: str) -> str:
         branch, interpretation = self._branches[name], self._interpretation(name)
@@ -275,7 +280,7 @@ class TupleFields(Branches):
     def rows(self) -> int:  # type: ignore[override]
         return int(self.ntuple.num_entries)
 
-    @property
+    @cached_property
     def names(self) -> list[str]:
         return list(self.ntuple.keys(recursive=False))
 

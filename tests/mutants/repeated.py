@@ -34,6 +34,7 @@ KEPT = (
         "tests/test_house.py",
         "test_ownership.py",
         "test_importing.py",
+        "test_packaging.py",
         "test_docs.py",
         "test_examples.py",
         "test_demo.py",

@@ -71,17 +71,27 @@ def cover(tests: Sequence[Values]) -> list[int]:
 
 
 def part(items: Sequence[pytest.Item], number: int, parts: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
-    """Return the tests of one of several parts, numbered from 1, and all others. A file belongs to one part.
+    """Return the tests of one of several parts, numbered from 1, and all others.
 
-    Parts are of about equal weight: a test on ranks counts ten times one that runs in this process.
+    What `make test` leaves out is dealt out one after the other, since such tests of one file may take longer than all
+    others. Of a file the rest belongs to one part. These are of about equal weight: a test on ranks counts ten times
+    one that runs in this process.
     """
-    weights: dict[str, float] = defaultdict(float)
+    slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("repeated")]
+    chosen = {item.nodeid: i % parts for i, item in enumerate(slow)}
+    by_file: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        weights[str(item.path)] += 10 if {"pool", "ranks"} & set(getattr(item, "fixturenames", ())) else 1
-    loads = [0.0] * parts
-    chosen: dict[str, int] = {}
+        if item.nodeid not in chosen:
+            by_file[str(item.path)].append(item)
+    weights = {path: sum(_weight(item) for item in of_file) for path, of_file in by_file.items()}
+    loads = [0] * parts
     for path in sorted(weights, key=lambda path: (-weights[path], path)):
-        chosen[path] = loads.index(min(loads))
-        loads[chosen[path]] += weights[path]
-    inside = [item for item in items if chosen[str(item.path)] == number - 1]
-    return inside, [item for item in items if chosen[str(item.path)] != number - 1]
+        lightest = loads.index(min(loads))
+        loads[lightest] += weights[path]
+        chosen |= {item.nodeid: lightest for item in by_file[path]}
+    inside = [item for item in items if chosen[item.nodeid] == number - 1]
+    return inside, [item for item in items if chosen[item.nodeid] != number - 1]
+
+
+def _weight(item: pytest.Item) -> int:
+    return 10 if {"pool", "ranks"} & set(getattr(item, "fixturenames", ())) else 1

@@ -27,14 +27,21 @@ def test_cover_has_every_pair_of_values_and_no_test_twice(sizes: list[int]) -> N
         assert len(kept) == max(sizes)
 
 
-def test_parts_are_disjoint_and_have_every_file_once() -> None:
-    def item(path: str, *fixtures: str) -> Any:
-        return SimpleNamespace(path=path, fixturenames=fixtures)
+def test_parts_are_disjoint_and_share_slow_tests_alone_of_a_file() -> None:
+    def item(number: int) -> Any:
+        markers = {"slow": number % 4 == 0, "repeated": number % 4 == 1}
+        fixtures = ["pool"] if number % 3 else []
+        path = f"{number % 7}.py"
+        return SimpleNamespace(
+            path=path, nodeid=f"{path}::{number}", fixturenames=fixtures, get_closest_marker=lambda name: markers[name]
+        )
 
-    items = [item(f"{number % 7}.py", *(["pool"] if number % 3 else [])) for number in range(100)]
+    items = [item(number) for number in range(100)]
     parts = [choosing.part(items, number, 3)[0] for number in (1, 2, 3)]
     assert sorted(map(id, [item for part in parts for item in part])) == sorted(map(id, items))
-    files = [{item.path for item in part} for part in parts]
+    slow = [[item for item in part if int(item.nodeid.partition("::")[2]) % 4 < 2] for part in parts]
+    assert [len(part) for part in slow] == [17, 17, 16]
+    files = [{item.path for item in part if item not in of_part} for part, of_part in zip(parts, slow, strict=True)]
     assert all(a.isdisjoint(b) for a, b in combinations(files, 2)) and all(files)
 
 

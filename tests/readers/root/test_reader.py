@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 import struct
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from matex_data.index.model import RowSelection
 from matex_data.readers import detect
 from matex_data.readers.root import branches
 from matex_data.readers.root.baskets import Baskets, unpack
+from matex_data.readers.root.branches import TreeBranches
 from matex_data.readers.root.entries import Clusters
 from matex_data.readers.root.reader import index
 from tests.support.corpus import CORPUS, needs_corpus
@@ -363,6 +365,30 @@ def test_short_names_of_branches_in_branches() -> None:
     assert all(np.array_equal(a, b) for a, b in pairs)
     with pytest.raises(FormatError, match=r"(?s)'Evt/hits'.*'Evt/hits/\*'"):
         index(path, ["Evt/hits"])
+
+
+def test_short_names_are_looked_up_once() -> None:
+    looked_at: list[str] = []
+
+    class Branch:
+        def __init__(self, name: str) -> None:
+            self._name = name
+
+        @property
+        def name(self) -> str:
+            looked_at.append(self._name)
+            return self._name
+
+    class Tree:
+        def iteritems(self, recursive: bool) -> Iterator[tuple[str, Branch]]:
+            yield from ((f"event/{name}", Branch(name)) for name in names)
+            yield from ((f"{part}/x", Branch("x")) for part in ("a", "b"))
+
+    names = [f"branch{i}" for i in range(1000)]
+    found = TreeBranches("file.root", "tree", Tree())
+    assert [found.full_name(name) for name in names] == [f"event/{name}" for name in names]
+    assert found.full_name("x") == "x" and found.full_name("a/x") == "a/x"
+    assert len(looked_at) == 1002
 
 
 def _corpus(name: str) -> str:

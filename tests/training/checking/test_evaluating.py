@@ -170,19 +170,22 @@ def test_a_check_of_predictions_does_not_run_python_code_again(pool: Pool, eager
         assert not said or "are not checked: its Python code" in said[0] or "are not checked: it calls" in said[0]
 
 
-SCRIPT = """
+BEGIN = """
 import keras, numpy as np, tensorflow as tf
 from keras import ops
 
+keras.utils.set_random_seed(1)
+x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+y, options = x[:, :1], {"batch_size": 12, "shuffle": False, "epochs": 2, "verbose": 0}
+"""
+
+COMBINED = """
 class Centered(keras.layers.Layer):
     def call(self, x, training=None):
         return x if training else x - ops.mean(x, 0)
 
-keras.utils.set_random_seed(1)
 model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(5, "tanh"), Centered(), keras.layers.Dense(1)])
 model.compile("sgd", "mse")
-x = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
-y, options = x[:, :1], {"batch_size": 12, "shuffle": False, "epochs": 2, "verbose": 0}
 history = model.fit(x, y, validation_data=(x, y), **options).history
 numbers = [*history["val_loss"], model.evaluate(x, y, batch_size=48, verbose=0),
            np.abs(model.predict(x, batch_size=48, verbose=0)).sum()]
@@ -194,8 +197,10 @@ texts.compile("sgd", "mse")
 words = np.array(list("abcd"))[np.arange(96) % 4][:, None]
 data = tf.data.Dataset.from_tensor_slices((words, y)).batch(24)
 texts.fit(data, verbose=0)
-numbers.append(texts.evaluate(data, verbose=0))
+print("NUMBERS", *numbers, texts.evaluate(data, verbose=0))
+"""
 
+APART = """
 def spread(true, predicted):
     return ops.ones_like(true) * ops.max(predicted)
 
@@ -204,7 +209,7 @@ plain.compile("sgd", "mse", metrics=["mae"])
 plain.fit(x, y, **options)
 plain.save("plain.keras")
 loaded = keras.models.load_model("plain.keras")
-numbers += loaded.evaluate(x, y, batch_size=48, verbose=0)
+numbers = loaded.evaluate(x, y, batch_size=48, verbose=0)
 pairs = tf.data.Dataset.from_tensor_slices((x, y)).batch(48)
 numbers += keras.models.load_model("plain.keras").evaluate(pairs, verbose=0)
 
@@ -226,21 +231,23 @@ print("NUMBERS", *numbers)
 """
 
 
-def test_an_unchanged_script_evaluates_and_predicts_whole_batches(tmp_path: Path) -> None:
+@pytest.mark.parametrize("models", [COMBINED, APART], ids=["combined", "apart"])
+def test_an_unchanged_script_evaluates_as_one_process(tmp_path: Path, models: str) -> None:
     def numbers(done: Any) -> list[float]:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("NUMBERS")]
         return [float(number) for number in line.split()[1:]]
 
-    chdir = f"import os; os.chdir({str(tmp_path)!r})\n"
-    plain = run_script(0, chdir + SCRIPT, timeout=60)
+    text = f"import os; os.chdir({str(tmp_path)!r})\n{BEGIN}{models}"
+    plain = run_script(0, text, timeout=60)
     script = tmp_path / "script.py"
-    script.write_text(chdir + SCRIPT)
+    script.write_text(text)
     found = run_script(2, LAUNCHER, str(script), timeout=120)
     np.testing.assert_allclose(numbers(found), numbers(plain), rtol=1e-5)
-    assert "cannot predict shards" in found.stderr
-    whole = {line.split()[1] for line in found.stderr.splitlines() if "cannot be evaluated on shards" in line}
-    assert whole == {"sequential"}
-    assert found.stderr.count("of averaging on shards and on whole batches agree (up to random numbers") == 1
+    whole = [line.split()[1] for line in found.stderr.splitlines() if "cannot be evaluated on shards" in line]
+    assert whole == (["sequential"] if models is COMBINED else [])
+    assert ("cannot predict shards" in found.stderr) == (models is COMBINED)
+    agreeing = "of averaging on shards and on whole batches agree (up to random numbers"
+    assert found.stderr.count(agreeing) == (models is APART)
 
 
 OBSERVING = """
