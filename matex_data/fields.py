@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import Any
@@ -239,6 +239,18 @@ def matching(pattern: str, available: Collection[str]) -> list[str]:
     return [pattern] if pattern in available else [name for name in available if fnmatchcase(name, pattern)]
 
 
+def fits_any(patterns: Iterable[str]) -> Callable[[str], bool]:
+    """Return the function that tells of a name whether it is among these names, or fits a pattern among them.
+
+    >>> known = fits_any(["run", "Muon_*"])
+    >>> known("Muon_pt"), known("run"), known("nMuon")
+    (True, True, False)
+    """
+    names = set(patterns)
+    wild = [name for name in names if is_pattern(name)]
+    return lambda name: name in names or any(fnmatchcase(name, pattern) for pattern in wild)
+
+
 def by_pattern(patterns: Collection[str], available: Collection[str]) -> dict[str, str]:
     """Return the pattern that each available name fits: a name comes before patterns, and these in their order.
 
@@ -327,8 +339,9 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
     ['MET_pt', 'Muon_pt', 'Muon_eta']
     """
     expanded: dict[str, None] = {}
+    known = frozenset(available)
     for name in names:
-        if name in available or not is_pattern(name):
+        if name in known or not is_pattern(name):
             expanded[name] = None
             continue
         matched = matching(name, available)

@@ -10,6 +10,7 @@ import ast
 import re
 import struct
 import zipfile
+import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -27,7 +28,7 @@ from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
 from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import Decoding
-from matex_data.readers.whole_file import CompressedFileRows, max_decompressed, read_to_end
+from matex_data.readers.whole_file import READ_BYTES, CompressedFileRows, max_decompressed
 from matex_data.storage.files import is_of_system, open_binary, open_zip, size_of, size_of_open
 
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
@@ -317,19 +318,26 @@ def _member_layout(path: str, info: zipfile.ZipInfo, array: StoredArray, verify:
         if start + array.end > size_of_open(file):
             raise FormatError("the file is a damaged zip file", file=path, field=info.filename, found="it ends early")
         if verify:
+            file.seek(start)
             _verify(file, path, info)
     return _as_row(replace(array, offset=start + array.offset)).layout()
 
 
 def _verify(file: BinaryIO, path: str, info: zipfile.ZipInfo) -> None:
-    """Raise ``DecodeError`` unless a member has its checksum."""
-    try:
-        file.seek(0)
-        with open_zip(file) as archive, archive.open(info) as member:
-            read_to_end(member)
-    except (zipfile.BadZipFile, EOFError) as error:
-        name = info.filename.removesuffix(".npy")
-        raise DecodeError("the stored array is damaged", file=path, field=name, found=error, remedy=RESTORE) from error
+    """Raise ``DecodeError`` unless a member, which begins where the file is, has its checksum."""
+    checksum, left = 0, info.file_size
+    while left and (data := file.read(min(left, READ_BYTES))):
+        checksum, left = zlib.crc32(data, checksum), left - len(data)
+    if left or checksum != info.CRC:
+        name, found = info.filename.removesuffix(".npy"), f"the checksum {checksum:#010x}"
+        raise DecodeError(
+            "the stored array is damaged",
+            file=path,
+            field=name,
+            expected=f"the checksum {info.CRC:#010x}",
+            found=f"{left} bytes less" if left else found,
+            remedy=RESTORE,
+        )
 
 
 def _as_row(array: StoredArray) -> StoredArray:

@@ -175,8 +175,9 @@ def check_known(
     --------
     >>> check_known("a.csv", ["x"], ["x", "y"])
     """
+    among = frozenset(known)
     for name in names:
-        if name not in known:
+        if name not in among:
             raise FieldNotFound(
                 f"the file has no such {kind}",
                 file=path,

@@ -350,8 +350,8 @@ class _Reader:
         self._numbers, self._arrays = numbers, arrays
         self._origin = origin
         self._number = self._varying = self._array_number = 0
-        self._depth = self._objects = 0
-        self._makers: list[tuple[_Make, int]] = []  # of the shared objects, and the objects within each
+        self._depth = self._objects = self._layouts = 0
+        self._makers: list[tuple[_Make, int, int]] = []  # of shared objects, and what is within each
 
     def check_end(self) -> None:
         """Raise ``ValueError`` unless all numbers and arrays have been used."""
@@ -376,8 +376,9 @@ class _Reader:
         self._depth -= 1
         return made
 
-    def _count(self, objects: int) -> None:
+    def _count(self, objects: int, layouts: int = 0) -> None:
         self._objects += objects
+        self._layouts += layouts
         if self._objects > MOST_OBJECTS:
             raise ValueError(f"more than {MOST_OBJECTS} objects within one")
 
@@ -415,14 +416,14 @@ class _Reader:
     def _again(self, number: int) -> _Make:
         if type(number) is not int or not 0 <= number < len(self._makers):
             raise ValueError(f"object {number!r:.100}, which is not described before")
-        maker, objects = self._makers[number]
-        self._count(objects)
+        maker, objects, layouts = self._makers[number]
+        self._count(objects, layouts)
         return maker if isinstance(maker, _Known) else lambda entry: entry.made[number]
 
-    def _kept(self, maker: _Make, objects: int) -> _Make:
+    def _kept(self, maker: _Make, objects: int, layouts: int = 0) -> _Make:
         """Return what makes an object that may occur twice, and keeps it for the second time."""
         number = len(self._makers)
-        self._makers.append((maker, objects))
+        self._makers.append((maker, objects, layouts))
         self.shared = len(self._makers)
         if isinstance(maker, _Known):
             return maker
@@ -434,17 +435,23 @@ class _Reader:
         return made
 
     def _object(self, name: str, *descriptors: Descriptor) -> _Make:
-        """Return what makes an object of its fields; equal ones that are compared by value are made once."""
-        before, kind, names = self._objects, self._class(name), descriptors[::2]
+        """Return what makes an object of its fields; equal ones that are compared by value are made once.
+
+        Of one that is not, such as the table of thousands of columns, only such objects within it are visited again.
+        """
+        before, kind, names = (self._objects, self._layouts), self._class(name), descriptors[::2]
         if list(names) != list(_fields_of(kind)):
             raise ValueError(f"{name} with the fields {list(names)!r:.200}")
         maker = self._composite(lambda values: kind(**dict(zip(names, values, strict=True))), descriptors[1::2])
         if kind is Trust and not self._origin.of_job:
             maker = _Known(self._origin.trust)
-        if isinstance(maker, _Known) and kind.__eq__ is object.__eq__:
+        is_layout = kind.__eq__ is object.__eq__
+        if isinstance(maker, _Known) and is_layout:
             values = {name: getattr(maker.value, name) for name in names}
             maker = lambda _: kind(**values)  # noqa: E731 (as the other makers)
-        return self._kept(maker, self._objects - before)
+        layouts = self._layouts - before[1] + is_layout
+        self._layouts += is_layout
+        return self._kept(maker, layouts if is_layout else self._objects - before[0], layouts)
 
     def _class(self, name: str) -> Any:
         kind = self._declared(name)

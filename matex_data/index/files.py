@@ -503,14 +503,17 @@ def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
     )
 
 
-def sources_of(value: Any) -> Iterator[str]:
+def sources_of(value: Any, visited: dict[int, Any] | None = None) -> Iterator[str]:
     """Yield the paths of the files that a layout opens, and those of all that it consists of; maybe more than once.
+
+    What thousands of columns share, such as the table that they are columns of, is looked at once.
 
     Whatever names such a file has a method ``sources``, see `Layout.sources`.
 
     Parameters
     ----------
     value : a layout, or what one consists of: objects, and sequences and mappings of them.
+    visited : objects that were looked at, by id.
 
     Examples
     --------
@@ -523,12 +526,16 @@ def sources_of(value: Any) -> Iterator[str]:
     >>> list(sources_of({"x": Rows()}))
     ['/data/other.bin']
     """
+    visited = {} if visited is None else visited
+    if isinstance(value, str | int | float | np.ndarray) or id(value) in visited:
+        return
+    visited[id(value)] = value
     own = getattr(value, "sources", None)
     if callable(own):
         yield from own()
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         for field in dataclasses.fields(value):
-            yield from sources_of(getattr(value, field.name))
+            yield from sources_of(getattr(value, field.name), visited)
     elif isinstance(value, tuple | list | Mapping):
         for item in value.values() if isinstance(value, Mapping) else value:
-            yield from sources_of(item)
+            yield from sources_of(item, visited)

@@ -8,7 +8,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Schema, by_pattern, matching
+from matex_data.fields import MASK, Schema, by_pattern, fits_any, matching
 
 
 def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, Integers], remedy: str) -> None:
@@ -49,13 +49,11 @@ def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: st
     """
     if names is None:
         return None
-    patterns = list(masked)
-    ending = MASK.format("")
+    requested, has_mask = fits_any([*names, *made]), fits_any(masked)
 
     def is_mask(name: str) -> bool:
-        base = name.removesuffix(ending)
-        requested = any(matching(other, [base]) for other in (*names, *made) if other != name)
-        return base != name and requested and any(matching(pattern, [base]) for pattern in patterns)
+        base = name.removesuffix(MASK.format(""))
+        return base != name and requested(base) and has_mask(base)
 
     return [name for name in names if not is_mask(name)]
 

@@ -219,7 +219,8 @@ def _numeric(field: Field) -> bool:
 
 
 def _is_mask(schema: Mapping[str, Field], name: str) -> bool:
-    return name in {MASK.format(other) for other in schema}
+    base = name.removesuffix(MASK.format(""))
+    return base != name and base in schema
 
 
 def _check(schema: Mapping[str, Field], name: str) -> None:

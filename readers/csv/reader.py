@@ -23,7 +23,7 @@ from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_own_ranges
 from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
 from matex_data.readers.csv.options import CsvOptions, check_options
-from matex_data.readers.csv.parse import Parser
+from matex_data.readers.csv.parse import COLUMN_BYTES, Block, Parser
 from matex_data.readers.csv.records import (
     ENCODINGS,
     Records,
@@ -209,7 +209,9 @@ def _index_small(
     columns = list(available) if names is None else file.own(names)
     if options.usecols is not None:
         columns = [name for name in columns if name in _used(available, options)]
-    file.summaries = _summarize(text[file.start :], file, columns, options, file.records.count, file.line)
+    file.summaries = _summarize(
+        text[file.start :], file, columns, options, [Block(len(text) - file.start, file.records.count, file.line)]
+    )
     return file
 
 
@@ -362,16 +364,18 @@ def _line_and_column(file: _TextFile, records: Records, byte: int, read: ReadTex
 
 
 def _summarize(
-    data: Bytes, file: _TextFile, columns: Sequence[str], options: CsvOptions, count: int, line: int
+    data: Bytes, file: _TextFile, columns: Sequence[str], options: CsvOptions, blocks: Sequence[Block]
 ) -> dict[str, ColumnSummary]:
-    """Summarize ``count`` whole records behind ``line`` lines, in those columns whose type is not requested."""
+    """Summarize blocks of records, in those columns whose type is not requested."""
     distinct = {name for name in columns if options.requested_dtype(name) == "category"}
     types = {name: None for name in columns if options.requested_dtype(name) is None}
     types |= dict.fromkeys(distinct, TEXT.arrow)
     if not types:
         return {}
-    table = file.parser.parse(data, types, count, line)
-    return {name: ColumnSummary.of(table[name], name in distinct) for name in types}
+    tables = file.parser.parse_blocks(data, types, blocks)
+    return merge_summaries(
+        {name: ColumnSummary.of(table[name], name in distinct) for name in types} for table in tables
+    )
 
 
 def _scan_large(file: _TextFile, options: CsvOptions, ranks: IndexingRanks) -> None:
@@ -394,13 +398,20 @@ def _summarize_large(
     full = options.infer == "full" or any(options.requested_dtype(name) == "category" for name in columns)
     count = len(line) if full else min(SAMPLE_BLOCKS, len(line))
     selected = np.unique(np.linspace(0, len(line) - 1, count).astype(np.int64))
-    low, high = rank_range(len(selected), ranks.rank, ranks.size)
-    own = selected[low:high]
+    at_once = max(1, COLUMN_BYTES * len(file.parser.names) // block_bytes(file.size))
+    low, high = rank_range(-(-len(selected) // at_once), ranks.rank, ranks.size)
+    own = selected[low * at_once : high * at_once]
     found: list[dict[str, ColumnSummary]] = []
+    texts: list[Bytes] = []
 
     def take(i: int, data: Bytes) -> None:
-        rows = int(first[own[i] + 1] - first[own[i]])
-        found.append(_summarize(data, file, columns, options, rows, int(line[own[i]])))
+        texts.append(data.copy())
+        if len(texts) == at_once or i == len(own) - 1:
+            parsed = own[i + 1 - len(texts) : i + 1]
+            records, lines = (first[parsed + 1] - first[parsed]).tolist(), line[parsed].tolist()
+            blocks = list(map(Block, map(len, texts), records, lines))
+            found.append(_summarize(np.concatenate(texts), file, columns, options, blocks))
+            texts.clear()
 
     ranges = list(zip(offset[own].tolist(), (offset[own + 1] - offset[own]).tolist(), strict=True))
     read_own_ranges(ranks, file.parser.path, ranges, take)

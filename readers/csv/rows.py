@@ -18,12 +18,10 @@ from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import ReadRequest, ranges
 from matex_data.index.scatter import RowIndices, matrix_view, scatter
 from matex_data.index.table import Outputs
-from matex_data.readers.csv.parse import Parser
+from matex_data.readers.csv.parse import CALL_BYTES, COLUMN_BYTES, Block, Parser
 from matex_data.readers.csv.types import ColumnType
 from matex_data.readers.text.compression import plain_text
 from matex_data.readers.text.unpacked import notice_of
-
-PARSE_BYTES = 1 << 20  # parsed by one call, about
 
 
 @declared
@@ -73,7 +71,8 @@ class CsvRows(DecodedBlocks):
         number = selection.blocks.number[positions]
         nbytes, targets = self.offset[number + 1] - self.offset[number], _targets(selection.outs)
         total = nbytes.sum()
-        group = (np.cumsum(nbytes) - nbytes) * max(1, round(total / PARSE_BYTES)) // max(1, total)
+        calls = round(total / max(CALL_BYTES, COLUMN_BYTES * len(selection.outs)))
+        group = (np.cumsum(nbytes) - nbytes) * max(1, calls) // max(1, total)
         for indices in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(group)) + 1):
             if len(indices):
                 complete = partial(self._parse, selection, positions[indices], targets)
@@ -121,16 +120,9 @@ class CsvRows(DecodedBlocks):
     def _table(self, blocks: Integers, names: Sequence[str], data: Bytes) -> pa.Table:
         text = plain_text(data, self.stored)[self.skip :] if self.stored else data
         types = {name: self.types[name].arrow for name in names}
-        sizes = self.block_sizes(blocks)
-        if len(blocks) > 1:
-            try:
-                return self.parser.parse_with_arrow(text, types, int(sizes.sum()))
-            except pa.ArrowInvalid:
-                pass  # block by block, since an error has to name its line
-        ends = np.cumsum(self.offset[blocks + 1] - self.offset[blocks])[:-1]
-        lines, texts = self.line[blocks].tolist(), np.split(text, ends)
-        parts = zip(texts, sizes.tolist(), lines, strict=True)
-        tables = [self.parser.parse(part, types, count, line) for part, count, line in parts]
+        nbytes, lines = (self.offset[blocks + 1] - self.offset[blocks]).tolist(), self.line[blocks].tolist()
+        parts = map(Block, nbytes, self.block_sizes(blocks).tolist(), lines)
+        tables = self.parser.parse_blocks(text, types, list(parts))
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
 
     def _values(self, name: str, blocks: Integers, table: pa.Table) -> Array:

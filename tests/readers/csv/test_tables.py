@@ -62,14 +62,14 @@ def _parsed_rows(comm: MPI.Intracomm, path: str) -> tuple[int, int, int]:
         pass
     parsed = 0
     with pytest.MonkeyPatch.context() as patch:
-        original = Parser.parse_with_arrow
+        original = Parser._parse_with_arrow
 
         def counted(parser: Parser, data: Any, types: Any, count: int) -> Any:
             nonlocal parsed
             parsed += count
             return original(parser, data, types, count)
 
-        patch.setattr(Parser, "parse_with_arrow", counted)
+        patch.setattr(Parser, "_parse_with_arrow", counted)
         samples = sum(len(batch["a"]) for batch in batches)
     return parsed, samples, next(iter(data._source.index.files[0].layouts.values())).block_rows
 
