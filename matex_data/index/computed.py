@@ -7,10 +7,10 @@ replaced, is another *variable*; the variables before it stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -141,14 +141,35 @@ def compute(
     >>> list(compute(index, double, ["t"], {"twice": Field("twice", (), np.dtype("f8"))}).fields)
     ['t', 'twice']
     """
+    return compute_all(index, [ComputedFields(function, given, fields, views, fills, draws)])
+
+
+class ComputedFields(NamedTuple):
+    """Arguments of ``compute``."""
+
+    function: Callable[[Call], None]
+    given: Sequence[str]
+    fields: Schema
+    views: Views | None = None
+    fills: str = ""
+    draws: bool = False
+
+
+def compute_all(index: Index, steps: Iterable[ComputedFields]) -> Index:
+    """Return the index with the fields of computations, one after the other, in time linear in their number."""
     known = index.made
     if not isinstance(known, Computed):
         known = Computed(index, (), {name: name for name in index.fields})
-    inputs = {name: known.delivered[name] for name in given}
-    results = {name: f"{name}\0{len(known.steps)}" for name in fields}
-    step = Computation(function, inputs, results, fields, views, fills, draws)
-    made = Computed(known.base, (*known.steps, step), {**known.delivered, **results})
-    return made.index({**index.fields, **fields}, index)
+    computations, delivered, fields = list(known.steps), dict(known.delivered), dict(index.fields)
+    for step in steps:
+        inputs = {name: delivered[name] for name in step.given}
+        results = {name: f"{name}\0{len(computations)}" for name in step.fields}
+        computations.append(
+            Computation(step.function, inputs, results, step.fields, step.views, step.fills, step.draws)
+        )
+        delivered |= results
+        fields |= step.fields
+    return Computed(known.base, tuple(computations), delivered).index(fields, index)
 
 
 @dataclass(frozen=True, eq=False)

@@ -503,7 +503,7 @@ def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
     )
 
 
-def sources_of(value: Any, visited: dict[int, Any] | None = None) -> Iterator[str]:
+def sources_of(value: Any, visited: set[Any] | None = None) -> Iterator[str]:
     """Yield the paths of the files that a layout opens, and those of all that it consists of; maybe more than once.
 
     What thousands of columns share, such as the table that they are columns of, is looked at once.
@@ -513,7 +513,7 @@ def sources_of(value: Any, visited: dict[int, Any] | None = None) -> Iterator[st
     Parameters
     ----------
     value : a layout, or what one consists of: objects, and sequences and mappings of them.
-    visited : objects that were looked at, by id.
+    visited : objects that were looked at, of those that are equal to themselves alone.
 
     Examples
     --------
@@ -526,10 +526,12 @@ def sources_of(value: Any, visited: dict[int, Any] | None = None) -> Iterator[st
     >>> list(sources_of({"x": Rows()}))
     ['/data/other.bin']
     """
-    visited = {} if visited is None else visited
-    if isinstance(value, str | int | float | np.ndarray) or id(value) in visited:
-        return
-    visited[id(value)] = value
+    visited = set() if visited is None else visited
+    kind: Any = type(value)
+    if kind.__eq__ is object.__eq__:
+        if value in visited:
+            return
+        visited.add(value)
     own = getattr(value, "sources", None)
     if callable(own):
         yield from own()

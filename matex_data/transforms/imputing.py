@@ -20,7 +20,7 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MISSING_INTEGER, Field, Schema, by_pattern, is_pattern
-from matex_data.index.computed import Call, compute
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator
@@ -175,12 +175,14 @@ class Imputation:
             source.use_block(samples, names, add)
         merged = [c.rule if t is None else t.merged(source.comm) for c, t in zip(self.columns, tallies, strict=True)]
         digest = hashlib.blake2b(repr(merged).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        index, values = self.index, tuple(zip(self.columns, merged, strict=True))
-        for name in dict.fromkeys(column.name for column in self.columns):
-            of_field = tuple((column, value) for column, value in values if column.name == name)
-            fill = partial(_fill, name, of_field)
-            index = compute(index, fill, [name], {name: fields[name]}, views=dict, fills=f"missing {digest}")
-        return source.with_index(index, f"{self.transforms}missing {digest}")
+        by_field: dict[str, list[tuple[FilledColumn, Any]]] = {}
+        for column, value in zip(self.columns, merged, strict=True):
+            by_field.setdefault(column.name, []).append((column, value))
+        steps = (
+            ComputedFields(partial(_fill, name, tuple(values)), [name], {name: fields[name]}, dict, f"missing {digest}")
+            for name, values in by_field.items()
+        )
+        return source.with_index(compute_all(self.index, steps), f"{self.transforms}missing {digest}")
 
 
 def _fill(name: str, values: Sequence[tuple[FilledColumn, Any]], call: Call) -> None:

@@ -20,7 +20,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, by_pattern, is_pattern, mask_of, matching
 from matex_data.index.combined import exact
-from matex_data.index.computed import Call, compute
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples
 from matex_data.reading.plan import Arrays
@@ -75,21 +75,24 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
         _check_no_integers({name: field for name, field in index.fields.items() if name not in ruled})
     floats = [field for field in index.fields.values() if _is_nullable(field) and not field.ragged]
     whole = names is None and not by_field
-    masked = [f for f in floats if whole or MASK.format(f.name) in (names or ())]
+    requested = set(names or ())
+    masked = [f for f in floats if whole or MASK.format(f.name) in requested]
     masked = masked if by_field or missing == "mask" else []
     remedy = 'select fields with inputs= and targets=; with pad=, give missing= a number or "nan"'
     for field in masked:
         mask_of(field.name, index.fields, remedy)
+    with_mask = {field.name for field in masked}
+    steps: list[ComputedFields] = []
     for field in floats:
         mask = {MASK.format(field.name): Field(MASK.format(field.name), field.shape, np.dtype(bool))}
-        if by_field and field in masked:
-            index = compute(index, partial(_fill_mask, field), [field.name], mask)
+        if by_field and field.name in with_mask:
+            steps.append(ComputedFields(partial(_fill_mask, field), [field.name], mask))
         elif not isinstance(missing, Mapping):
             number = field.dtype.type(0 if isinstance(missing, str) else missing)
-            fields = {field.name: field, **(mask if field in masked else {})}
+            fields = {field.name: field, **(mask if field.name in with_mask else {})}
             fill = partial(_fill, field, number)
-            index = compute(index, fill, [field.name], fields, views=dict, fills=f"missing {number}")
-    return index
+            steps.append(ComputedFields(fill, [field.name], fields, views=dict, fills=f"missing {number}"))
+    return compute_all(index, steps) if steps else index
 
 
 def _check_no_integers(fields: Mapping[str, Field]) -> None:
@@ -258,13 +261,14 @@ def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
     if unknown is not None:
         expected = f"one of {near_matches(unknown, index.fields)}"
         raise FieldNotFound("missing_values= names no field", field=unknown, expected=expected)
+    steps: list[ComputedFields] = []
     for name, rule in by_pattern(rules, index.fields).items():
         field = index.fields[name]
         if _applies(field, named, rule):
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))
             values = np.array(_listed(rules[rule]), np.float64)
-            index = compute(index, partial(_mark, marked, values), [name], {name: marked})
-    return index
+            steps.append(ComputedFields(partial(_mark, marked, values), [name], {name: marked}))
+    return compute_all(index, steps) if steps else index
 
 
 def _listed(value: Any) -> list[Any]:

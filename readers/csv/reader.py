@@ -95,7 +95,8 @@ def index_collectively(
     files = of_root + agreed(ranks, lambda: [_inspect(paths[i], names, checked, before) for i in rest])
     available = _all_names(files, ranks)
     fills = dict(absent or {})
-    of_files = None if names is None else [name for name in names if name in available or name not in fills]
+    absent_names = fills.keys() - set(available)
+    of_files = None if names is None else [name for name in names if name not in absent_names]
     columns = agreed(ranks, lambda: _select_columns(paths[0], available, of_files, checked))
     large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.records is None])
     for number in (number for of_rank in large for number in of_rank):
@@ -159,7 +160,8 @@ class _TextFile:
 
     def own(self, columns: Iterable[str]) -> list[str]:
         """Return those of some columns that the file has."""
-        return [name for name in columns if name in self.parser.names]
+        known = frozenset(self.parser.names)
+        return [name for name in columns if name in known]
 
     def blocks(self) -> tuple[Integers, Integers, Integers]:
         """Return ``offset``, ``edges`` and ``line`` of ``CsvRows``."""

@@ -258,7 +258,8 @@ def _table_columns(group: h5py.Group) -> Iterator[tuple[str, FrameColumn]]:
         for i, name in enumerate(names):
             columns[_column_name(name)] = (member, i if inner else None)
     order = [_column_name(name) for _, names in unpickled(group.attrs["non_index_axes"]) for name in names]
-    names = [name for name in order if name in columns] + [name for name in columns if name not in order]
+    others = columns.keys() - set(order)
+    names = [name for name in order if name in columns] + [name for name in columns if name in others]
     split: dict[str, tuple[np.dtype[Any], int]] = {}
     if not is_multiple:
         split[LEVEL if "index" in columns else "index"] = stored.fields["index"][:2]
