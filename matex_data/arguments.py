@@ -81,11 +81,24 @@ _MISSING = object()
 @cache
 def _declared(function: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     """Return the annotation of each parameter, and whether it stands for any number of values."""
-    many = {name for name, one in signature(function).parameters.items() if one.kind is Parameter.VAR_POSITIONAL}
+    many = {one.name for one in parameters_of(function) or () if one.kind is Parameter.VAR_POSITIONAL}
     return {name: (hint, name in many) for name, hint in annotations_of(function).items()}
 
 
-def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+@cache
+def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...] | None:
+    """Return the parameters of a function or class; None if it is not written in Python.
+
+    Readers of a million files have few signatures: those that were asked for are kept.
+    """
+    try:
+        return tuple(signature(function).parameters.values())
+    except (TypeError, ValueError):
+        return None
+
+
+@cache
+def annotations_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the annotation of each parameter of a function or class, but of ``**options``.
 
     Those with names that only type checkers see are left out.
@@ -97,11 +110,11 @@ def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
     {'path': <class 'str'>, 'rows': int | None}
     """
     names, found = getattr(function, "__globals__", None) or vars(sys.modules[function.__module__]), {}
-    for name, parameter in signature(function).parameters.items():
-        if parameter.kind is not Parameter.VAR_KEYWORD and parameter.annotation is not Parameter.empty:
-            holder = types.SimpleNamespace(__annotations__={name: parameter.annotation})
+    for one in parameters_of(function) or ():
+        if one.kind is not Parameter.VAR_KEYWORD and one.annotation is not Parameter.empty:
+            holder = types.SimpleNamespace(__annotations__={one.name: one.annotation})
             with suppress(AttributeError, NameError, TypeError):
-                found[name] = typing.get_type_hints(holder, names)[name]
+                found[one.name] = typing.get_type_hints(holder, names)[one.name]
     return found
 
 

@@ -25,6 +25,7 @@ PROC, CGROUPS = Path("/proc"), Path("/sys/fs/cgroup")
 MOST_SHARING = 16  # cores of a process whose threads share an arena
 _M_ARENA_MAX = -8  # of malloc.h
 READING_THREADS = 16  # reads under way of a rank: each may take milliseconds, and none of them needs a core
+UNCHECKED = 1 << 20  # bytes of a block that take less time to decode than the system's answer, how much is free: 1 ms
 SAFE = 0.8  # fraction of the free memory for whole data sets; the rest is for windows, the model and the system
 _LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI", "I_MPI_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_")
 
@@ -341,10 +342,14 @@ def memory_shortage(
 
 
 def check_fits(nbytes: int, item: str, *, remedy: str, file: str | None = None, field: str | None = None) -> None:
-    """Raise ``PartitionError`` if ``nbytes`` do not fit into the memory of this rank; see `memory_shortage`."""
-    error = memory_shortage(nbytes, item, remedy=remedy, file=file, field=field)
-    if error is not None:
-        raise error
+    """Raise ``PartitionError`` if ``nbytes``, more than `UNCHECKED`, do not fit into the memory of this rank.
+
+    The parameters are those of `memory_shortage`.
+    """
+    if nbytes > UNCHECKED:
+        error = memory_shortage(nbytes, item, remedy=remedy, file=file, field=field)
+        if error is not None:
+            raise error
 
 
 def out_of_memory(error: BaseException, rank: int | None, item: str) -> OutOfMemory | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
@@ -104,8 +105,8 @@ class Format:
         >>> format.matches_name("data/run1.PTS"), format.matches_name("run1.csv")
         (True, False)
         """
-        lower = Path(path.lower())
-        return lower.name.endswith(self.suffixes) or any(lower.match(name) for name in self.names)
+        lower = path.lower()
+        return _last_part(lower).endswith(self.suffixes) or _matches(lower, self.names)
 
     def magic_offset(self, head: bytes) -> int:
         """Return the position of the magic bytes that the file has; 0 without any.
@@ -148,7 +149,18 @@ class Format:
         >>> format.is_sidecar("data/run1.log"), format.is_sidecar("run1.pts")
         (True, False)
         """
-        return any(Path(path.lower()).match(name) for name in self.sidecars)
+        return _matches(path.lower(), self.sidecars)
+
+
+def _last_part(path: str) -> str:
+    """Return the name of a file or folder; of a million paths, pathlib makes objects for 10 s."""
+    return path.rstrip("/").rpartition("/")[2]
+
+
+def _matches(path: str, patterns: tuple[str, ...]) -> bool:
+    """Return whether a path matches one of the patterns of ``pathlib.PurePath.match``."""
+    name = _last_part(path)
+    return any(Path(path).match(one) if "/" in one else fnmatchcase(name, one) for one in patterns)
 
 
 @dataclass(frozen=True)

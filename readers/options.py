@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
+from inspect import Parameter
 from typing import Any, TypeVar
 
-from matex_data.arguments import annotations_of, described, fits
+from matex_data.arguments import annotations_of, described, fits, parameters_of
 from matex_data.errors import FormatError, near_matches
 
 Taking = TypeVar("Taking", bound=Callable[..., Any])
@@ -54,11 +54,11 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
     ------
     FormatError : the reader has no such option, lacks a required one, or gets a value of another type.
     """
-    try:
-        parameters = list(inspect.signature(function).parameters.values())[leading:]
-    except (TypeError, ValueError):  # not written in Python
+    parameters = parameters_of(function)
+    if parameters is None:
         return
-    kinds = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    parameters = parameters[leading:]
+    kinds = (Parameter.KEYWORD_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     named = [p for p in parameters if p.kind in kinds and p.name != TRUST]
     taken = getattr(function, _TAKEN, None)
     others = [] if taken is None else [field.name for field in fields(taken) if field.kw_only is False]
@@ -82,11 +82,10 @@ def takes(options: type) -> Callable[[Taking], Taking]:
 
 def takes_names(function: Callable[..., Any]) -> bool:
     """Return whether a reader chooses the fields itself: its second parameter is their names, or anything."""
-    try:
-        parameters = list(inspect.signature(function).parameters.values())
-    except (TypeError, ValueError):  # not written in Python
+    parameters = parameters_of(function)
+    if parameters is None:
         return True
-    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    positional = (Parameter.POSITIONAL_ONLY, Parameter.POSITIONAL_OR_KEYWORD)
     return any(p.kind in positional for p in parameters[1:]) or any(p.kind == p.VAR_POSITIONAL for p in parameters)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -142,7 +142,7 @@ class Jagged(Composed, Table):
         """Return the request with the sample in place of the element as the row of its errors."""
         if request.on_complete is None:
             return request
-        return replace(request, on_complete=partial(self._complete, request.on_complete))
+        return request.calling(partial(self._complete, request.on_complete))
 
     def _complete(self, on_complete: OnComplete, data: Bytes) -> None:
         try:

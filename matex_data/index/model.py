@@ -80,6 +80,9 @@ class RowSelection:
         >>> [tile.numbers.tolist() for tile in selection.tiles(2)]
         [[2, 3], [7]]
         """
+        if 0 < len(self.destination) <= most:
+            yield self
+            return
         ends = np.cumsum(self.stop - self.start)
         for low in range(0, len(self.destination), most):
             high = min(low + most, len(self.destination))
@@ -147,6 +150,16 @@ class ReadRequest:
         """Number of bytes of all ranges."""
         return int(self.nbytes.sum())
 
+    def calling(self, on_complete: OnComplete | None) -> ReadRequest:
+        """Return the same request with another callback.
+
+        Examples
+        --------
+        >>> ReadRequest(np.array([100]), np.array([4])).calling(print).on_complete
+        <built-in function print>
+        """
+        return ReadRequest(self.offset, self.nbytes, self.target, self.at, on_complete, self.fetch, self.after)
+
     @property
     def address(self) -> Integers | None:
         """Memory address of each byte range, int64[k]; None for scratch memory.
@@ -171,7 +184,7 @@ def call_after_last(requests: Iterable[ReadRequest], action: Callable[[], None])
     """
     requests = list(requests) or [ReadRequest(EMPTY, EMPTY)]
     countdown = Countdown(len(requests), action)
-    return [replace(request, on_complete=partial(countdown.complete, request.on_complete)) for request in requests]
+    return [request.calling(partial(countdown.complete, request.on_complete)) for request in requests]
 
 
 class Countdown:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
 from matex_data.index.model import Countdown, OnComplete, ReadRequest
@@ -49,8 +51,8 @@ class ReadTask:
     @cached_property
     def first(self) -> Integers:
         """Return int64[runs], the first range of each run: adjacent in the file, and below 2 * ``MOST_BYTES``."""
-        if not len(self.offset):
-            return self.offset
+        if len(self.offset) < 2:
+            return np.zeros(len(self.offset), np.int64)
         end = np.cumsum(self.nbytes)
         cut = self.offset[1:] != (self.offset + self.nbytes)[:-1]
         cut |= np.diff((end - self.nbytes) // MOST_BYTES) > 0
@@ -63,7 +65,9 @@ class ReadTask:
 
     def into(self, scratch: Bytes) -> ReadTask:
         """Return the task with the addresses of its scratch memory; itself without such memory."""
-        return replace(self, address=self.address + scratch.ctypes.data) if self.scratch else self
+        if not self.scratch:
+            return self
+        return ReadTask(self.offset, self.nbytes, self.address + scratch.ctypes.data, self.callbacks, self.scratch)
 
     def complete(self, scratch: Bytes) -> None:
         """Call all callbacks, then raise the first error: other windows may need chunks that later callbacks decode."""
@@ -81,28 +85,33 @@ def _complete(callbacks: Sequence[tuple[OnComplete, slice]], scratch: Bytes) -> 
         raise first_error
 
 
-def plan_tasks(requests: Sequence[ReadRequest], workers: int = 1, copying: int | None = None) -> list[ReadTask]:
-    """Coalesce requests of one file into tasks of some megabytes, in file order.
+def plan_tasks(
+    requests: Mapping[int, Sequence[ReadRequest]], workers: int = 1, copying: int | None = None
+) -> dict[int, list[ReadTask]]:
+    """Coalesce requests into tasks of some megabytes, in file order; return those of each file.
 
-    A task reads either to scratch memory or to final destinations, never to both.
+    A task reads either to scratch memory or to final destinations, never to both. All files are coalesced at once:
+    arrays of a few numbers for each of a thousand small files take longer than their reads.
 
     Parameters
     ----------
-    requests : of one file.
-    workers : number of tasks into which to divide the bytes, within ``DIRECT_BYTES`` and ``DECODED_BYTES``.
+    requests : by the number of their file.
+    workers : number of tasks into which to divide the bytes of a file, within ``DIRECT_BYTES`` and ``DECODED_BYTES``.
     copying : the same for those that are read to final destinations, which `divide_tasks` may divide further; None:
         ``workers``.
     """
-    ordered = sorted((request for request in requests if len(request.offset)), key=lambda request: request.offset[0])
-    direct = [request for request in ordered if request.target is not None]
-    decoded = [request for request in ordered if request.target is None]
-    gap_bytes = int(GAP_FRACTION * sum(request.total for request in requests))
-    direct_bytes = _task_bytes(sum(request.total for request in direct), DIRECT_BYTES, copying or workers)
-    decoded_bytes = _task_bytes(sum(request.total for request in decoded), DECODED_BYTES, workers)
-    return [
-        *_tasks(_groups(direct, direct_bytes), gap_bytes, direct_bytes),
-        *_tasks(_groups(decoded, decoded_bytes), gap_bytes, MOST_BYTES),
-    ]
+    tasks: dict[int, list[ReadTask]] = {file: [] for file in requests}
+    direct: list[_Group] = []
+    decoded: list[_Group] = []
+    for file, of_file in requests.items():
+        ordered = sorted((request for request in of_file if len(request.offset)), key=lambda one: int(one.offset[0]))
+        direct += _groups(file, [one for one in ordered if one.target is not None], DIRECT_BYTES, copying or workers)
+        decoded += _groups(file, [one for one in ordered if one.target is None], DECODED_BYTES, workers)
+    gap_bytes = {file: int(GAP_FRACTION * sum(one.total for one in of_file)) for file, of_file in requests.items()}
+    for groups in (direct, decoded):
+        for file, task in _tasks(groups, gap_bytes):
+            tasks[file].append(task)
+    return tasks
 
 
 def divide_tasks(tasks: Sequence[ReadTask], workers: int) -> list[ReadTask]:
@@ -134,25 +143,40 @@ def _task_bytes(total: int, limits: tuple[int, int], workers: int) -> int:
     return min(most, max(least, total // workers))
 
 
-def _groups(requests: Sequence[ReadRequest], task_bytes: int) -> list[list[ReadRequest]]:
-    """Return the requests of each task."""
-    groups: list[list[ReadRequest]] = [[]]
-    size = 0
+class _Group(NamedTuple):
+    """Requests of one task: the number of their file, and the bytes from which on a task is divided."""
+
+    file: int
+    requests: list[ReadRequest]
+    most: int
+
+
+def _groups(file: int, requests: Sequence[ReadRequest], limits: tuple[int, int], workers: int) -> Iterator[_Group]:
+    """Yield the requests of each task of a file."""
+    most = _task_bytes(sum(request.total for request in requests), limits, workers)
+    size, group = 0, _Group(file, [], most)
     for request in requests:
-        groups[-1].append(request)
+        group.requests.append(request)
         size += request.total
-        if size >= task_bytes:
-            groups.append([])
-            size = 0
-    return [group for group in groups if group]
+        if size >= most:
+            yield group
+            size, group = 0, _Group(file, [], most)
+    if group.requests:
+        yield group
 
 
-def _tasks(groups: list[list[ReadRequest]], gap_bytes: int, task_bytes: int) -> Iterator[ReadTask]:
-    """Yield a task for each group; several for a large one that reads to final destinations."""
+def _tasks(groups: Sequence[_Group], gap_bytes: Mapping[int, int]) -> Iterator[tuple[int, ReadTask]]:
+    """Yield a task for each group, with its file; several for a large one that reads to final destinations.
+
+    Parameters
+    ----------
+    gap_bytes : of each file, the largest number of bytes to read in gaps.
+    """
     if not groups:
         return
-    requests = [request for group in groups for request in group]
-    group_of = np.repeat(np.arange(len(groups)), [sum(len(request.offset) for request in group) for group in groups])
+    requests = [request for group in groups for request in group.requests]
+    ranges = [sum(len(request.offset) for request in group.requests) for group in groups]
+    group_of = np.repeat(np.arange(len(groups)), ranges)
     offset, nbytes = (np.concatenate([getattr(request, name) for request in requests]) for name in ("offset", "nbytes"))
     sizes = np.bincount(group_of, nbytes).astype(np.int64)
     addresses = [address for request in requests if (address := request.address) is not None]
@@ -160,23 +184,24 @@ def _tasks(groups: list[list[ReadRequest]], gap_bytes: int, task_bytes: int) -> 
         address, discarded = np.concatenate(addresses), np.full(len(groups), _DISCARDED.ctypes.data)
     else:  # gaps go behind the other bytes of the scratch memory
         address, discarded = np.cumsum(nbytes) - nbytes - (np.cumsum(sizes) - sizes)[group_of], sizes
-    *merged, group_of = _merge([offset, nbytes, address, group_of], discarded, gap_bytes)
+    gaps = _Gaps(np.array([group.file for group in groups]), np.array([gap_bytes[group.file] for group in groups]))
+    *merged, group_of = _merge([offset, nbytes, address, group_of], discarded, gaps)
     ends = np.searchsorted(group_of, np.arange(len(groups)), side="right").tolist()
     for group, low, high, size in zip(groups, [0, *ends], ends, sizes.tolist(), strict=False):
         columns = [column[low:high] for column in merged]
-        callbacks = _callbacks(group)
+        callbacks = _callbacks(group.requests)
         if not addresses:
-            offset, nbytes, address = _cut(columns, MOST_BYTES)
-            yield ReadTask(offset, nbytes, address, callbacks, size + GAP_BYTES)
+            offset, nbytes, address = _cut(columns, MOST_BYTES) if size > MOST_BYTES else columns
+            yield group.file, ReadTask(offset, nbytes, address, callbacks, size + GAP_BYTES)
             continue
-        yield from _direct_tasks(columns, callbacks, task_bytes)
+        yield from ((group.file, task) for task in _direct_tasks(columns, callbacks, group.most))
 
 
 def _direct_tasks(
     columns: list[Integers], callbacks: list[tuple[OnComplete, slice]], task_bytes: int
 ) -> Iterator[ReadTask]:
     """Yield tasks of about so many bytes; the last one that completes calls the callbacks. Columns as of ``_cut``."""
-    parts = list(_split(columns, task_bytes))
+    parts = [columns] if columns[1].sum() <= min(task_bytes, MOST_BYTES) else list(_split(columns, task_bytes))
     if callbacks and len(parts) > 1:
         countdown = Countdown(len(parts), partial(_complete, callbacks, np.empty(0, np.uint8)))
         callbacks = [(partial(countdown.complete, None), slice(0))]
@@ -193,36 +218,51 @@ def _callbacks(group: Sequence[ReadRequest]) -> list[tuple[OnComplete, slice]]:
     return callbacks
 
 
-def _merge(columns: list[Integers], discarded: Integers, gap_bytes: int) -> list[Integers]:
+class _Gaps(NamedTuple):
+    """Limits of what is read in gaps: int64[groups], the file of each group, and the most bytes of that file."""
+
+    file: Integers
+    most: Integers
+
+    def chosen(self, gap: Integers, group_of: Integers) -> NDArray[np.bool_]:
+        """Return which of some gaps are read: the smallest ones of each file, up to its limit."""
+        file = self.file[group_of]
+        order = np.lexsort((gap, file))
+        total, file = np.cumsum(gap[order]), file[order]
+        first = np.searchsorted(file, file)  # position of the first gap of the same file
+        chosen = np.empty(len(gap), bool)
+        chosen[order] = total - (total - gap[order])[first] <= self.most[group_of][order]
+        return chosen
+
+
+def _merge(columns: list[Integers], discarded: Integers, gaps: _Gaps) -> list[Integers]:
     """Sort each group by offset, and merge ranges that are adjacent in the file and in memory.
 
     Parameters
     ----------
     columns : int64[k] each: offset, number of bytes, address and group of each range; groups are ascending.
     discarded : int64[groups], address for bytes of gaps.
-    gap_bytes : largest number of bytes to read in gaps.
+    gaps : those that may be read.
 
     Returns
     -------
     columns : after the merge.
     """
     order = np.lexsort((columns[0], columns[3]))
-    offset, nbytes, address, group_of = _fill_gaps([column[order] for column in columns], discarded, gap_bytes)
+    offset, nbytes, address, group_of = _fill_gaps([column[order] for column in columns], discarded, gaps)
     adjacent = (offset[1:] == (offset + nbytes)[:-1]) & (address[1:] == (address + nbytes)[:-1])
     adjacent &= group_of[1:] == group_of[:-1]
     first = np.flatnonzero(np.concatenate([[True], ~adjacent]))
     return [offset[first], np.add.reduceat(nbytes, first), address[first], group_of[first]]
 
 
-def _fill_gaps(columns: list[Integers], discarded: Integers, gap_bytes: int) -> list[Integers]:
-    """Insert ranges for the smallest gaps, up to ``gap_bytes`` in total. Parameters as of ``_merge``."""
+def _fill_gaps(columns: list[Integers], discarded: Integers, gaps: _Gaps) -> list[Integers]:
+    """Insert ranges for the smallest gaps. Parameters as of ``_merge``."""
     offset, nbytes, _, group_of = columns
     end = (offset + nbytes)[:-1]
     gap = offset[1:] - end
     small = np.flatnonzero((gap > 0) & (gap <= GAP_BYTES) & (group_of[1:] == group_of[:-1]))
-    if gap[small].sum() > gap_bytes:
-        small = small[np.argsort(gap[small], kind="stable")]
-        small = np.sort(small[np.cumsum(gap[small]) <= gap_bytes])
+    small = small[gaps.chosen(gap[small], group_of[small])]
     if not len(small):
         return columns
     inserted = np.zeros(len(group_of), np.int64)

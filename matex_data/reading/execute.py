@@ -46,7 +46,8 @@ def execute(plan: ReadPlan, files: Files) -> list[Future[None]]:
             futures = _read_collectively(plan, files.collective)
         else:
             files.check(plan.unread)
-            scheduled = [_schedule_tasks(files, number, tasks, plan) for number, tasks in plan.tasks.items()]
+            workers = tasks_of_window()
+            scheduled = [_schedule_tasks(files, number, tasks, plan, workers) for number, tasks in plan.tasks.items()]
             futures = [future for of_file in scheduled for future in of_file]
         futures = _with_completions(plan, futures)
     except BaseException:
@@ -196,7 +197,9 @@ class _Read:
         pass_on(decoded, self._ended)
 
 
-def _schedule_tasks(files: Files, number: int, tasks: list[ReadTask], plan: ReadPlan) -> list[Future[None]]:
+def _schedule_tasks(
+    files: Files, number: int, tasks: list[ReadTask], plan: ReadPlan, workers: int
+) -> list[Future[None]]:
     """Schedule the tasks of a file: with the threads of the storage, unless they would not wait for it.
 
     What is in the page cache is copied by as many threads as there are cores, in few tasks. More of them wake each
@@ -204,7 +207,7 @@ def _schedule_tasks(files: Files, number: int, tasks: list[ReadTask], plan: Read
     """
     if files.are_cached(number, tasks):
         return [submit(_read_and_decode, files, number, task, plan) for task in tasks]
-    return [_schedule_task(files, number, task, plan) for task in divide_tasks(tasks, tasks_of_window())]
+    return [_schedule_task(files, number, task, plan) for task in divide_tasks(tasks, workers)]
 
 
 def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -104,7 +104,7 @@ def _fill(plan: ReadPlan, index: Index, runs: Runs, destination: Integers, array
             plan.completions.append((request.after, partial(on_complete, NO_BYTES)))
     plan.unread = tuple({number: None for number, _ in requests if number not in pending})
     copying = min(2 * threads(), MOST_COPYING)
-    plan.tasks = {number: plan_tasks(of_file, tasks_of_window(), copying) for number, of_file in pending.items()}
+    plan.tasks = plan_tasks(pending, tasks_of_window(), copying)
 
 
 class _Reads:
@@ -141,8 +141,8 @@ class _Reads:
             path, layouts = index.files.paths[number], index.files[number].layouts
             for name, request in table.plan_reads(layouts, of_file, wanted.arrays, self._chunks):
                 complete = request.on_complete
-                on_complete = partial(_complete, complete, path, name) if complete else None
-                self.requests.append((first_file + number, replace(request, on_complete=on_complete)))
+                located = request.calling(partial(_complete, complete, path, name)) if complete else request
+                self.requests.append((first_file + number, located))
 
 
 def _complete(

@@ -110,12 +110,15 @@ class Conventions:
 
     def is_vectors(self, name: str) -> bool:
         """Return whether a group is a vector of vectors of LH5, of which this package reads one level."""
-        group = object_of(self.file, name) if name else None
         with suppress(*HDF5_ERRORS):
-            return isinstance(group, h5py.Group) and all(
-                isinstance(group.get(child), h5py.Dataset) for child in VECTOR_OF_VECTORS
+            return self._is(h5py.Group, name) and all(
+                self._is(h5py.Dataset, f"{name}/{child}") for child in VECTOR_OF_VECTORS
             )
         return False
+
+    def _is(self, kind: type, name: str) -> bool:
+        """Return whether there is an object of that kind, which is not opened: each field is asked for."""
+        return bool(name) and self.file.get(name, getclass=True) is kind
 
     def listed(self, names: Sequence[str]) -> list[str]:
         """Return the fields of a file whose datasets have these names, if none is asked for."""

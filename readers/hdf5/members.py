@@ -100,10 +100,13 @@ def find_field(file: h5py.File, path: str, name: str) -> h5py.Dataset | tuple[Co
     FieldNotFound : there is no such dataset or member.
     FormatError : the object is no dataset, or cannot be opened.
     """
-    found = None if object_of(file, name) is not None else _find_table(file, name)
-    if found is None:
+    found = object_of(file, name)
+    if isinstance(found, h5py.Dataset):
+        return found
+    of_table = None if found is not None else _find_table(file, name)
+    if of_table is None:
         return find(file, path, name)
-    table, begin, rest = found
+    table, begin, rest = of_table
     member_path = table.path(rest)
     if member_path is not None:
         return table, member_path

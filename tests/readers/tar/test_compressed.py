@@ -247,6 +247,7 @@ def test_a_shard_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pyte
     path.write_bytes(gzip.compress(content_of(5, tmp_path)))
     found = index(str(path))
     monkeypatch.setattr(machine, "free_memory", lambda: 4000)
+    monkeypatch.setattr(machine, "UNCHECKED", 0)
     for read in (lambda: index(str(path)), lambda: every_row(found, "png")):
         with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
             read()

@@ -68,6 +68,7 @@ def test_a_text_that_does_not_fit_into_memory(
     Path(path).write_bytes(COMPRESSORS[stored_as](TEXT))
     assert len(open_dataset(path, comm=MPI.COMM_SELF)) == 5000
     monkeypatch.setattr(machine, "free_memory", lambda: len(TEXT))
+    monkeypatch.setattr(machine, "UNCHECKED", 0)
     with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
         open_dataset(path, comm=MPI.COMM_SELF)
     assert caught.value.file == path and "ranks read blocks" in str(caught.value.remedy)
