@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from math import prod
 from typing import Any
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, near_matches
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.storage.files import open_binary
 from matex_data.warning import warn
 
 
 def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str:
-    """Return "images" for a picture, with a warning of tables behind that of a FITS file, else "fits".
+    """Return "images" for a picture, with a warning of what a FITS file has behind it, else "fits".
 
     Parameters
     ----------
@@ -22,11 +23,21 @@ def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str:
     """
     if holds_rows(path, head) or {"hdu", "sample_axis"} & set(options):
         return "fits"
-    tables = tables_behind(path, head)
-    if tables:
-        text = f"{path}: the image is read, and not the tables {tables} behind it; hdu={tables[0]!r} reads that table"
-        warn(text)
+    with suppress(FormatError, ValueError, OSError):  # who reads the image says what is wrong
+        tell_others([unit for unit in _units_with_data(path, head) if unit is not None])
     return "images"
+
+
+def tell_others(found: Sequence[Unit]) -> None:
+    """Warn of the data of a FITS file behind the first ones, which alone are read by default.
+
+    The text names no file: of a thousand files with the same units it is shown once.
+    """
+    names = [str(unit.name or unit.number) for unit in found]
+    if len(names) > 1:
+        others = near_matches(names[1], names[1:])
+        text = f"of a FITS file the first data, {names[0]!r}, are read, and not {others}"
+        warn(f"{text}: hdu={names[1]!r} reads those, and a list of images, hdu=[...], each as a sample")
 
 
 def holds_rows(path: str, head: bytes) -> bool:
@@ -49,20 +60,6 @@ def holds_rows(path: str, head: bytes) -> bool:
     except OSError:
         return False
     return False
-
-
-def tables_behind(path: str, head: bytes) -> list[str]:
-    """Return names, or numbers, of the tables of a file of which the first data are an image.
-
-    Parameters
-    ----------
-    head : first bytes of the file.
-    """
-    try:
-        found = [unit for unit in _units_with_data(path, head) if unit is not None]
-    except (FormatError, ValueError, OSError):
-        return []  # who reads the image says what is wrong
-    return [unit.name or str(unit.number) for unit in found if unit.is_table]
 
 
 def _units_with_data(path: str, head: bytes) -> Iterator[Unit | None]:

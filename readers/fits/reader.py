@@ -15,6 +15,7 @@ from matex_data.index.whole import FILE, files_as_samples
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.fits.arrays import array, extensions
 from matex_data.readers.fits.headers import Unit, units
+from matex_data.readers.fits.kinds import tell_others
 from matex_data.readers.fits.tables import table_of
 from matex_data.readers.text.unpacked import content, unpacked_index
 from matex_data.storage.files import open_binary, reading
@@ -95,7 +96,9 @@ def _chosen(path: str, file: IO[bytes], hdu: int | str | list[int] | list[str] |
             raise FormatError("the file is no FITS file", file=path, expected="SIMPLE  = at its start")
         found = list(units(path, file, file.seek(0, 2)))
     if hdu is None:
-        chosen = [unit for unit in found if unit.has_data][:1]
+        chosen = [unit for unit in found if unit.has_data]
+        tell_others(chosen)
+        chosen = chosen[:1]
     else:
         wanted = hdu if isinstance(hdu, list) else [hdu]
         names = {name.strip().upper() for name in wanted if isinstance(name, str)}

@@ -1,6 +1,7 @@
 """Files as astropy and fpack write them: compressed as a whole or by the tile, spectra, tables behind an image."""
 
 import gzip
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -89,12 +90,17 @@ def test_spectra_one_a_file(pool: Pool, tmp_path: Path) -> None:
     )
 
 
-def test_a_table_behind_an_image_is_told(tmp_path: Path) -> None:
+@pytest.mark.parametrize("first", ["image", "cube", "table"])
+def test_what_is_behind_the_first_data_is_told(tmp_path: Path, first: str) -> None:
+    begin = {"image": fits.ImageHDU(np.zeros((3, 4))), "cube": fits.ImageHDU(np.zeros((2, 3, 4))), "table": _table(5)}
+    begin[first].name = "FIRST"
     path = tmp_path / "a.fits"
-    fits.HDUList([fits.PrimaryHDU(np.zeros((3, 4), "f4")), _table(9)]).writeto(path)
-    with pytest.warns(UserWarning, match="hdu='EVENTS' reads that table"):
-        assert len(md.open_dataset(path)) == 1
-    assert len(md.open_dataset(path, hdu="EVENTS")) == 9
+    fits.HDUList([fits.PrimaryHDU(), begin[first], _table(9), fits.ImageHDU(np.ones((3, 4)))]).writeto(path)
+    with pytest.warns(UserWarning, match="'FIRST', are read, and not 'EVENTS', '3': hdu='EVENTS' reads those"):
+        assert len(md.open_dataset(path)) == {"image": 1, "cube": 2, "table": 5}[first]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len(md.open_dataset(path, hdu="EVENTS")) == 9
 
 
 def test_tiles_of_a_shuffled_cube_are_decoded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
