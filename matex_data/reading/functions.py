@@ -163,6 +163,7 @@ class SampleFunction:
                 "raises an error",
                 expected=f"arrays for {len(numbers)} samples",
                 found=f"{type(error).__name__}: {error}",
+                remedy=f"its argument is a dict of arrays, all samples along the first axis: {', '.join(arrays)}",
             ) from error
 
     def _checked(self, field: Field, values: Any, samples: int) -> Any:
