@@ -73,8 +73,19 @@ def count_numbered(path: str) -> int:
     return prod(abs(int(last) - int(first)) + 1 for first, last in _RANGE.findall(path))
 
 
+def leads_nowhere(path: str) -> bool:
+    """Return whether a path is a link whose target does not exist.
+
+    >>> leads_nowhere("no such file")
+    False
+    """
+    return os.path.islink(path) and not os.path.exists(path)  # noqa: PTH110, PTH114 (URLs come here, too)
+
+
 def partitioned_files(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEntry[str]]:
     """Yield the files of a folder, and those of its partitions, folders such as ``year=2020``; no hidden ones.
+
+    Links that lead nowhere are among them.
 
     Parameters
     ----------
@@ -88,6 +99,8 @@ def partitioned_files(entries: Iterable[os.DirEntry[str]]) -> Iterator[os.DirEnt
         elif "=" in entry.name and entry.is_dir():
             with os.scandir(entry.path) as inner:
                 yield from partitioned_files(inner)
+        elif entry.is_symlink() and leads_nowhere(entry.path):
+            yield entry
 
 
 def existing_files(paths: Sequence[str]) -> set[str]:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import zarr
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -58,3 +59,44 @@ def test_files_of_a_range(tmp_path: Path) -> None:
     ]
     with pytest.raises(md.DataError, match=r"no such file.*a-012\.npy"):
         expand(tmp_path / "a-{010..012}.npy")
+
+
+ANNEXED = "../.git/annex/objects/Xk/9Q/SHA256E-s212--aa.npy/SHA256E-s212--aa.npy"
+
+
+@pytest.mark.parametrize("named", ["", "*.npy", "[ab].npy", "b.npy", "**/*.npy"])
+def test_a_link_that_leads_nowhere_is_an_error(tmp_path: Path, named: str) -> None:
+    np.save(tmp_path / "a.npy", np.arange(3))
+    (tmp_path / "b.npy").symlink_to(ANNEXED)
+    (tmp_path / "notes").symlink_to("nowhere")  # no data, as its name tells
+    with pytest.raises(md.DataError, match="a link leads to no file") as caught:
+        md.open_dataset(str(tmp_path / named))
+    assert (caught.value.file, caught.value.found) == (str(tmp_path / "b.npy"), ANNEXED)
+    assert "git annex get" in str(caught.value.remedy)
+    (tmp_path / "b.npy").unlink()
+    assert len(md.open_dataset(str(tmp_path))) == 3
+
+
+def test_a_link_in_a_partition_that_leads_nowhere_is_an_error(tmp_path: Path) -> None:
+    for year in (1, 2):
+        (tmp_path / f"year={year}").mkdir()
+        np.save(tmp_path / f"year={year}" / "a.npy", np.arange(3))
+    (tmp_path / "year=2" / "b.npy").symlink_to("nowhere")
+    with pytest.raises(md.DataError, match="a link leads to no file"):
+        md.open_dataset(str(tmp_path))
+
+
+@pytest.mark.parametrize("sharded", [False, True])
+def test_a_chunk_whose_link_leads_nowhere_is_no_fill_value(tmp_path: Path, sharded: bool) -> None:
+    store = tmp_path / "a.zarr"
+    group = zarr.open_group(store, mode="w")
+    array = group.create_array("x", shape=(4, 2), chunks=(1, 2), shards=(2, 2) if sharded else None, dtype="f4")
+    array[:] = np.arange(8).reshape(4, 2)
+    chunk = store / "x" / "c" / "1" / "0"
+    chunk.unlink()
+    absent = md.open_dataset(store).load()["x"]
+    assert absent.any(axis=1).tolist() == ([True, True, False, False] if sharded else [True, False, True, True])
+    chunk.symlink_to(ANNEXED)
+    with pytest.raises(md.DataError, match="a link leads to no file") as caught:
+        md.open_dataset(store).load()
+    assert caught.value.file == str(chunk)

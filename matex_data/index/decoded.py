@@ -99,9 +99,9 @@ class DecodedBlocks(Table):
 
     def _scatter(self, selection: SelectedBlocks, i: int, block: Any) -> None:
         blocks = selection.blocks
-        local = blocks.rows(i, int(self.edges[blocks.number[i]]))
+        local, destination = blocks.rows(i, int(self.edges[blocks.number[i]])), blocks.destinations(i)
         for name, out in selection.outs:
-            self.copy_rows(name, block, local, out, blocks.destinations(i))
+            self.copy_rows(name, block, local, out, destination)
 
 
 @dataclass(frozen=True, eq=False)

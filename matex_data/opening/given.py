@@ -21,6 +21,7 @@ from matex_data.opening.folders import roots
 from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.storage import objects
+from matex_data.storage.files import check_link
 from matex_data.storage.trust import NONE, Trust
 from matex_data.transforms.categories import without_categories
 
@@ -247,14 +248,20 @@ def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
     if location.is_dir():
         if folder_format(path, format):
             return [path]
-        with os.scandir(path) as listed:  # of which most file systems tell the type at once
-            entries = list(listed)
+        with os.scandir(path) as scanned:  # of which most file systems tell the type at once
+            entries = list(scanned)
         refuse_folder(path, {entry.name for entry in entries})
         folders = data_folders([entry.path for entry in entries if entry.is_dir()])
-        files = folders or files_of_folder([file.path for file in partitioned_files(entries)])
+        listed = {file.path: file.is_file() for file in partitioned_files(entries)}
+        files = folders or files_of_folder(list(listed))
+        links = [file for file in files if not listed.get(file, True)]
     else:
         found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
-        files = [*existing_files(found), *data_folders(found)]
+        existing = existing_files(found)
+        files = [*existing, *data_folders(found)]
+        links = natural_sorted(file for file in found if file not in existing)
+    for link in links:
+        check_link(link)
     if files:
         return natural_sorted(files)
     folder = location.parent

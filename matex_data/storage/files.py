@@ -13,6 +13,7 @@ from typing import IO, BinaryIO, cast
 
 from matex_data._types import Bytes
 from matex_data.errors import DataError
+from matex_data.paths import leads_nowhere
 from matex_data.storage import objects
 
 AHEAD_BYTES = 8 << 20  # of an object that is read from its begin to its end
@@ -118,7 +119,34 @@ def reading(path: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
+        check_link(path)
         raise DataError("the file cannot be read", file=path, found=error) from error
+
+
+@contextmanager
+def reading_if_present(path: str) -> Iterator[None]:
+    """Context manager, like `reading`: leave the block without an error where there is no such file or object.
+
+    >>> with reading_if_present("nowhere.csv"):
+    ...     open("nowhere.csv")
+    """
+    with reading(path):
+        try:
+            yield
+        except FileNotFoundError:
+            check_link(path)
+
+
+def check_link(path: str) -> None:
+    """Raise ``DataError`` for a link that leads to no file: the data exist, but not here.
+
+    What is left out without a file, such as a chunk of Zarr, or a file of a folder, must not be left out for this.
+    """
+    if leads_nowhere(path):
+        target = str(Path(path).readlink())
+        is_annexed = "annex/objects/" in target
+        remedy = "git annex get, or datalad get" if is_annexed else "restore the file, or remove the link"
+        raise DataError("a link leads to no file", file=path, expected="a file", found=target, remedy=remedy)
 
 
 def read_bytes(path: str) -> bytes:

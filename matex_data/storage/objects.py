@@ -143,7 +143,9 @@ def check_url(url: str) -> None:
             file=url,
             expected=f"one of {', '.join(f'{name}://' for name in SCHEMES)}",
             found=f"{scheme}://",
-            remedy="copy the files to a file system that all ranks see",
+            remedy=f"give the path {url.removeprefix('file://')!r}"
+            if scheme == "file"
+            else "copy the files to a file system that all ranks see",
         )
     _obstore(url)
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
@@ -22,7 +21,7 @@ from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.stamps import Stamp
 from matex_data.readers.zarr.arrays import ArrayMetadata, Sharding
 from matex_data.readers.zarr.stores import Extent, Store, read, read_file
-from matex_data.storage.files import reading
+from matex_data.storage.files import reading_if_present
 from matex_data.storage.trust import NO_BASE
 
 ABSENT = (1 << 64) - 1  # as offset and length of a chunk that was never written
@@ -68,7 +67,7 @@ def shard_index(path: str, shards: Sharding) -> ShardIndex | None:
     DecodeError : the index is damaged.
     DataError : the file cannot be read.
     """
-    with reading(path), suppress(FileNotFoundError):
+    with reading_if_present(path):
         stamp = Stamp.of(path)
         return _kept(Extent(path, 0, stamp.size), shards, stamp)
     return None

@@ -25,7 +25,7 @@ from matex_data.errors import RESTORE, DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
 from matex_data.storage import objects
-from matex_data.storage.files import is_folder, open_binary, open_zip, reading
+from matex_data.storage.files import is_folder, open_binary, open_zip, reading, reading_if_present
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NONE, Trust
 
@@ -110,7 +110,7 @@ class Directory(Store):
 
     def get(self, key: str) -> bytes | None:
         path = f"{self.path}/{key}"
-        with reading(path), suppress(FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        with reading_if_present(path), suppress(NotADirectoryError, IsADirectoryError):
             return storage.read_bytes(path)
         return None
 
@@ -323,7 +323,7 @@ def _inflate(data: Bytes, extent: Extent) -> Bytes:
 def _read(extent: Extent, memory: Memory) -> Bytes | None:
     if is_url(extent.path):
         return _read_object(extent)
-    with reading(extent.path), suppress(FileNotFoundError):
+    with reading_if_present(extent.path):
         descriptor = os.open(extent.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
             return _read_all(descriptor, extent, memory)
@@ -346,7 +346,7 @@ def size_of(path: str) -> int:
     ------
     DataError : the system does not tell.
     """
-    with reading(path), suppress(FileNotFoundError):
+    with reading_if_present(path):
         return storage.size_of(path)
     return 0
 
@@ -354,7 +354,7 @@ def size_of(path: str) -> int:
 def _read_object(extent: Extent) -> Bytes | None:
     """Read a byte range of an object, the whole of it if that has -1 bytes; see `read`."""
     path, offset, nbytes, *_ = extent
-    with reading(path), suppress(FileNotFoundError):
+    with reading_if_present(path):
         data = objects.read(path) if nbytes < 0 else objects.read_ranges(path, [offset], [nbytes])[0]
         if len(data) < nbytes:
             raise DecodeError("the file is truncated", file=path, byte=offset + len(data), expected=f"{nbytes} bytes")

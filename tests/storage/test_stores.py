@@ -268,6 +268,7 @@ PROBLEMS = {
     f"s3://{BUCKET}/none/*.h5": (DataError, "there are no such objects"),
     "s3://other/a.h5": (DataError, "the store cannot be read"),
     "ftp://host/a.h5": (DataError, "there is no reader of such URLs"),
+    "file:///data/a.h5": (DataError, "give the path '/data/a.h5'"),
     "ftp://user:secret@host/a.h5": (DataError, "a URL with credentials"),
     "https://user:secret@host/a.h5": (DataError, "a URL with credentials"),
     "https://host/a.h5?signature=secret": (DataError, "a URL with credentials"),
