@@ -352,6 +352,7 @@ class Dataset:
 
         Raises
         ------
+        PartitionError : a fold has no samples.
         PartitionError, FieldNotFound, FormatError, DataError : see ``split``.
 
         Examples

@@ -67,7 +67,15 @@ class Selected:
 
     def folds(self, number: int, options: SplitOptions) -> tuple[tuple[Selected, ...], ...]:
         """Return pairs of training and validation; see ``Dataset.kfold``. *Collective* if values have to be read."""
-        return tuple(self._sets(pair) for pair in self._pairs(number, options))
+        pairs = self._pairs(number, options)
+        if not all(held_out.total for _, held_out in pairs):
+            raise PartitionError(
+                "a fold has no samples",
+                expected=f"a sample at least for each of {number} folds",
+                found=f"{self.samples.total} samples",
+                remedy="give fewer folds",
+            )
+        return tuple(map(self._sets, pairs))
 
     def _divided(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Samples, ...]:
         options.check(fractions, self.ties)

@@ -236,6 +236,14 @@ def test_the_objects_of_an_event_are_not_divided(events: tuple[str, Any], option
         data.split(0.5, 0.5, stratify="event")
 
 
+def test_a_fold_without_samples_is_an_error(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.arange(12))
+    data = open_dataset(tmp_path / "a.npy", comm=MPI.COMM_SELF)
+    assert [len(valid) for _, valid in data.kfold(12)] == [1] * 12
+    with pytest.raises(PartitionError, match="a fold has no samples"):
+        data.kfold(13)
+
+
 def test_folds_of_windows_share_no_rows(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["t"] = np.arange(500)
