@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
@@ -75,10 +75,15 @@ class ReadTask:
 
 
 def _complete(callbacks: Sequence[tuple[OnComplete, slice]], scratch: Bytes) -> None:
+    call_all(partial(on_complete, scratch[selected]) for on_complete, selected in callbacks)
+
+
+def call_all(functions: Iterable[Callable[[], None]]) -> None:
+    """Call all functions, then raise the first error."""
     first_error: Exception | None = None
-    for on_complete, selected in callbacks:
+    for function in functions:
         try:
-            on_complete(scratch[selected])
+            function()
         except Exception as error:
             first_error = first_error or error
     if first_error is not None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, wait
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,13 +13,16 @@ from numpy.typing import NDArray
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import Chunk
 from matex_data.index.model import Countdown
-from matex_data.io.coalesce import ReadTask, divide_tasks
+from matex_data.io.coalesce import ReadTask, call_all, divide_tasks
 from matex_data.io.collective import CollectiveFiles
 from matex_data.io.files import Files
 from matex_data.locks import shielded
 from matex_data.machine import tasks_of_window
 from matex_data.reading.plan import NO_BYTES, ReadPlan
 from matex_data.reading.pool import Rejected, explained, first_error, is_worker, pass_on, readers, submit
+
+GROUP_BYTES = 256 << 10  # of the tasks of a group, at most, unless one has more
+FileTask = tuple[int, ReadTask]  # with the number of its file
 
 
 def execute(plan: ReadPlan, files: Files) -> list[Future[None]]:
@@ -46,9 +51,7 @@ def execute(plan: ReadPlan, files: Files) -> list[Future[None]]:
             futures = _read_collectively(plan, files.collective)
         else:
             files.check(plan.unread)
-            workers = tasks_of_window()
-            scheduled = [_schedule_tasks(files, number, tasks, plan, workers) for number, tasks in plan.tasks.items()]
-            futures = [future for of_file in scheduled for future in of_file]
+            futures = _schedule_tasks(plan, files)
         futures = _with_completions(plan, futures)
     except BaseException:
         plan.give_up()
@@ -95,7 +98,7 @@ def _run_here(plan: ReadPlan, files: Files) -> None:
     files.check(plan.unread)
     for number, tasks in plan.tasks.items():
         for task in tasks:
-            _read_and_decode(files, number, task, plan)
+            _read_and_decode(plan, files, (number, task))
     for fetch, completion in plan.fetched:
         fetch()
         completion()
@@ -120,13 +123,12 @@ def _schedule_after(chunk: Chunk | None, plan: ReadPlan, action: Callable[[], No
     return completed
 
 
-def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> Exception | None:
-    """Make all reads of a task and return the error."""
+def _read(files: Files, number: int, task: ReadTask, scratch: NDArray[np.uint8]) -> None:
+    """Make all reads of a task."""
     try:
         files.read(number, task.into(scratch))
     except Exception as error:
-        return explained(error, f"{task.total} bytes that are read")
-    return None
+        raise explained(error, f"{task.total} bytes that are read") from error.__cause__
 
 
 def _fetch(plan: ReadPlan, fetch: Callable[[], None]) -> None:
@@ -165,17 +167,19 @@ class _Read:
         self._ended: Future[None] = Future()
 
     @classmethod
-    def of_task(cls, plan: ReadPlan, files: Files, number: int, task: ReadTask) -> _Read:
-        """Return the read of a task."""
-        memory: list[NDArray[np.uint8]] = []
+    def of_tasks(cls, plan: ReadPlan, files: Files, tasks: Sequence[FileTask]) -> _Read:
+        """Return the read of tasks, one after the other."""
+        memory: deque[NDArray[np.uint8]] = deque()
 
         def fetch() -> None:
-            memory.append(plan.allocate(task))
-            error = _read(files, number, task, memory[0])
-            if error is not None:
-                raise error
+            for number, task in tasks:
+                memory.append(plan.allocate(task))
+                _read(files, number, task, memory[-1])
 
-        return cls(plan, fetch, lambda: task.complete(memory.pop()))  # the memory is free once the task is complete
+        def complete() -> None:  # the memory of a task is free once the task is complete
+            call_all(partial(task.complete, memory.popleft()) for _, task in tasks)
+
+        return cls(plan, fetch, complete)
 
     def schedule(self) -> Future[None]:
         """Schedule the read in a thread of the storage, and return the future of its decoding."""
@@ -197,35 +201,56 @@ class _Read:
         pass_on(decoded, self._ended)
 
 
-def _schedule_tasks(
-    files: Files, number: int, tasks: list[ReadTask], plan: ReadPlan, workers: int
-) -> list[Future[None]]:
-    """Schedule the tasks of a file: with the threads of the storage, unless they would not wait for it.
+def _schedule_tasks(plan: ReadPlan, files: Files) -> list[Future[None]]:
+    """Schedule the tasks of all files: with the threads of the storage, unless they would not wait for it.
 
     What is in the page cache is copied by as many threads as there are cores, in few tasks. More of them wake each
     other, and displace each other's memory from the cache of the processor: contiguous rows took 1.4 times as long.
     """
-    if files.are_cached(number, tasks):
-        return [submit(_read_and_decode, files, number, task, plan) for task in tasks]
-    return [_schedule_task(files, number, task, plan) for task in divide_tasks(tasks, workers)]
+    workers = tasks_of_window()
+    futures: list[Future[None]] = []
+    waiting: list[FileTask] = []
+    for number, tasks in plan.tasks.items():
+        if files.are_cached(number, tasks):
+            futures += [submit(_read_and_decode, plan, files, (number, task)) for task in tasks]
+        else:
+            waiting += [(number, task) for task in divide_tasks(tasks, workers)]
+    for group in _groups(waiting, -(-len(waiting) // (2 * workers))):
+        if group[0][1].callbacks:
+            futures.append(_Read.of_tasks(plan, files, group).schedule())
+        else:
+            futures.append(submit(_read_directly, plan, files, group, pool=readers()))
+    return futures
 
 
-def _schedule_task(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> Future[None]:
-    if task.callbacks:
-        return _Read.of_task(plan, files, number, task).schedule()
-    return submit(_read_directly, files, number, task, plan, pool=readers())
+def _groups(tasks: Sequence[FileTask], most: int) -> Iterator[list[FileTask]]:
+    """Yield tasks in groups, each of which one thread reads and one decodes: small ones take less time than a future.
+
+    Parameters
+    ----------
+    most : tasks of a group. With callbacks or without, they are never in one group.
+    """
+    group: list[FileTask] = []
+    size = 0
+    for number, task in tasks:
+        size += task.total
+        is_other = bool(group) and bool(task.callbacks) != bool(group[0][1].callbacks)
+        if group and (is_other or len(group) == most or size > GROUP_BYTES):
+            yield group
+            group, size = [], task.total
+        group.append((number, task))
+    if group:
+        yield group
 
 
-def _read_and_decode(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
+def _read_and_decode(plan: ReadPlan, files: Files, task: FileTask) -> None:
     """Make the reads of a task, and decode at once what they brought into the cache of the processor."""
-    read = _Read.of_task(plan, files, number, task)
+    read = _Read.of_tasks(plan, files, [task])
     _fetch(plan, read.fetch)
     _complete(plan, read.complete)
 
 
-def _read_directly(files: Files, number: int, task: ReadTask, plan: ReadPlan) -> None:
-    """Make the reads of a task to final destinations. The argument ``plan`` keeps these arrays alive meanwhile."""
-    error = _read(files, number, task, NO_BYTES)
-    if error is not None:
-        plan.give_up()
-        raise error
+def _read_directly(plan: ReadPlan, files: Files, tasks: Sequence[FileTask]) -> None:
+    """Make the reads of tasks to final destinations. The argument ``plan`` keeps these arrays alive meanwhile."""
+    for number, task in tasks:
+        _fetch(plan, partial(_read, files, number, task, NO_BYTES))

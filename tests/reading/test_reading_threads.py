@@ -21,7 +21,7 @@ from matex_data.codecs.pipeline import Pipeline
 from matex_data.errors import DataError
 from matex_data.io import files
 from matex_data.readers.images.folders import files as image_files
-from matex_data.reading import plan, pool
+from matex_data.reading import execute, plan, pool
 
 ROWS, WIDTH = 4096, 256
 
@@ -61,6 +61,29 @@ def _write(path: Path, **options: Any) -> np.ndarray[Any, Any]:
     with h5py.File(path, "w") as file:
         file.create_dataset("x", data=x, **options)
     return x
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_small_files_are_read_in_groups_side_by_side(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decoding_threads: int, shuffle: bool
+) -> None:
+    groups: list[int] = []
+
+    def counted(tasks: Any, most: int) -> Iterator[Any]:
+        for group in split(tasks, most):
+            groups.append(len(group))
+            yield group
+
+    for number in range(300):
+        np.save(tmp_path / f"{number:03d}.npy", np.arange(4.0) + 4 * number)
+    split, slow = execute._groups, _Slow(files._OpenFile.read, decoding_threads)
+    monkeypatch.setattr(execute, "_groups", counted)
+    monkeypatch.setattr(files._OpenFile, "read", lambda opened, task: slow(opened, task))
+    data = md.open_dataset(tmp_path, comm=MPI.COMM_SELF)
+    batches = list(data.batches(600, shuffle=shuffle, seed=1))
+    assert sorted(np.concatenate([batch["data"] for batch in batches]).tolist()) == list(range(1200))
+    assert sum(groups) == slow.calls == 300 and max(groups) > 1
+    assert decoding_threads < slow.most <= machine.reading_threads()
 
 
 @pytest.mark.parametrize("options", [{}, {"chunks": (16, WIDTH), "compression": "gzip"}], ids=["rows", "chunks"])
