@@ -49,13 +49,29 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
         head = messages[0] if messages else None
         file.seek(head.offset if head else 0)
         stored = file.read(head.head_bytes if head else 0)
-    if head is None:
-        raise FormatError("the file has no schema of Arrow", file=path, remedy="write the file again")
-    try:
-        schema = pa.ipc.read_schema(pa.py_buffer(stored))
-    except (pa.ArrowException, OSError, ValueError) as error:
-        raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
+        if head is None:
+            raise FormatError("the file has no schema of Arrow", file=path, remedy="write the file again")
+        try:
+            schema = pa.ipc.read_schema(pa.py_buffer(stored))
+            footer = pa.ipc.open_file(file).schema if head.offset else schema
+        except (pa.ArrowException, OSError, ValueError) as error:
+            raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
+    _check_equal(path, schema, footer)
     return columns_of(path, schema, dtype or {}, partial(_of_batches, path, schema, messages))
+
+
+def _check_equal(path: str, schema: pa.Schema, footer: pa.Schema) -> None:
+    """Raise ``FormatError`` if the schemas of the first message and of the footer are two: one of them is damaged."""
+    if footer == schema:
+        return
+    begin, end = ([f"{column.name}: {column.type}" for column in columns] for columns in (schema, footer))
+    raise FormatError(
+        "the schema at the end of the file is another one than at its begin",
+        file=path,
+        expected=", ".join(column for column in begin if column not in end) or begin,
+        found=", ".join(column for column in end if column not in begin) or end,
+        remedy="copy or write the file again",
+    )
 
 
 def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Leaves) -> Index:

@@ -153,6 +153,16 @@ def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
         open_dataset(path, comm=MPI.COMM_SELF)
 
 
+def test_a_schema_that_is_damaged_at_the_end_alone(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "rows.arrow", table(40)))
+    begin, _, end = path.read_bytes().rpartition(b"event")
+    assert b"event" in begin
+    path.write_bytes(begin + b"evenT" + end)
+    with pytest.raises(FormatError, match="the schema at the end of the file is another one") as caught:
+        open_dataset(path)
+    assert (caught.value.expected, caught.value.found) == ("event: int64", "evenT: int64")
+
+
 def test_offsets_outside_of_the_values(tmp_path: Path) -> None:
     """Arrow itself would read memory of others."""
     path = tmp_path / "a.arrow"
