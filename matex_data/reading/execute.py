@@ -216,7 +216,7 @@ def _schedule_tasks(plan: ReadPlan, files: Files) -> list[Future[None]]:
         else:
             waiting += [(number, task) for task in divide_tasks(tasks, workers)]
     for group in _groups(waiting, -(-len(waiting) // (2 * workers))):
-        if group[0][1].callbacks:
+        if any(task.callbacks for _, task in group):
             futures.append(_Read.of_tasks(plan, files, group).schedule())
         else:
             futures.append(submit(_read_directly, plan, files, group, pool=readers()))
@@ -228,14 +228,13 @@ def _groups(tasks: Sequence[FileTask], most: int) -> Iterator[list[FileTask]]:
 
     Parameters
     ----------
-    most : tasks of a group. With callbacks or without, they are never in one group.
+    most : tasks of a group.
     """
     group: list[FileTask] = []
     size = 0
     for number, task in tasks:
         size += task.total
-        is_other = bool(group) and bool(task.callbacks) != bool(group[0][1].callbacks)
-        if group and (is_other or len(group) == most or size > GROUP_BYTES):
+        if group and (len(group) == most or size > GROUP_BYTES):
             yield group
             group, size = [], task.total
         group.append((number, task))

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from matex_data.index.model import OnComplete, ReadRequest
@@ -49,6 +49,8 @@ def _positions(request: ReadRequest) -> list[int]:
 _requests = st.lists(st.lists(st.tuples(st.integers(0, 60), st.integers(1, 12)), min_size=1, max_size=5), max_size=6)
 
 
+@example([[(0, 12)]], True, 40, 2)
+@example([[(0, 12)]], False, 40, 2)
 @given(_requests, st.booleans(), st.integers(4, 40), st.integers(2, 40))
 def test_every_byte_reaches_its_destination_once(
     requests: list[list[tuple[int, int]]], scratch: bool, decoded_bytes: int, most: int
