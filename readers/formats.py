@@ -102,8 +102,8 @@ class Format:
         Examples
         --------
         >>> format = Format("my_package:index", (".pts",), magic=((0, b"PTS"),), text=rb"#points", sidecars=("*.log",))
-        >>> format.matches_name("data/run1.PTS"), format.matches_name("run1.csv")
-        (True, False)
+        >>> format.matches_name("data/run1.PTS"), format.matches_name("folder.pts/"), format.matches_name("run1.csv")
+        (True, True, False)
         """
         lower = path.lower()
         return _last_part(lower).endswith(self.suffixes) or _matches(lower, self.names)
