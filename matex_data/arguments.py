@@ -6,18 +6,19 @@ import os
 import sys
 import types
 import typing
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import suppress
-from functools import cache
+from functools import cache, wraps
 from inspect import Parameter, signature
 from itertools import islice
 from numbers import Integral, Real
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 import numpy as np
 
 from matex_data.errors import ArgumentError
 
+Value = TypeVar("Value")
 MOST_ITEMS = 1000  # of a list or a dict that are looked at
 LARGEST = 2**63 - 1  # of whole numbers: they count samples and bytes
 _WORDS: dict[Any, str] = {
@@ -85,7 +86,18 @@ def _declared(function: Callable[..., Any]) -> dict[str, tuple[Any, bool]]:
     return {name: (hint, name in many) for name, hint in annotations_of(function).items()}
 
 
-@cache
+def _kept(compute: Callable[[Callable[..., Any]], Value]) -> Callable[[Callable[..., Any]], Value]:
+    """Return a function of callables that keeps its values; a reader may be an object without a hash: not for these."""
+    cached = cache(compute)
+
+    @wraps(compute)
+    def kept(function: Callable[..., Any]) -> Value:
+        return cached(function) if isinstance(function, Hashable) else compute(function)
+
+    return kept
+
+
+@_kept
 def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...] | None:
     """Return the parameters of a function or class; None if it is not written in Python.
 
@@ -97,7 +109,7 @@ def parameters_of(function: Callable[..., Any]) -> tuple[Parameter, ...] | None:
         return None
 
 
-@cache
+@_kept
 def annotations_of(function: Callable[..., Any]) -> Mapping[str, Any]:
     """Return the annotation of each parameter of a function or class, but of ``**options``.
 

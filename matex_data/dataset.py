@@ -352,8 +352,8 @@ class Dataset:
 
         Raises
         ------
-        PartitionError : a fold has no samples.
-        PartitionError, FieldNotFound, FormatError, DataError : see ``split``.
+        PartitionError : a fold has no samples; see also ``split``.
+        FieldNotFound, FormatError, DataError : see ``split``.
 
         Examples
         --------

@@ -94,6 +94,21 @@ def _raise() -> Any:
     raise RuntimeError("incompatible version")
 
 
+def test_a_reader_without_a_hash_has_its_options_checked(tmp_path: Path, entries: list[Entry]) -> None:
+    class Reader:
+        __hash__ = None  # type: ignore[assignment]  # as of a dataclass
+
+        def __call__(self, path: str, names: Any = None, *, dtype: str = "f4") -> abc.Index:
+            layout = abc.Strided(3, 0, np.dtype(dtype).itemsize, np.dtype(dtype), ())
+            return abc.Index({"x": abc.Field("x", (), np.dtype(dtype))}, [abc.FileIndex(path, 3, {"x": layout})])
+
+    entries.append(Entry("plain", lambda: abc.Format(Reader(), (".plain",))))
+    np.arange(3, dtype="f8").tofile(tmp_path / "a.plain")
+    assert open_dataset(tmp_path / "a.plain", dtype="f8", comm=MPI.COMM_SELF).load()["x"].tolist() == [0, 1, 2]
+    with pytest.raises(FormatError, match="the option dtype= has no such value"):
+        open_dataset(tmp_path / "a.plain", dtype=3, comm=MPI.COMM_SELF)
+
+
 @pytest.mark.parametrize("load, found", [(_raise, "incompatible version"), (lambda: 3, "3 at 'my_package:points'")])
 def test_a_broken_package_does_no_harm_to_other_formats(
     tmp_path: Path, entries: list[Entry], load: Callable[[], Any], found: str

@@ -215,7 +215,7 @@ def _schedule_tasks(plan: ReadPlan, files: Files) -> list[Future[None]]:
             futures += [submit(_read_and_decode, plan, files, (number, task)) for task in tasks]
         else:
             waiting += [(number, task) for task in divide_tasks(tasks, workers)]
-    for group in _groups(waiting, -(-len(waiting) // (2 * workers))):
+    for group in _groups(waiting, max(1, len(waiting) // (8 * workers))):
         if any(task.callbacks for _, task in group):
             futures.append(_Read.of_tasks(plan, files, group).schedule())
         else:

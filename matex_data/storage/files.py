@@ -142,11 +142,16 @@ def check_link(path: str) -> None:
 
     What is left out without a file, such as a chunk of Zarr, or a file of a folder, must not be left out for this.
     """
-    if leads_nowhere(path):
-        target = str(Path(path).readlink())
-        is_annexed = "annex/objects/" in target
-        remedy = "git annex get, or datalad get" if is_annexed else "restore the file, or remove the link"
-        raise DataError("a link leads to no file", file=path, expected="a file", found=target, remedy=remedy)
+    if not leads_nowhere(path):
+        return
+    target = str(Path(path).readlink())
+    is_annexed = "annex/objects/" in target
+    remedy = "git annex get, or datalad get" if is_annexed else "restore the file, or remove the link"
+    try:
+        Path(path).stat()
+    except OSError as error:
+        found = f"{target}: {error.strerror}"
+        raise DataError("a link leads to no file", file=path, expected="a file", found=found, remedy=remedy) from error
 
 
 def read_bytes(path: str) -> bytes:

@@ -75,18 +75,18 @@ def test_small_files_are_read_in_groups_side_by_side(
             assert len(group) == 1 or sum(task.total for _, task in group) <= execute.GROUP_BYTES
             yield group
 
-    for number in range(100):
+    for number in range(200):
         with h5py.File(tmp_path / f"{number:03d}.h5", "w") as file:
-            file["x"] = np.arange(4.0)[:, None] + np.full(3000, 4 * number)
+            file["x"] = np.arange(4.0)[:, None] + np.full(5000, 4 * number)
             file.create_dataset("z", data=np.arange(4.0) + 4 * number, chunks=(2,), compression="gzip")
     split, slow = execute._groups, _Slow(files._OpenFile.read, decoding_threads)
     monkeypatch.setattr(execute, "_groups", counted)
     monkeypatch.setattr(files._OpenFile, "read", lambda opened, task: slow(opened, task))
     data = md.open_dataset(tmp_path, comm=MPI.COMM_SELF)
-    batches = list(data.batches(200, shuffle=shuffle, seed=1))
+    batches = list(data.batches(400, shuffle=shuffle, seed=1))
     for batch in batches:
-        np.testing.assert_array_equal(batch["x"], np.repeat(batch["z"][:, None], 3000, axis=1))
-    assert sorted(np.concatenate([batch["z"] for batch in batches]).tolist()) == list(range(400))
+        np.testing.assert_array_equal(batch["x"], np.repeat(batch["z"][:, None], 5000, axis=1))
+    assert sorted(np.concatenate([batch["z"] for batch in batches]).tolist()) == list(range(800))
     assert sum(groups) == slow.calls and max(groups) > 1
     assert decoding_threads < slow.most <= machine.reading_threads()
 
