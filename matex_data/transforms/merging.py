@@ -460,7 +460,7 @@ class Merged(Derivation):
             samples = self.pairs.counterparts(wanted.runs.numbers(np.arange(wanted.runs.total)))
             order = np.argsort(samples, kind="stable")
             absent, order = np.split(order, [np.count_nonzero(samples < 0)])
-            for name, array in others.items():
+            for name, array in others.items() if len(absent) else ():  # else fields need no value for missing
                 assign_missing(self.second.fields[name], array, wanted.destination[absent])
             finishes.append(self._read(read, samples[order], wanted.destination[order], others))
         return all_of(finishes)

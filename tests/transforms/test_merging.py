@@ -147,6 +147,17 @@ def test_truth_values_are_keys() -> None:
     assert md.merge(first, second, on="k", how="left").load()["z"].tolist() == [6, 5, 6]
 
 
+@pytest.mark.parametrize("how", ["exact", "inner", "left", "rows"])
+def test_fields_that_cannot_be_missing_are_merged_where_each_sample_has_a_counterpart(how: Any) -> None:
+    both = {"u": np.arange(6, dtype="u1").reshape(3, 2), "s": np.array([(1, 0.5), (2, 1.5), (3, 2.5)], "i4,f8")}
+    first = md.open_dataset({"k": np.arange(3)}, comm=MPI.COMM_SELF)
+    second = md.open_dataset({"k": np.arange(3), **both}, comm=MPI.COMM_SELF, inputs=list(both))
+    merged = md.merge(first, second, on=None if how == "rows" else "k", how=how).load()
+    for name, expected in both.items():
+        assert merged[name].dtype == expected.dtype
+        np.testing.assert_array_equal(merged[name], expected)
+
+
 @pytest.mark.parametrize("keys", [{}, {"on": "k", "left_on": "k"}, {"left_on": ["a", "b"], "right_on": "a"}])
 def test_keys_that_are_not_clear_are_an_error(keys: dict[str, Any]) -> None:
     data = md.open_dataset({"k": np.arange(3)}, comm=MPI.COMM_SELF)
