@@ -378,8 +378,8 @@ class Dataset:
     ) -> Dataset:
         """Return a data set with fields that a function computes, a window of samples at a time. *Collective*.
 
-        The function is called where windows are decoded, with the samples of one file that a window has, in threads of
-        each rank, several at once. What it returns for a sample has to depend on this sample alone; then the batches
+        The function is called where windows are decoded, with the samples of a window, of one file or more, in threads
+        of each rank, several at once. What it returns for a sample has to depend on this sample alone; then the batches
         are the same on every number of ranks, and after resuming. For random numbers it has a parameter ``seeds``:
         int64, a seed of each sample, drawn from ``seed``, the epoch and the sample. In ``statistics``, ``load``,
         ``data[i]`` and the like, the epoch is 0.
@@ -701,11 +701,6 @@ class Dataset:
 
         return input_batches(self._source, self._elements, self._samples, rows)
 
-    @property
-    def _matex_skips(self) -> bool:
-        """Return whether samples that cannot be read are left out."""
-        return self._source.skipped is not None
-
     def load(self, fields: Names = None) -> dict[str, NDArray[Any]]:
         """Read this rank's block of the samples, in the order of the files. *Collective*.
 
@@ -721,7 +716,7 @@ class Dataset:
         Returns
         -------
         Dict of field name to ndarray of shape (samples of this rank, *field shape). With ``on_error="skip"``, samples
-        that cannot be read are left out.
+        that batches leave out are left out; a field that batches do not have is an error where it cannot be read.
 
         Raises
         ------

@@ -177,7 +177,7 @@ def predict(
     ------
     ArgumentError : ``model`` is no model, or ``dataset`` neither of these.
     TypeError : with ``gather``, an output is sparse or ragged; ``to`` with ``gather`` or without a
-        ``matex_data.Dataset``; ``fields`` without ``to`` or with ``on_error="skip"``.
+        ``matex_data.Dataset``; ``fields`` without ``to``.
     PartitionError : on all ranks, in a callback that runs on one rank alone; outputs do not have one row per sample;
         batches are padded; a check finds that a row's outputs depend on other rows, so that they are not those of one
         process; outputs do not fit the file.
@@ -370,11 +370,6 @@ def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) ->
         raise TypeError(
             "predict(to=) writes all samples of a matex_data.Dataset, and returns nothing\n"
             "  remedy: give the Dataset in place of its tf_dataset(...), without gather=True"
-        )
-    if fields and dataset._matex_skips:
-        raise TypeError(
-            'predict(fields=) reads fields apart from the inputs, and on_error="skip" may leave out other samples\n'
-            "  remedy: open the files without on_error"
         )
 
 

@@ -23,7 +23,7 @@ from matex_data.errors import (
 )
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs, compress
+from matex_data.index.runs import Runs, Samples, compress
 from matex_data.io.counters import Profile
 from matex_data.locks import Lock
 from matex_data.mpi.activity import busy
@@ -99,7 +99,7 @@ class SkippedSamples:
         with self._lock:
             return [self._records[number] for number in self._numbers.tolist()]
 
-    def positions(self, runs: Runs) -> Integers:
+    def positions(self, runs: Samples) -> Integers:
         """Return the positions of the known ones in an ascending sequence of samples, int64, ascending."""
         numbers = self._numbers
         positions = runs.rank(numbers)

@@ -12,9 +12,9 @@ from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names, check_name, is_time, mapped_elements
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs, Samples, merge
+from matex_data.index.runs import Runs, Samples, compress, merge
 from matex_data.mpi.communicator import Equal
-from matex_data.reading.source import Source
+from matex_data.reading.source import Source, open_source
 from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.split import Ties, check_folds, check_fractions, folds, leave_gaps, split
 from matex_data.transforms.continuity import continuing
@@ -190,14 +190,21 @@ class Selected:
         return made.with_fields(slid.index, of_windows, f"window {shape}")
 
     def load(self, names: Sequence[str]) -> dict[str, Array]:
-        """Read fields of this rank's block of the samples, also those that batches do not have. *Collective*."""
-        fields = self.source.index.fields
+        """Read fields of this rank's block of the samples, also those that batches do not have. *Collective*.
+
+        Of samples that cannot be read, those are left out that batches leave out; others are an error.
+        """
+        source, fields = self.source, self.source.index.fields
+        block = source.block(self.samples)
+        if source.skipped is not None:  # each field of the batches may decide which samples they have
+            source.use_block(self.samples, list(fields), lambda *_: None)
+            block = compress(np.delete(block.numbers(np.arange(block.total)), source.skipped.positions(block)))
         known = [name for name in names if name in fields]
-        arrays = self.source.of_index(self.source.index.select(known), "").load(self.samples) if known else {}
+        arrays = _read_all_of(source, known, block) if known else {}
         for name in names:
             if name not in arrays:
-                source, other = self.source_of(name)
-                arrays[name] = source.of_index(source.index.select([other]), "").load(self.samples)[other]
+                other, stored = self.source_of(name)
+                arrays[name] = _read_all_of(other, [stored], block)[stored]
         return {name: arrays[name] for name in names}
 
     def with_fields(self, index: Index, elements: ElementSpec, identity: str) -> Selected:
@@ -224,6 +231,12 @@ class Selected:
                 found="sequence windows, or objects of events",
                 remedy=f"call {operation} before window() or flatten()",
             )
+
+
+def _read_all_of(source: Source, names: Sequence[str], samples: Samples) -> dict[str, Array]:
+    """Read fields of this rank's samples, all of which have to be readable. *Collective*."""
+    options = replace(source.options, on_error="raise")
+    return open_source(source.sessions, source.index.select(names), options).read(samples)[0]
 
 
 def _joined(mixture: Mixture, sets: Sequence[Samples]) -> Samples:

@@ -157,6 +157,8 @@ def _whole(comm: MPI.Intracomm, path: Path) -> Any:
         data = open_dataset(path, comm=comm, on_error="skip")
         ids, moments = data.load()["id"].tolist(), data.statistics("x")
         selected = len(open_dataset(path, comm=comm, on_error="skip", where="id >= 0", missing="drop"))
+        images = open_dataset(path, comm=comm, on_error="skip", inputs="x")
+        assert images.load(fields=["id"])["id"].tolist() == images.load()["x"][:, 0].tolist() == ids
     return ids, int(moments.count), float(moments.mean), selected, len(caught)
 
 
@@ -168,7 +170,12 @@ def test_whole_reads_leave_damaged_samples_out(damaged: Path, ranks: Pools, size
     for rank, (_, count, mean, selected, warned) in enumerate(results):
         assert count == 50 * len(good) and mean == pytest.approx(np.mean(good))
         assert selected == len(good)
-        assert warned == (3 if rank == 0 else 0)
+        assert warned == (5 if rank == 0 else 0)
+
+
+def test_a_loaded_field_that_batches_do_not_have_must_be_readable(damaged: Path) -> None:
+    with pytest.raises(DecodeError, match="field 'x', row 48"):
+        open_dataset(damaged, comm=MPI.COMM_SELF, on_error="skip", inputs="id").load(fields=["id", "x"])
 
 
 def _damaged_after_opening(comm: MPI.Intracomm, path: Path, options: dict[str, Any]) -> Any:

@@ -84,6 +84,27 @@ def test_one_file_has_the_predictions_of_all_ranks(samples: int, events: str, ra
         assert len(list(tmp_path.iterdir())) == 5  # no parts
 
 
+def _write_of_damaged(comm: Any, path: str, to: str) -> None:
+    import matex_data as md
+
+    data = md.open_dataset(path, inputs="x", comm=comm, on_error="skip")
+    md.training.predict(_model(_one), data, to=to, fields=["event"], comm=comm, verify="never")
+
+
+def test_fields_are_those_of_the_samples_that_can_be_read(ranks: Pools, tmp_path: Path) -> None:
+    path, x = tmp_path / "events.h5", np.random.default_rng(0).normal(size=(ROWS, 3)).astype("f4")
+    with h5py.File(path, "w") as file:
+        chunk = file.create_dataset("x", data=x, chunks=(5, 3), compression="gzip").id.get_chunk_info(1)
+        file["event"] = np.arange(ROWS)
+    content = bytearray(path.read_bytes())
+    content[chunk.byte_offset + 9] ^= 0xFF
+    path.write_bytes(content)
+    ranks(2).run(_write_of_damaged, str(path), str(tmp_path / "y.parquet"), timeout=120)
+    found = pd.read_parquet(tmp_path / "y.parquet")
+    assert found.event.tolist() == [*range(5), *range(10, ROWS)]
+    np.testing.assert_array_equal(found.prediction, 2 * x[found.event, 0])
+
+
 def _refused(comm: Any, events: str, folder: str) -> list[str]:
     import matex_data as md
     from matex_data.training import prediction_file
