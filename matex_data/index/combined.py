@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -17,7 +17,7 @@ from matex_data.fields import Field
 from matex_data.index.blocks import apart, by_part
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import EMPTY, Composed, Layout, Limits, ReadRequest, RowSelection, call_after_last
-from matex_data.index.ragged import empty_output
+from matex_data.index.ragged import RaggedOutput, empty_output, scatter_lists
 from matex_data.index.scatter import scatter
 
 
@@ -118,37 +118,49 @@ class UnitedRows(Converted):
         ------
         DecodeError : an integer is not exact in the dtype of the field.
         """
-        if self.field.ragged:
-            samples = np.empty(len(read), object)
-            for i in range(len(read)):
-                samples[i] = _cast(read[i], self.field.dtype)
-            out[rows.destination] = samples
+        kind = "a value that all files may have, of which others have missing values or fractions"
+        if isinstance(read, RaggedOutput):
+            lists = read.joined()
+            content = exact(lists.values, self.field, kind, _row_of_element(rows.numbers.item, lists.offsets[1:]))
+            scatter_lists(out, rows.destination, lists.offsets, content)
+        elif self.field.ragged:
+            out[rows.destination] = _exact_samples(read, self.field, kind, rows.numbers.item)
         else:
-            kind = "a value that all files may have, of which others have missing values or fractions"
-            scatter(out, rows.destination, exact(read, self.field, kind, rows.numbers))
+            scatter(out, rows.destination, exact(read, self.field, kind, rows.numbers.item))
 
 
-def exact(values: Array, field: Field, expected: str, rows: Integers | None = None) -> Array:
+RowOf = Callable[[int], int]
+"""Callable that returns the number of the row that has the value of a position."""
+
+
+def _row_of_element(row_of: RowOf, ends: Integers) -> RowOf:
+    """Return the rows of elements, given those of the samples, and the end of each sample among the elements."""
+    return lambda at: row_of(int(np.searchsorted(ends, at, side="right")))
+
+
+def exact(values: Array, field: Field, expected: str, row_of: RowOf | None = None) -> Array:
     """Return values in the dtype of a field.
 
     Parameters
     ----------
     expected : what the values are to be, for the error.
-    rows : int64[samples], their numbers; None: they are not known here.
+    row_of : returns the number of the row of a value; None: it is not known here.
 
     Raises
     ------
     DecodeError : an integer is not exact in this dtype.
     """
     converted = values.astype(field.dtype)
-    if field.dtype.kind == "f" and values.dtype.kind in "iu" and values.dtype.itemsize > 4:
-        inexact = converted.astype(values.dtype) != values
+    if field.dtype.kind in "fc" and values.dtype.kind in "iu" and values.dtype.itemsize > 4:
+        with np.errstate(invalid="ignore"):  # what is rounded to 2**63 or 2**64 is no such integer
+            inexact = converted.real.astype(values.dtype) != values
+        inexact |= converted.real >= float(np.iinfo(values.dtype).max)
         if inexact.any():
             at = int(np.argwhere(inexact)[0, 0])
             raise DecodeError(
                 f"an integer is not exact as {field.dtype}",
                 field=field.name,
-                row=None if rows is None else int(rows[at]),
+                row=None if row_of is None else row_of(at),
                 expected=expected,
                 found=values[inexact][0],
                 remedy="leave the field out, or write it as text",
@@ -156,12 +168,15 @@ def exact(values: Array, field: Field, expected: str, rows: Integers | None = No
     return converted
 
 
-def _cast(sample: Array, dtype: np.dtype[Any]) -> Array:
-    if sample.dtype.kind != "O" or dtype.kind == "O":
-        return sample.astype(dtype)
-    cast = np.empty(len(sample), object)
-    for i, one in enumerate(sample):
-        cast[i] = _cast(one, dtype)
+def _exact_samples(samples: Sequence[Array], field: Field, expected: str, row_of: RowOf) -> Array:
+    """Return ragged samples, which may be arrays of arrays, in the dtype of a field; see `exact`."""
+    ends = np.cumsum([sample.size for sample in samples], dtype=np.int64)
+    content = np.concatenate([sample.ravel() for sample in samples if sample.size] or [np.empty(0, field.dtype)])
+    is_nested = content.dtype == object and field.dtype != object
+    content = (_exact_samples if is_nested else exact)(content, field, expected, _row_of_element(row_of, ends))
+    cast = np.empty(len(samples), object)
+    for i, (sample, end) in enumerate(zip(samples, ends.tolist(), strict=True)):
+        cast[i] = content[end - sample.size : end].reshape(sample.shape)
     return cast
 
 

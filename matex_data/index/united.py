@@ -456,7 +456,7 @@ def _is_united_column(layout: Layout) -> bool:
 
 
 def _plain(field: Field) -> Field:
-    return replace(field, attributes={})
+    return replace(field, attributes={"nested": True} if field.nested else {})
 
 
 def concatenate(indexes: Sequence[Index], is_first: bool = True) -> Index:

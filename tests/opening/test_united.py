@@ -109,11 +109,34 @@ def test_what_cannot_be_united_names_both_files(tmp_path: Path, pool: Pool) -> N
         alone(tmp_path)
 
 
-def test_an_integer_that_the_common_dtype_does_not_hold(tmp_path: Path) -> None:
-    pd.DataFrame({"x": [1, (1 << 53) + 1]}).to_parquet(tmp_path / "0.parquet")
-    pd.DataFrame({"x": pd.array([1, None], "Int64")}).to_parquet(tmp_path / "1.parquet")
-    with pytest.raises(DecodeError, match=r"0\.parquet(.|\n)*'x'(.|\n)*row 1(.|\n)*9007199254740993"):
+LARGE = 2**53 + 1
+INEXACT: dict[str, tuple[list[Any], list[Any], Any]] = {
+    "beside missing ones": ([1, LARGE], [1, None], None),
+    "beside fractions": ([1, 2**63 - 1], [0.5], None),
+    "lists": ([[], [1, LARGE]], [[0.5]], None),
+    "arrays": ([[3, 1], [1, LARGE]], [[0.5], []], pa.list_(pa.int64(), 2)),
+    "lists of lists": ([[[1]], [[], [1, LARGE]]], [[[0.5]]], None),
+}
+
+
+@pytest.mark.parametrize("kind", INEXACT)
+@pytest.mark.filterwarnings("error")
+def test_an_integer_that_the_common_dtype_does_not_hold(tmp_path: Path, kind: str) -> None:
+    first, second, dtype = INEXACT[kind]
+    pq.write_table(pa.table({"x": pa.array(first, dtype)}), tmp_path / "0.parquet")
+    pq.write_table(pa.table({"x": pa.array(second)}), tmp_path / "1.parquet")
+    with pytest.raises(
+        DecodeError, match=r"0\.parquet(.|\n)*'x'(.|\n)*row 1(.|\n)*(9007199254740993|9223372036854775807)"
+    ):
         alone(tmp_path)
+
+
+def test_lists_of_lists_of_two_dtypes(tmp_path: Path) -> None:
+    for number, lists in enumerate(([[[1], [], [2, 3]], []], [[[0.5, 4.0]], [[]]])):
+        pq.write_table(pa.table({"x": pa.array(lists)}), tmp_path / f"{number}.parquet")
+    found = alone(tmp_path)["x"]
+    assert [[one.tolist() for one in sample] for sample in found] == [[[1], [], [2, 3]], [], [[0.5, 4]], [[]]]
+    assert {one.dtype for sample in found for one in sample} == {np.dtype(float)}
 
 
 def test_a_named_field_that_a_file_lacks(tmp_path: Path, pool: Pool) -> None:
