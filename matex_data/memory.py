@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from datetime import UTC, date
+from itertools import chain
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -12,13 +16,16 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names
+from matex_data.index.combined import exact
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
 
 NAME = "memory"  # in place of the path of a file
 EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
 SECONDS = {"units": "seconds"}
+BESIDE_FRACTIONS = "integers up to 2**53 beside fractions"
 DIGESTED = 1024  # rows at a time
+BLANKS = {"S": b"", "U": "", "M": np.datetime64("NaT"), "m": np.timedelta64("NaT"), "O": None}  # by kind of dtype
 EXAMPLE = '{"image": images, "label": labels}'
 
 
@@ -32,17 +39,20 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
 
     Numbers keep their dtype; nullable and masked ones become float64, in which missing values are NaN. Integers that
     float64 cannot hold stay integers, of which one (`MISSING_INTEGER`) stands for missing values. Texts are UTF-8
-    bytes, empty if they are missing. Times are float64 seconds since 1970-01-01, durations float64 seconds. A sequence
-    of arrays of different lengths is a ragged field.
+    bytes, empty if they are missing. Times are float64 seconds since 1970-01-01, durations float64 seconds, NaN if they
+    are missing. A sequence of arrays of different lengths is a ragged field.
 
     Parameters
     ----------
-    data : dict of arrays whose first axis is that of the samples; ``pandas.DataFrame``; ``xarray.Dataset``.
+    data : dict of arrays whose first axis is that of the samples; ``pandas.DataFrame``; ``xarray.Dataset``, of which
+        the dimension of the samples may be any axis.
     sample_dim : dimension of the samples, of an ``xarray.Dataset``. None: the first one of its first variable.
 
     Raises
     ------
-    FormatError : an array has no axis of samples, holds Python objects, or the lengths differ.
+    FormatError : an array has no axis of samples, holds Python objects, or integers of more than 64 bits; the lengths
+        differ; two arrays have one name.
+    DecodeError : float64 cannot hold an integer that is beside fractions.
 
     Examples
     --------
@@ -50,14 +60,19 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
     >>> len(index), index.fields["x"].shape
     (10, (3,))
     """
-    if _is_of(data, "xarray", "Dataset"):
+    is_xarray = _is_of(data, "xarray", "Dataset")
+    names = [str(name) for name in (data.variables if is_xarray else data)]
+    twice = [name for name, count in Counter(names).items() if count > 1]
+    if twice:
+        raise FormatError(
+            "two arrays have one name", field=twice[0], expected="different names, also as text", remedy="rename one"
+        )
+    if is_xarray:
         columns, static = _variables(data, sample_dim)
     elif sample_dim is not None:
         raise FormatError("sample_dim= is for xarray's data sets", expected="no sample_dim=", found=repr(sample_dim))
-    elif isinstance(data, Mapping):
-        columns, static = {str(name): (value, {}) for name, value in data.items()}, {}
     else:
-        columns, static = {str(name): (data[name], {}) for name in data.columns}, {}
+        columns, static = {str(name): (value, {}) for name, value in data.items()}, {}
     if not columns:
         raise FormatError("there are no arrays of samples", expected=EXAMPLE, found=_described(data))
     read = [_read(name, values, attributes) for name, (values, attributes) in columns.items()]
@@ -120,7 +135,7 @@ def _is_of(data: Any, package: str, name: str) -> bool:
 
 
 def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, dict[str, Any]]], dict[str, Array]]:
-    """Return the variables whose first dimension is that of the samples, with attributes, and all others."""
+    """Return the variables that have the dimension of the samples, as first axis, with attributes, and all others."""
     first = next((variable.dims[0] for variable in data.data_vars.values() if variable.dims), None)
     dimension = first if sample_dim is None else sample_dim
     if dimension not in data.dims:
@@ -129,16 +144,8 @@ def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, 
     columns: dict[str, tuple[Any, dict[str, Any]]] = {}
     static: dict[str, Array] = {}
     for name, variable in data.variables.items():
-        if variable.dims[:1] == (dimension,):
-            columns[str(name)] = variable.to_numpy(), dict(variable.attrs)
-        elif dimension in variable.dims:
-            raise FormatError(
-                "the samples are not the first dimension of a variable",
-                field=str(name),
-                expected=f"dimensions ({dimension!r}, ...)",
-                found=variable.dims,
-                remedy=f"data.transpose({dimension!r}, ...)",
-            )
+        if dimension in variable.dims:
+            columns[str(name)] = variable.transpose(dimension, ...).to_numpy(), dict(variable.attrs)
         else:
             static[str(name)] = variable.to_numpy()
     return columns, static
@@ -146,7 +153,7 @@ def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, 
 
 def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
     """Return the field of an array, and its rows as the field's dtype."""
-    array = _array(name, values)
+    array = _array(values)
     if isinstance(array, np.ma.MaskedArray):
         return _masked(name, array, attributes)
     if array.ndim == 0:
@@ -156,7 +163,7 @@ def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field,
     if array.dtype.kind == "m":
         return _seconds(name, array, {**attributes, **SECONDS})
     if array.dtype.kind in "SU":
-        texts = np.char.encode(array, "utf-8") if array.dtype.kind == "U" else array
+        texts = np.char.encode(array, "utf-8", "surrogateescape") if array.dtype.kind == "U" else array
         return Field(name, array.shape[1:], np.dtype(object), attributes=attributes), texts.astype(object)
     if array.dtype.kind in "biufcV":
         dtype = array.dtype.newbyteorder("=")
@@ -164,82 +171,91 @@ def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field,
     return _objects(name, array, attributes)
 
 
-def _array(name: str, values: Any) -> Array:
-    if hasattr(values, "dtype") and hasattr(values, "isna"):  # a column of pandas
-        dtype = values.dtype
+def _array(values: Any) -> Array:
+    """Return an array, masked where integers are missing; of Python objects where a dtype would round integers."""
+    dtype = getattr(values, "dtype", None)
+    if hasattr(values, "isna") and not isinstance(dtype, np.dtype):  # a column of pandas, of one of its own types
+        kind, missing = dtype.kind, np.asarray(values.isna())  # type: ignore[union-attr]
         if getattr(dtype, "tz", None) is not None:
-            return np.asarray(values.dt.tz_convert("UTC").dt.tz_localize(None))
-        if getattr(dtype, "kind", "O") in "iu" and not isinstance(dtype, np.dtype) and values.isna().any():
-            return np.ma.array(values.fillna(0).to_numpy(f"{dtype.kind}8"), mask=np.asarray(values.isna()))
-        if getattr(dtype, "kind", "O") in "bf" and not isinstance(dtype, np.dtype) and values.isna().any():
+            return np.asarray(values.to_numpy(f"M8[{dtype.unit}]"))  # type: ignore[union-attr]
+        if kind in "iu" and missing.any():
+            return np.ma.array(values.fillna(0).to_numpy(f"{kind}8"), mask=missing)
+        if kind in "bf" and missing.any():
             return np.asarray(values.to_numpy(np.float64, na_value=np.nan))
-        if getattr(dtype, "kind", "O") in "biuf" and not isinstance(dtype, np.dtype):
-            return np.asarray(values.to_numpy(dtype.numpy_dtype if hasattr(dtype, "numpy_dtype") else None))
+        if kind in "biuf":
+            return np.asarray(values.to_numpy(getattr(dtype, "numpy_dtype", None)))
+        if hasattr(dtype, "pyarrow_dtype"):
+            return np.asarray(getattr(values, "array", values).__arrow_array__())
+        return np.asarray(values.astype(object))  # categories: an array of their dtype would round integers
+    if isinstance(values, np.ma.MaskedArray):
+        return values
     try:
-        return np.asanyarray(values) if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
+        array = np.asarray(values)
     except ValueError:  # of different lengths
-        rows = np.empty(len(values), object)
-        rows[:] = [np.asarray(value) for value in values]
-        return rows
+        return np.fromiter(values, object, len(values))
+    is_list = isinstance(values, list | tuple) and array.dtype.kind == "f"
+    return np.array(values, object) if is_list and (np.abs(array) >= EXACT).any() else array
 
 
 def _masked(name: str, array: Any, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
     """Return the field of an array with a mask of missing values."""
-    missing, values = np.ma.getmaskarray(array), np.ma.getdata(array)
-    if not missing.any() or values.dtype.kind not in "biuf":
-        return _read(name, values if not missing.any() else array.astype(object).filled(None), attributes)
+    mask, values = np.ma.getmaskarray(array), np.ma.getdata(array)
+    missing = mask != np.zeros((), mask.dtype)  # which has fields if the values have
+    if not missing.any():
+        return _read(name, values, attributes)
+    if values.dtype.names:
+        values = values.astype(object)  # which is refused: records cannot be missing
+    if values.dtype.kind in BLANKS:
+        return _read(name, np.where(missing, BLANKS[values.dtype.kind], values), attributes)
     present = values[~missing]
-    if values.dtype.kind in "bf" or not len(present) or max(abs(int(present.min())), abs(int(present.max()))) <= EXACT:
+    if values.dtype.kind in "bfc" or (present.min(initial=0) >= -EXACT and present.max(initial=0) <= EXACT):
         return _read(name, np.where(missing, np.nan, values), attributes)
     limits = np.iinfo(values.dtype)
-    unused = next(limit for limit in (limits.min, limits.max, limits.max - 1) if limit not in present)
-    return _read(name, np.where(missing, unused, values), {**attributes, MISSING_INTEGER: int(unused)})
+    unused = next(number for number in chain([limits.min], range(limits.max, 0, -1)) if number not in present)
+    return _read(name, np.where(missing, values.dtype.type(unused), values), {**attributes, MISSING_INTEGER: unused})
 
 
 def _seconds(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
-    unit, count = np.datetime_data(array.dtype)
-    if unit in "YM":
-        array, (unit, count) = array.astype(f"{array.dtype.kind}8[s]"), ("s", 1)
-    tick = float(np.ones(1, f"m8[{count}{unit}]")[0] / np.timedelta64(1, "s"))
-    whole = array.astype(np.int64)
-    if tick < 1:
-        quotient, rest = np.divmod(whole, round(1 / tick))
-        seconds: Array = quotient + rest / round(1 / tick)  # a single division would round nanoseconds twice
+    unit, _ = np.datetime_data(array.dtype)
+    unit = "s" if unit in ("Y", "M", "generic") else unit
+    whole = array.astype(f"{array.dtype.kind}8[{unit}]").astype(np.int64)  # of single units, not of three each
+    of_second = np.timedelta64(1, "s") / np.timedelta64(1, unit)
+    if of_second > 1:
+        quotient, rest = np.divmod(whole, round(of_second))
+        seconds: Array = quotient + rest / round(of_second)  # a single division would round nanoseconds twice
     else:
-        seconds = whole * float(tick)
+        seconds = whole * float(np.timedelta64(1, unit) / np.timedelta64(1, "s"))
     seconds[np.isnat(array)] = np.nan
     return Field(name, array.shape[1:], np.dtype(np.float64), attributes=attributes), seconds
 
 
 def _objects(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
-    """Return the field of an array of texts, or of arrays of different lengths."""
+    """Return the field of an array of texts, numbers, times, or arrays of different lengths."""
     values = array.ravel().tolist()
     if array.ndim == 1 and values and all(isinstance(value, np.ndarray | list | tuple) for value in values):
-        rows = [np.asarray(value) for value in values]
+        rows = [_array(value) for value in values]
         filled = {row.dtype for row in rows if row.size} or {np.dtype(np.float64)}
         dtype = np.result_type(*filled).newbyteorder("=")
         if all(row.ndim == 1 for row in rows) and dtype.kind in "biuf":
-            ragged = np.empty(len(rows), object)
-            ragged[:] = [row.astype(dtype, copy=False) for row in rows]
-            return Field(name, (), dtype, ragged=True, attributes=attributes), ragged
-    if values and all(isinstance(value, bool | int | float) or _is_missing(value) for value in values):
-        if {type(value) for value in values if not _is_missing(value)} == {int}:
-            whole = np.array([0 if _is_missing(value) else value for value in values])
-            masked = np.ma.array(whole, mask=[_is_missing(value) for value in values])
-            return _masked(name, masked.reshape(array.shape), attributes)
-        numbers = np.array([np.nan if _is_missing(value) else value for value in values])
-        return Field(name, array.shape[1:], numbers.dtype, attributes=attributes), numbers.reshape(array.shape)
+            field = Field(name, (), dtype, ragged=True, attributes=attributes)
+            ragged = (exact(row, field, BESIDE_FRACTIONS, lambda _, i=i: i) for i, row in enumerate(rows))
+            return field, np.fromiter(ragged, object, len(rows))
+    present = [value for value in values if not _is_missing(value)]
+    if all(isinstance(value, Integral | float | np.floating | np.bool_) for value in present) and values:
+        return _numbers(name, values, array.shape, attributes)
+    if present and all(isinstance(value, date) for value in present):
+        return _seconds(name, _times(values).reshape(array.shape), {**attributes, **EPOCH})
     texts = np.empty(len(values), object)
     for i, value in enumerate(values):
         if isinstance(value, str | bytes):
-            texts[i] = value.encode() if isinstance(value, str) else value
+            texts[i] = value.encode("utf-8", "surrogateescape") if isinstance(value, str) else value
         elif _is_missing(value):
             texts[i] = b""
         else:
             raise FormatError(
                 "an array holds Python objects",
                 field=name,
-                row=i,
+                row=i * len(array) // len(values),
                 expected="numbers, texts, times, or lists of numbers",
                 found=f"{type(value).__name__}: {value!r:.60}",
                 remedy="convert it to an array of one dtype",
@@ -247,9 +263,51 @@ def _objects(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Fi
     return Field(name, array.shape[1:], np.dtype(object), attributes=attributes), texts.reshape(array.shape)
 
 
+def _numbers(
+    name: str, values: Sequence[Any], shape: tuple[int, ...], attributes: Mapping[str, Any]
+) -> tuple[Field, Array]:
+    """Return the field of numbers that are Python objects, of which some may be missing."""
+    integers = [int(value) if isinstance(value, Integral) else 0 for value in values]
+    try:
+        whole = np.array(integers, np.int64 if max(integers) < 1 << 63 else np.uint64)
+    except OverflowError as error:
+        at = max(range(len(values)), key=lambda at: abs(integers[at]))
+        raise FormatError(
+            "no dtype holds all integers of an array",
+            field=name,
+            row=at * shape[0] // len(values),
+            expected="integers of int64, or of uint64",
+            found=integers[at],
+            remedy="leave it out, or write the numbers as text",
+        ) from error
+    missing = np.array([_is_missing(value) for value in values])
+    is_whole = np.array([isinstance(value, Integral) and not isinstance(value, bool) for value in values])
+    if (is_whole | missing).all() and is_whole.any():
+        return _masked(name, np.ma.array(whole.reshape(shape), mask=missing.reshape(shape)), attributes)
+    numbers = np.array([np.nan if lacks else value for value, lacks in zip(values, missing.tolist(), strict=True)])
+    field = Field(name, shape[1:], numbers.dtype, attributes=attributes)
+    exact(whole.reshape(shape), field, BESIDE_FRACTIONS, int)
+    return field, numbers.reshape(shape)
+
+
+def _times(values: Sequence[Any]) -> Array:
+    """Return times and dates of Python and pandas, of which some may be missing, as datetime64, in UTC."""
+    times = [np.datetime64("NaT") if _is_missing(value) else _as_utc(value) for value in values]
+    fine, coarse = np.array(times), np.array(times, "M8[us]")
+    overflows = (fine.astype(coarse.dtype) != coarse) & ~np.isnat(coarse)  # beyond the 292 years of nanoseconds
+    return coarse if overflows.any() else fine
+
+
+def _as_utc(time: Any) -> np.datetime64:
+    if hasattr(time, "to_datetime64"):  # of pandas, with nanoseconds
+        return time.to_datetime64()  # type: ignore[no-any-return]
+    return np.datetime64(time if getattr(time, "tzinfo", None) is None else time.astimezone(UTC).replace(tzinfo=None))
+
+
 def _is_missing(value: object) -> bool:
-    """Return whether a value is None, NaN, or ``pandas.NA``, which equals nothing."""
-    return value is None or type(value).__name__ == "NAType" or (isinstance(value, float) and value != value)
+    """Return whether a value is None, NaN, or ``pandas.NA`` or ``NaT``."""
+    is_nan = isinstance(value, float | np.floating) and value != value
+    return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
 
 
 def _described(data: Any) -> str:

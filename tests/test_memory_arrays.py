@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+import pyarrow as pa
 import pytest
 import xarray as xr
 from mpi4py import MPI
@@ -72,8 +73,8 @@ def test_a_data_set_of_xarray() -> None:
     assert dict(whole.static).keys() == {"terrain"}
     early, late = whole.split(at=["2010-01-03"], along="time")
     assert (len(early), len(late)) == (8, 12)
-    with pytest.raises(md.FormatError, match="not the first dimension"):
-        md.open_dataset(dataset, sample_dim="lat")
+    by_latitude = md.open_dataset(dataset, sample_dim="lat")
+    np.testing.assert_array_equal(by_latitude.load()["z"], dataset["z"].transpose("lat", "time", "lon"))
 
 
 def test_options_of_samples_apply_to_arrays() -> None:
@@ -150,11 +151,69 @@ def test_static_arrays_of_xarray_are_inputs() -> None:
         ({"x": np.zeros(3)}, {"dtype": {"x": "float32"}}, "dtype= is an option of files"),
         ({"x": np.zeros(3), "y": np.ones(3)}, {"inputs": "y", "derive": {"x": "2 * y"}}, "this name already.*'x'"),
         ({"x": np.zeros(3)}, {"index": "x.matex"}, "index= is an option of files"),
+        ({"x": [1, 2**64]}, {}, f"no dtype holds all integers.*row 1.*{2**64}"),
+        ({"x": [-1, 2**63 + 1]}, {}, f"no dtype holds all integers.*row 1.*{2**63 + 1}"),
+        (pd.DataFrame({"x": [2**64, 1]}), {}, f"no dtype holds all integers.*row 0.*{2**64}"),
+        ({"x": [0.5, 2**60 + 1]}, {}, f"not exact as float64.*row 1.*{2**60 + 1}"),
+        ({"x": [[1, 2], [0.5, 2**60 + 1]]}, {}, f"not exact as float64.*row 1.*{2**60 + 1}"),
+        ({"x": [np.array([2**63 + 1], "u8"), np.array([-1, 2])]}, {}, f"not exact as float64.*row 0.*{2**63 + 1}"),
+        ({"x": np.ma.array(np.zeros(2, "i4,f8"), mask=[1, 0])}, {}, "Python objects"),
+        ({1: np.arange(2), "1": np.arange(2)}, {}, "two arrays have one name.*'1'"),
+        (pd.DataFrame(np.zeros((2, 2)), columns=["a", "a"]), {}, "two arrays have one name.*'a'"),
+        (pd.DataFrame(np.zeros((2, 2)), columns=[1, "1"]), {}, "two arrays have one name.*'1'"),
     ],
 )
 def test_what_is_no_data_set_is_an_error(arrays: Any, options: dict[str, Any], problem: str) -> None:
     with pytest.raises(md.DataError, match=f"(?s){problem}"):
         md.open_dataset(arrays, **options)
+
+
+DAY = 86400.0
+FIRST = pd.Timestamp("1970-01-02")
+VALUES: dict[str, tuple[Any, list[Any]]] = {
+    "masked text": (np.ma.array(["a", "b"], mask=[1, 0]), [b"", b"b"]),
+    "masked bytes": (np.ma.array([b"a", b"b"], mask=[1, 0]), [b"", b"b"]),
+    "masked objects": (np.ma.array(["a", "b"], mask=[1, 0], dtype=object), [b"", b"b"]),
+    "masked times": (np.ma.array([0, 1], mask=[1, 0], dtype="M8[D]"), [np.nan, DAY]),
+    "masked durations": (np.ma.array([0, 1], mask=[1, 0], dtype="m8[D]"), [np.nan, DAY]),
+    "masked complex": (np.ma.array([1j, 2j], mask=[1, 0]), [np.nan, 2j]),
+    "records without a missing one": (np.ma.array([(1, 0.5)], "i4,f8"), [(1, 0.5)]),
+    "three milliseconds": (np.array([1, 2], "M8[3ms]"), [0.003, 0.006]),
+    "five hours": (np.array([1, 2], "m8[5h]"), [18000.0, 36000.0]),
+    "surrogates": (["a\udc80", "é"], [b"a\x80", "é".encode()]),
+    "unsigned": ([2**63 + 1, 1], [2**63 + 1, 1]),
+    "large fractions": ([1e300, np.inf, 1], [1e300, np.inf, 1.0]),
+    "integers of NumPy": (np.array([np.int64(2**60 + 1), np.int64(3)], object), [2**60 + 1, 3]),
+    "floats of NumPy": (np.array([np.float32(1.5), None, np.float32("nan")], object), [1.5, np.nan, np.nan]),
+    "categories of integers": (pd.Categorical([5, 7, None]), [5.0, 7.0, np.nan]),
+    "lists of two dtypes": ([np.array([1], "u8"), np.array([-1, 2])], [[1.0], [-1.0, 2.0]]),
+    "dates": ([FIRST.date(), None], [DAY, np.nan]),
+    "times of pandas": ([FIRST, FIRST.tz_localize("Etc/GMT-1"), pd.NaT], [DAY, DAY - 3600, np.nan]),
+    "times far apart": ([pd.Timestamp(1), FIRST.replace(year=3000).to_pydatetime()], [0.0, 32503766400.0]),
+    "times of Arrow": (pd.Series([FIRST, None], dtype="timestamp[ns, tz=UTC][pyarrow]"), [DAY, np.nan]),
+    "dates of Arrow": (pd.Series([FIRST.date(), None], dtype="date32[pyarrow]"), [DAY, np.nan]),
+    "lists of Arrow": (pd.Series([[1, 2], [3]], dtype=pd.ArrowDtype(pa.list_(pa.int64()))), [[1, 2], [3]]),
+}
+
+
+@pytest.mark.parametrize("kind", VALUES)
+@pytest.mark.filterwarnings("error")
+def test_values_of_each_kind_are_exact(kind: str) -> None:
+    values, expected = VALUES[kind]
+    found = md.open_dataset({"x": values}, comm=MPI.COMM_SELF).load()["x"]
+    np.testing.assert_equal([one.tolist() if isinstance(one, np.ndarray) else one for one in found.tolist()], expected)
+
+
+@pytest.mark.parametrize(
+    ("values", "rest"),
+    [
+        (np.ma.array([5, 0, 2**64 - 1, 2**64 - 2], "u8", mask=[1, 0, 0, 0]), [0, 2**64 - 1, 2**64 - 2]),
+        (pd.Categorical([None, 2**60 + 1, 5]), [2**60 + 1, 5]),
+        ([None, 2**60 + 1, -3], [2**60 + 1, -3]),
+    ],
+)
+def test_large_integers_with_a_missing_one_stay_what_they_are(values: Any, rest: list[int]) -> None:
+    assert md.open_dataset({"x": values}, missing="drop", comm=MPI.COMM_SELF).load()["x"].tolist() == rest
 
 
 def _different(comm: MPI.Intracomm) -> str:

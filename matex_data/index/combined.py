@@ -150,7 +150,7 @@ def exact(values: Array, field: Field, expected: str, row_of: RowOf | None = Non
     ------
     DecodeError : an integer is not exact in this dtype.
     """
-    converted = values.astype(field.dtype)
+    converted = values.astype(field.dtype, copy=False)
     if field.dtype.kind in "fc" and values.dtype.kind in "iu" and values.dtype.itemsize > 4:
         with np.errstate(invalid="ignore"):  # what is rounded to 2**63 or 2**64 is no such integer
             inexact = converted.real.astype(values.dtype) != values
