@@ -6,6 +6,7 @@ each value, and a bit for each sample of the files.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, date, datetime
@@ -168,7 +169,7 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
         own[positions] = np.searchsorted(edges, convert(values), side="right")
 
     use_values(source, samples, field, assign, VALUELESS, REMEDY)
-    return Assignment(source, samples, len(edges) + 1, own)
+    return Assignment(source, samples, len(borders) + 1, own)
 
 
 def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array], Array]]:
@@ -184,7 +185,7 @@ def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array
     elif dates and field.dtype.kind in "SUO":
         edges, convert = _as_dates(np.array(borders, object)), _as_dates
     elif all(isinstance(border, Real) for border in borders) and field.dtype.kind in "iuf":
-        edges = np.array(borders, np.float64)
+        edges = np.array(borders, np.float64 if field.dtype.kind == "f" else object)
     else:
         edges = np.array([np.nan])
     if not len(edges) or (edges != edges).any() or (edges[1:] <= edges[:-1]).any():
@@ -194,13 +195,17 @@ def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array
             expected="ascending numbers, or for a field of times ascending dates as text, such as 2015-01-31",
             found=f"at={list(borders)!r}, and the field is {field.description}",
         )
+    if field.dtype.kind in "iu":  # float64 does not have all of them, and none reaches a border above the largest
+        limits = np.iinfo(field.dtype)
+        within = [math.ceil(max(edge, limits.min)) for edge in edges.tolist() if edge <= limits.max]
+        edges = np.array(within, field.dtype)
     return edges, convert
 
 
 def _as_text(border: Any) -> Any:
     """Return a date of NumPy, pandas or Python as text of ISO 8601, in UTC; whatever else it is as it is."""
     if isinstance(border, np.datetime64):
-        return str(border.astype("datetime64[ms]"))
+        return str(border.astype("datetime64[us]"))
     if isinstance(border, datetime) and border.tzinfo is not None:
         border = border.astimezone(UTC).replace(tzinfo=None)
     return border.isoformat() if isinstance(border, date) else border
@@ -209,7 +214,7 @@ def _as_text(border: Any) -> Any:
 def _as_dates(texts: Array) -> Array:
     plain = [text.decode() if isinstance(text, bytes) else str(text) for text in texts.tolist()]
     try:
-        return np.array(plain, "datetime64[ms]")
+        return np.array(plain, "datetime64[us]")
     except ValueError as error:
         raise FormatError("a text is no date", expected="dates of ISO 8601, such as 2015-01-31", found=error) from error
 

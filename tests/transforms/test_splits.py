@@ -184,6 +184,27 @@ def test_borders_of_dates_and_numbers(table: str, frame: pd.DataFrame) -> None:
             np.testing.assert_array_equal(rows, of_set)
 
 
+LARGE = 2**60 + np.arange(4)
+TIMES = np.array(["2015-01-01T00:00:00.000200", "2015-01-01T00:00:00.000800"], "M8[us]")
+
+
+@pytest.mark.parametrize(
+    ("values", "borders", "sizes"),
+    [
+        (LARGE, [2**60 + 1], (1, 3)),
+        (LARGE.astype("u8"), [-1, 2**60 + 3, 2**64], (0, 3, 1, 0)),
+        (LARGE, [-np.inf, 0.5, 2.0**60, np.inf], (0, 0, 0, 4, 0)),
+        (np.arange(4, dtype="i1"), [0.2, 0.7, 2.5, 1000], (1, 0, 2, 1, 0)),
+        (np.arange(4) / 2, [0.5, 1.25], (1, 2, 1)),
+        (TIMES, [np.datetime64("2015-01-01T00:00:00.000500")], (1, 1)),
+        (TIMES.astype(str), ["2015-01-01T00:00:00.000500"], (1, 1)),
+    ],
+)
+def test_borders_are_exact(values: Any, borders: list[Any], sizes: tuple[int, ...]) -> None:
+    data = open_dataset({"t": values}, comm=MPI.COMM_SELF)
+    assert tuple(len(part) for part in data.split(at=borders, along="t")) == sizes
+
+
 @pytest.mark.parametrize("calendar", ["standard", "noleap", "360_day"])
 def test_borders_of_the_time_coordinate(tmp_path: Path, calendar: str) -> None:
     time = xr.date_range("2014-01-01", periods=60, freq="MS", calendar=calendar, use_cftime=True)
