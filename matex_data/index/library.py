@@ -6,18 +6,22 @@ from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
+from matex_data.errors import DataError
 from matex_data.fields import EXACT
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection
+from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection, ranges
+from matex_data.index.runs import Runs, runs_where
 from matex_data.index.scatter import scatter
 from matex_data.locks import Lock
 
+MOST_UNWANTED = 100  # rows that are read for one that is wanted, rather than one call for each
 _LIBRARY_LOCK = Lock()  # neither HDF5 nor netCDF may be entered by two threads
 
 
@@ -26,6 +30,7 @@ class LibraryRows(Layout):
 
     A subclass implements `read`. Use it for data without byte ranges: variable-length strings, references, virtual
     and external datasets. Calls of the library do not overlap within a process, so decoding does not run in parallel.
+    Scattered rows of a block are read by one call, with those between them, unless few are wanted.
 
     Examples
     --------
@@ -49,15 +54,40 @@ class LibraryRows(Layout):
         """Read rows ``start`` to ``stop`` as the field's dtype. Never called on two threads at once."""
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
-        done = 0
-        for start, stop in zip(rows.start.tolist(), rows.stop.tolist(), strict=True):
-            destination = rows.destination[done : done + stop - start]
-            done += stop - start
-            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read_into, start, stop, destination, out))
+        position = np.cumsum(np.append(0, rows.stop - rows.start))
+        first = self._first_runs(rows.start, rows.stop)
+        for low, high in pairwise([*first.tolist(), len(rows.start)]):
+            runs = Runs(rows.start[low:high], (rows.stop - rows.start)[low:high])
+            destination = rows.destination[position[low] : position[high]]
+            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._read_into, runs, destination, out))
 
-    def _read_into(self, start: int, stop: int, destination: Integers, out: Array, _: Bytes) -> None:
+    def _first_runs(self, start: Integers, stop: Integers) -> Integers:
+        """Return the first run of rows of each read: runs of one block are read with the rows between them.
+
+        A call takes as long as some hundred small rows, and may decode the block. Where far fewer are wanted, each run
+        is read alone.
+        """
+        if not len(start):
+            return EMPTY
+        begin, count = runs_where((stop[:-1] - 1) // self.block_rows == start[1:] // self.block_rows)
+        span = stop[begin + count - 1] - start[begin]
+        sparse = np.repeat(span > MOST_UNWANTED * np.add.reduceat(stop - start, begin), count)
+        sparse[begin] = True
+        return np.flatnonzero(sparse)
+
+    def _read_into(self, runs: Runs, destination: Integers, out: Array, _: Bytes) -> None:
+        start, stop = int(runs.start[0]), int(runs.stop[-1])
         with _LIBRARY_LOCK:
-            rows = self.read(start, stop)
+            try:
+                rows = self.read(start, stop)
+                if len(runs.start) > 1:
+                    rows = rows[ranges(runs.start - start, runs.count)]
+            except DataError:  # maybe of a row that is not wanted
+                if len(runs.start) == 1:
+                    raise
+                rows = np.concatenate(
+                    [self.read(*run) for run in zip(runs.start.tolist(), runs.stop.tolist(), strict=True)]
+                )
         scatter(out, destination, rows)
 
 
