@@ -39,7 +39,8 @@ _WORDS: dict[Any, str] = {
 def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], public: str = "") -> None:
     """Raise ``ArgumentError`` if a function is given something of another kind than it declares.
 
-    Numbers of NumPy are numbers, and whatever has a length and can be iterated is a list, but for texts and dicts.
+    Numbers of NumPy are numbers, and whatever has a length and an order is a list, but for texts and dicts. A set is
+    none: ranks iterate it in different orders.
     Classes of other packages than mpi4py are for the function to judge.
 
     Parameters
@@ -145,8 +146,8 @@ def fits(value: Any, hint: Any) -> bool:
     if kind is bool:
         return isinstance(value, bool | np.bool_) or (isinstance(value, int) and value in (0, 1))
     if kind is Sequence:
-        is_list = isinstance(value, Iterable) and isinstance(value, Sized)
-        is_list &= not isinstance(value, str | bytes | Mapping)
+        is_list = isinstance(value, Iterable) and isinstance(value, Sized) and getattr(value, "ndim", 1) > 0
+        is_list &= not isinstance(value, str | bytes | Mapping | set | frozenset)
         return is_list and (not inner or all(fits(item, inner[0]) for item in islice(value, MOST_ITEMS)))
     if kind is Mapping:
         is_dict = isinstance(value, Mapping)

@@ -89,8 +89,8 @@ def merge(
     first, second : ``Dataset``, with different names of fields. Inputs and targets of the result are those of both:
         ``x`` of one and ``y`` of the other make ``(x, y)``. One of them may be in memory.
     on : str or list of str. Keys: fields of numbers or texts in the files of both, such as "time" or ["run", "event"],
-        by which samples correspond; they need not be among the inputs. Times that netCDF decodes are equal to a
-        millisecond. Of windows, the first row counts.
+        by which samples correspond; they need not be among the inputs. Times, by their units and calendar, are equal to
+        a millisecond, integers of the same units as they are. Of windows, the first row counts.
     left_on, right_on : str or list of str. The keys of ``first`` and of ``second``, in place of ``on``.
     how : "exact": the values are equal in both data sets, in one order; anything else is an error. "inner": samples
         whose values the other data set does not have are left out; the order is that of ``first``. "left": all samples
@@ -108,8 +108,8 @@ def merge(
     ------
     FieldNotFound : a data set does not have the field.
     FormatError : the values differ, are missing, or cannot be compared: texts with numbers, other numbers with float64
-        beyond 2**53 or float32 beyond 2**24; values occur twice in ``second``; both data sets have another field of one
-        name.
+        beyond 2**53 or float32 beyond 2**24, times of two calendars; values occur twice in ``second``; both data sets
+        have another field of one name.
     PartitionError : nothing is equal; the data sets differ in ranks or options of reading; both have weights.
 
     Examples

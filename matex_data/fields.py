@@ -286,6 +286,11 @@ def field_of(fields: Schema, name: str) -> Field:
     return fields[name]
 
 
+def is_category(field: Field) -> bool:
+    """Return whether the values of a field are positions in the list of its categories."""
+    return field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list)
+
+
 def is_time(field: Field) -> bool:
     """Return whether a field has times, by its units: numbers since a date.
 

@@ -35,11 +35,13 @@ CALLS: dict[str, tuple[Callable[[Any, str], Any], str, str]] = {
     "names": (lambda data, _: data.load([1]), "takes no fields=", "a text, a list of: a text, or None"),
     "function": (lambda data, _: data.map("x"), "takes no function=", "a function"),
     "axis": (lambda data, _: data.statistics("x", axis="a"), "takes no axis=", "an integer, a list of"),
+    "axis 0-d": (lambda data, _: data.statistics("x", axis=np.array(1)), "takes no axis=", "an integer, a list of"),
     "adapt": (lambda data, _: data.adapt("x"), "cannot be adapted", "a preprocessing layer"),
     "concat": (lambda data, _: md.concat([data, None]), "takes no datasets=", "a list of: Dataset"),
     "merge": (lambda data, _: md.merge(data, {"x": 3}), "takes no second=", "Dataset"),
     "paths": (lambda _, path: md.open_dataset(3), "takes no paths=", "a path"),
     "inputs": (lambda _, path: md.open_dataset(path, inputs=["x", 3]), "takes no inputs=", "a list of: a text"),
+    "set": (lambda _, path: md.open_dataset(path, inputs={"x", "y"}), "takes no inputs=", "a list of: a text"),
     "absent": (lambda _, path: md.open_dataset(path, absent=[("x", 3)]), "takes no absent=", "a dict of: "),
     "absent date": (
         lambda _, path: md.open_dataset(path, absent={"t": np.datetime64("2000-01-01")}),
@@ -68,7 +70,11 @@ def test_numbers_and_lists_of_other_packages_are_taken(path: str) -> None:
     train, test = data.split(np.float32(0.75), np.float64(0.25), seed=np.uint8(3))
     assert (len(train), len(test)) == (15, 5)
     assert len(data.batches(np.int32(4), shuffle=np.bool_(True), seed=0)) == 5
-    assert data.statistics("x", axis=np.array([1]))["x"].mean.shape == (3,)
+    for axis in (np.array([1]), np.int64(1), [np.int8(-1)]):
+        assert data.statistics("x", axis=axis)["x"].mean.shape == (3,)
+    options: dict[str, Any] = {"patch": (np.int64(2),), "patches_per_image": np.int32(4)}
+    for patch in (np.int64(2), np.array([2])):
+        assert len(md.open_dataset(path, inputs="x", comm=MPI.COMM_SELF, **{**options, "patch": patch})) == 80
     assert [len(part) for part in data.split(at=np.array([5, 9]), along="y")] == [5, 4, 11]
 
 

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from matex_data.errors import FormatError
-from matex_data.fields import ALL_MISSING, ALL_ROWS, AS_TEXT, COORDINATES, PARTLY_MISSING, Field, Schema
+from matex_data.fields import ALL_MISSING, ALL_ROWS, AS_TEXT, COORDINATES, PARTLY_MISSING, Field, Schema, is_category
 from matex_data.index.combined import MissingRows, UnitedRows
 from matex_data.index.files import FileIndex, FileList
 from matex_data.index.library import Constant, FolderValue
@@ -338,9 +338,7 @@ def nullable(field: Field) -> Field | None:
     >>> nullable(Field("n", (), np.dtype("i4"))).dtype
     dtype('float64')
     """
-    if field.ragged or field.dtype.kind in "fcSUO":
-        return field
-    if field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list):
+    if field.ragged or field.dtype.kind in "fcSUO" or is_category(field):
         return field
     return replace(field, dtype=np.dtype(np.float64)) if field.dtype.kind in "biu" else None
 

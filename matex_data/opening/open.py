@@ -106,7 +106,7 @@ def open_dataset(
         field, which may name folders: ``"signal/*.root"``. They are fields like others, for ``targets``, ``weights``
         and ``where``, but patterns of ``inputs`` do not stand for them.
     derive : dict of fields that are made of others, each an expression by name: ``{"log_pt": "log(pt)"}``. Expressions
-        have fields, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``, ...).
+        have fields, numbers, ``+ - * / // % **``, comparisons, ``& | ~`` and functions of NumPy (``log``, ``where``).
         A name that is no Python identifier stands in backticks: ``"`jet pt` > 30"``. Of ragged fields
         ``"Jet_pt > 30"`` has as many elements; ``sum``, ``count``, ``min``, ``max``, ``mean``, ``any`` and ``all`` make
         one number for each sample, of fields with a shape as well. ``Jet_pt[0]`` is the first element, missing if there

@@ -1,7 +1,8 @@
 """Values of expressions for many samples at once, by NumPy.
 
 Integers are evaluated with 64 bits, floats in double precision, ``/`` divides truly, and ``%`` has the sign of the
-divisor, as in Python. Truth values count as 0 and 1. Fields of floats are delivered
+divisor, as in Python. Truth values count as 0 and 1. Both sides of a comparison are rounded to the floats in which
+NumPy compares the fields: 0.1 equals the number of 32 bits that is nearest to it. Fields of floats are delivered
 with 32 bits if all fields of floats in the expression have at most 32 bits, and with 64 bits otherwise.
 """
 
@@ -15,11 +16,14 @@ from math import prod
 from typing import Any
 
 import numpy as np
+from cftime import num2date
+from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import EXACT, Field
 from matex_data.locks import cached_property
+from matex_data.readers.dimensions.cf import NAT, ORIGIN
 from matex_data.transforms.expressions import (
     NAN,
     Element,
@@ -33,6 +37,7 @@ from matex_data.transforms.expressions import (
 from matex_data.transforms.names import check_lengths
 
 TILE = 1 << 18  # numbers that are widened and evaluated at once, 2 MB for each operand
+MOST_SECONDS = 9e12  # from 1970 on, either way: NumPy counts microseconds in 64 bits
 _INT64_MAX = np.iinfo(np.int64).max
 
 
@@ -211,7 +216,7 @@ def _value(node: ast.expr, columns: Mapping[str, Array]) -> Any:
             return _OPERATORS[type(node.ops[0])](_value(node.left, columns), _value(node.comparators[0], columns))
         case ast.BinOp():
             left, right = _value(node.left, columns), _value(node.right, columns)
-            if not isinstance(node.op, ast.BitAnd | ast.BitOr | ast.BitXor):
+            if not isinstance(node.op, ast.BitAnd | ast.BitOr):
                 left, right = _number(left), _number(right)
             if isinstance(node.op, ast.FloorDiv | ast.Mod) and _is_whole(left) and _is_whole(right):
                 if not np.all(right):
@@ -253,9 +258,6 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Pow: np.power,
     ast.BitAnd: operator.and_,
     ast.BitOr: operator.or_,
-    ast.BitXor: operator.xor,
-    ast.LShift: operator.lshift,
-    ast.RShift: operator.rshift,
     ast.Eq: operator.eq,
     ast.NotEq: operator.ne,
     ast.Lt: operator.lt,
@@ -291,7 +293,7 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
         return _fold(np.logical_or if name == "any" else np.logical_and, content, counts, np.array(name == "all"))
     if name in ("min", "max"):
         return _extremes(argument, _EXTREME[name], content, counts)
-    dtype = np.float64 if content.dtype.kind == "f" else np.int64
+    dtype = np.float64 if content.dtype.kind == "f" or name == "mean" else np.int64
     sums = _fold(np.add, content.astype(dtype, copy=False), counts, np.zeros((), dtype))
     if name == "mean":
         with np.errstate(invalid="ignore"):
@@ -300,18 +302,46 @@ def _reduce(reduction: Reduction, values: Values) -> Array:
 
 
 def _time_part(expression: Expression, operand: TimePart, times: Array) -> Integers:
-    """Return a number in the date of each time, int64 of the same shape."""
-    from cftime import num2date
-
+    """Return a number in the date of each time, to a microsecond, int64 of the same shape."""
     if times.dtype.kind not in "iuf":
         raise expression.error(f"{times.dtype}", field=operand.name, expected="numbers since a date")
-    if times.dtype.kind == "f" and np.isnan(times).any():
-        remedy = f'where="`{operand.name}` == `{operand.name}`" keeps the samples that have one'
-        raise expression.error("a missing time", field=operand.name, expected="a time for each sample", remedy=remedy)
-    different, position = np.unique(times, return_inverse=True)
-    dates = num2date(different, operand.units, operand.calendar)
+    origin = operand.origin
+    assert origin is not None
+    seconds = origin.seconds(times)
+    undated = times[~(np.abs(seconds) < MOST_SECONDS) | (times == NAT)]
+    if len(undated):
+        most = min(MOST_SECONDS / origin.unit, -float(NAT) * 0.9)
+        remedy = f'where="abs(`{operand.name}`) < {most:.0e}" keeps the samples that have one'
+        held = f"the time {undated[0]} {origin.stored_units}"
+        raise expression.error(held, field=operand.name, expected="a time for each sample", remedy=remedy)
+    if origin.is_gregorian(seconds):
+        return _gregorian_part(operand.part, np.rint(seconds * 1e6).astype("datetime64[us]"))
+    different, position = np.unique(seconds, return_inverse=True)
+    dates = num2date(different, f"seconds since {ORIGIN}", origin.calendar)
     name = {"dayofyear": "dayofyr"}.get(operand.part, operand.part)
     return np.array([getattr(date, name) for date in dates], np.int64)[position].reshape(times.shape)
+
+
+def _gregorian_part(part: str, times: NDArray[np.datetime64]) -> Integers:
+    """Return a number in the date of each time.
+
+    >>> times = np.array(["1969-12-31T23:30", "2024-03-01T05:00"], "datetime64[us]")
+    >>> [_gregorian_part(part, times).tolist() for part in ("year", "month", "day", "dayofyear", "hour")]
+    [[1969, 2024], [12, 3], [31, 1], [365, 61], [23, 5]]
+    """
+    unit, whole, first = _PARTS[part]
+    begin = times.astype(f"datetime64[{whole}]") if whole else np.datetime64("0000", "Y")
+    return (times.astype(f"datetime64[{unit}]") - begin).astype(np.int64) + first
+
+
+_PARTS = {
+    "year": ("Y", "", 0),
+    "month": ("M", "Y", 1),
+    "day": ("D", "M", 1),
+    "dayofyear": ("D", "Y", 1),
+    "hour": ("h", "D", 0),
+}
+"""Unit in which a part of a date counts, the unit within which it counts, and the first number."""
 
 
 def _element(element: Element, values: Values) -> Array:

@@ -1,6 +1,6 @@
 """Expressions of fields, parsed: conditions of ``where=``, fields of ``derive=``, sample weights.
 
-An expression is a Python expression of field names, numbers, ``+ - * / % **``, comparisons, ``& | ~`` and the
+An expression is a Python expression of field names, numbers, ``+ - * / // % **``, comparisons, ``& | ~`` and the
 functions of `FUNCTIONS`. A name that is no Python identifier stands in backticks, as in ``pandas.DataFrame.query``:
 ```jets/pt` > 30``; `quote_paths` puts there what can only be the name of a field. `REDUCTIONS` make one number for each
 sample of all numbers of the sample, ``Jet_pt[0]`` takes one of them, and ``Jet_pt[Jet_eta < 2.5]`` those for which a
@@ -14,21 +14,29 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from keyword import kwlist
 from typing import Any
+from unicodedata import normalize
+
+import numpy as np
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Schema, is_time
+from matex_data.fields import MISSING_INTEGER, Schema, is_category
+from matex_data.readers.dimensions.cf import TimeOrigin, time_origin
 
 REDUCTIONS = ("sum", "count", "min", "max", "mean", "any", "all")
 """Functions of one argument that has several numbers for each sample."""
-FUNCTIONS = (
-    *("where", "abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "floor", "ceil"),
-    *("sin", "cos", "tan", "arcsin", "arccos", "arctan", "arctan2"),
-    *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
+FUNCTIONS = {"where": 3, "arctan2": 2} | dict.fromkeys(
+    (
+        *("abs", "sqrt", "exp", "expm1", "log", "log10", "log1p", "floor", "ceil"),
+        *("sin", "cos", "tan", "arcsin", "arccos", "arctan"),
+        *("sinh", "cosh", "tanh", "arcsinh", "arccosh", "arctanh"),
+    ),
+    1,
 )
-"""Functions of NumPy that yield a number for each number."""
+"""Functions of NumPy that yield a number for each number, and how many arguments they take."""
 TIMES = ("year", "month", "day", "hour", "dayofyear")
 """Functions of a field of times, by its units and calendar."""
 NAN = "nan"
@@ -77,13 +85,12 @@ class TimePart:
     ----------
     name : of the field.
     part : one of ``TIMES``.
-    units, calendar : of the field, once it is known.
+    origin : of the times, once the field is known.
     """
 
     name: str
     part: str
-    units: str = ""
-    calendar: str = "standard"
+    origin: TimeOrigin | None = None
 
 
 @dataclass(frozen=True)
@@ -183,23 +190,48 @@ class Expression:
         return self if text == self.text else parse(text, self.option)
 
     def bound(self, fields: Schema) -> Expression:
-        """Return the expression with texts that are compared with categories replaced by their codes.
+        """Return the expression for these fields: with codes of categories, units of times, and rounded comparisons.
 
         Raises
         ------
-        FormatError : a field has integers with missing values, for which there is no NaN.
+        FormatError : a field has integers with missing values, for which there is no NaN, codes that stand for other
+            numbers, or no times.
         """
-        for name in self.numbers:
-            if name in fields and MISSING_INTEGER in fields[name].attributes:
+        operands = {variable: self._bound(operand, fields) for variable, operand in self.operands.items()}
+        tree = ast.parse(self.code, mode="eval")
+        for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
+            names = {node.id for node in ast.walk(comparison) if isinstance(node, ast.Name)}
+            rounded = _narrow_floats([self.operands[name] for name in names & self.operands.keys()], fields)
+            if rounded:
+                sides = (comparison.left, comparison.comparators[0])
+                comparison.left, comparison.comparators[0] = (ast.Call(ast.Name(rounded), [side], []) for side in sides)
+        return replace(self, code=ast.unparse(tree), operands=operands)
+
+    def _bound(self, operand: Operand, fields: Schema) -> Operand:
+        if isinstance(operand, OfExpressions):
+            return replace(operand, arguments=tuple(argument.bound(fields) for argument in operand.arguments))
+        name, field = operand.name, fields.get(operand.name)
+        if field is None:
+            return operand
+        known = field.attributes
+        categories: Sequence[str] = known["categories"] if is_category(field) else ()
+        if isinstance(operand, Numbers):
+            if MISSING_INTEGER in known:
                 held = "integers that float64 cannot hold, of which one stands for missing values"
                 raise self.error(held, field=name, expected="numbers without missing values, or floats")
-        for operand in self.operands.values():
-            field = fields.get(operand.name) if isinstance(operand, TimePart) else None
-            if field is not None and not is_time(field):
-                units = field.attributes.get("units")
-                held = f"a field of units {units!r}" if units else "a field without units"
-                raise self.error(held, field=field.name, expected="times, such as seconds since 1970-01-01")
-        return replace(self, operands={key: _bound(operand, fields) for key, operand in self.operands.items()})
+            if _stand_for_others(categories):
+                remedy = f"compare the field with texts: `{name}` == {categories[0]!r}, `{name}` in {categories[:2]}"
+                raise self.error("codes that stand for other numbers", field=name, expected="texts", remedy=remedy)
+        elif isinstance(operand, TimePart):
+            origin = time_origin(known.get("units"), known.get("calendar"))
+            if origin is None:
+                held = f"a field of units {known['units']!r}" if known.get("units") else "a field without units"
+                raise self.error(held, field=name, expected="times, such as seconds since 1970-01-01")
+            return replace(operand, origin=origin)
+        elif is_category(field) and isinstance(operand.value, str):
+            codes = {str(category): code for code, category in enumerate(categories)}
+            return replace(operand, value=codes.get(operand.value, None if operand.value else -1))  # -1 is missing
+        return operand
 
     def error(
         self, found: object, *, field: str | None = None, expected: str | None = None, remedy: str | None = None
@@ -217,23 +249,30 @@ class Expression:
     @property
     def examples(self) -> tuple[str, str]:
         """Two names of fields for examples: those of the expression, whether or not it can be parsed."""
-        words = re.findall(r"`[^`]+`|[^\W\d]\w*\b(?!\s*\()", re.sub(r"'[^']*'|\"[^\"]*\"", "", str(self.text)))
+        words = re.findall(r"`[^`]+`|[^\W\d]\w*\b(?!\s*\()", re.sub(_TEXT, "", str(self.text)))
         names = list(dict.fromkeys(word for word in words if word not in NO_FIELDS)) or ["x", "y"]
         return names[0], names[-1] if len(names) < 2 else names[1]
 
 
-def _bound(operand: Operand, fields: Schema) -> Operand:
-    if isinstance(operand, OfExpressions):
-        return replace(operand, arguments=tuple(argument.bound(fields) for argument in operand.arguments))
-    if isinstance(operand, TimePart) and operand.name in fields:
-        known = fields[operand.name].attributes
-        return replace(operand, units=str(known["units"]), calendar=str(known.get("calendar", "standard")))
-    if isinstance(operand, TextTest) and isinstance(operand.value, str) and operand.name in fields:
-        categories = fields[operand.name].attributes.get("categories")
-        if fields[operand.name].dtype.kind == "i" and isinstance(categories, Sequence):
-            known = {str(category): code for code, category in enumerate(categories)}
-            return replace(operand, value=known.get(operand.value, None if operand.value else -1))  # -1 is missing
-    return operand
+def _narrow_floats(operands: Iterable[Operand], fields: Schema) -> str:
+    """Return the name of the floats of fewer than 64 bits in which NumPy has numbers of these operands; else ""."""
+    of_operands = [one.argument.numbers if isinstance(one, OfExpressions) else [one.name] for one in operands]
+    dtypes = {fields[name].dtype for names in of_operands for name in names if name in fields}
+    common = np.result_type(*dtypes) if dtypes and all(dtype.kind in "biuf" for dtype in dtypes) else np.dtype(bool)
+    return common.name if common.kind == "f" and common.itemsize < 8 else ""
+
+
+def _stand_for_others(categories: Sequence[str]) -> bool:
+    """Return whether a category is a number, or truth value, other than its code.
+
+    >>> _stand_for_others(["10", "20"]), _stand_for_others(["0", "1", "many"]), _stand_for_others(["False", "True"])
+    (True, False, False)
+    """
+    for code, category in enumerate(categories):
+        with suppress(ValueError):
+            if float({"False": "0", "True": "1"}.get(category, category)) != code:
+                return True
+    return False
 
 
 def parse(text: str, option: str = "where=") -> Expression:
@@ -258,18 +297,21 @@ def parse(text: str, option: str = "where=") -> Expression:
     """
     quoted: dict[str, str] = {}
 
-    def variable(name_in_backticks: re.Match[str]) -> str:
+    def variable(found: re.Match[str]) -> str:
+        field = found["quoted"] or found["word"]
+        if field is None or (found["word"] and normalize("NFKC", field) == field):
+            return found[0]
         name = f"quoted_{len(quoted)}"
         while name in text:
             name += "_"
-        quoted[name] = name_in_backticks[1]
+        quoted[name] = field
         return f" {name} "
 
     whole = Expression(option, text, "", {})
     if not isinstance(text, str):
         raise whole.error(f"{type(text).__name__}")
     try:
-        tree = ast.parse(re.sub("`([^`]+)`", variable, text).strip(), mode="eval")
+        tree = ast.parse(_NAMES.sub(variable, text).strip(), mode="eval")
     except (SyntaxError, ValueError) as error:
         keywords = [word for word in re.findall(r"\w+", text) if word in KEYWORDS]
         hint = f"; a field of the name {keywords[0]!r} stands in backticks: `{keywords[0]}`" if keywords else ""
@@ -278,7 +320,9 @@ def parse(text: str, option: str = "where=") -> Expression:
     return _level(whole, quoted, tree.body)
 
 
-_PATHS = re.compile(r"""`[^`]*`|'[^']*'|"[^"]*"|(?<![\w.])(?P<path>[^\W\d]\w*(?:/\w+)+)\b(?!\s*\()""")
+_TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
+_NAMES = re.compile(rf"{_TEXT}|`(?P<quoted>[^`]+)`|(?P<word>[^\W\d]\w*)")  # of words Python has the NFKC form
+_PATHS = re.compile(rf"`[^`]*`|{_TEXT}|(?<![\w.])(?P<path>[^\W\d]\w*(?:/\w+)+)\b(?!\s*\()")
 
 
 def quote_paths(text: str, option: str, is_field: Callable[[str], bool]) -> str:
@@ -348,7 +392,8 @@ def _check_syntax(whole: Expression, tree: ast.Expression) -> None:
     for node in ast.walk(tree):
         chained = isinstance(node, ast.Compare) and len(node.ops) > 1
         if not isinstance(node, _SYNTAX) or chained or (isinstance(node, ast.Call) and not _is_call(node)):
-            syntax = f"the syntax {ast.unparse(node)!r}" if isinstance(node, ast.expr) else ast.dump(node)
+            is_whole = isinstance(node, ast.expr)
+            syntax = f"the syntax {ast.unparse(node)!r}" if is_whole else f"the operator {type(node).__name__}"
             hint = "; a name with dots stands in backticks" if isinstance(node, ast.Attribute) else ""
             raise whole.error(f"{syntax}{hint}")
         if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
@@ -361,7 +406,8 @@ def _is_call(node: ast.Call) -> bool:
 
 _SYNTAX = (
     *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Constant, ast.expr_context),
-    *(ast.operator, ast.UAdd, ast.USub, ast.Invert, ast.List, ast.Tuple, ast.Subscript),
+    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr),
+    *(ast.UAdd, ast.USub, ast.Invert, ast.List, ast.Tuple, ast.Subscript),
     *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
 )
 
@@ -451,6 +497,10 @@ class _Operands(ast.NodeTransformer):
             if name not in FUNCTIONS:
                 near = near_matches(name, (*REDUCTIONS, *TIMES, *FUNCTIONS), 8)
                 raise self._whole.error(f"the function {name!r}", expected=f"one of {near}")
+            count = FUNCTIONS[name]
+            if len(node.args) != count:
+                arguments = f"{count} arguments" if count > 1 else "one argument"
+                raise self._whole.error(f"{ast.unparse(node)!r}", expected=f"{arguments} in {name}()")
             node.args = [self.visit(argument) for argument in node.args]
             return node
         if len(node.args) != 1:

@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import EXACT, Field, field_of
+from matex_data.fields import EXACT, Field, field_of, is_category, is_time
 from matex_data.index.combined import assign_missing, exact
 from matex_data.index.computed import Call, Made, compute
 from matex_data.index.files import DerivedFiles
@@ -24,15 +24,16 @@ from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, 
 from matex_data.index.runs import Chosen, Runs, Samples, compress, merge, runs_where
 from matex_data.index.united import nullable
 from matex_data.locks import cached_property
+from matex_data.readers.dimensions.cf import time_origin
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import CATEGORIES
 from matex_data.transforms.joining import all_of
-from matex_data.transforms.missing import is_category, is_missing, use_values
+from matex_data.transforms.missing import is_missing, use_values
 
 ROWS = "rows"  # by position
-TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units
+TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units, and round them
 
 
 @dataclass(frozen=True, eq=False)
@@ -124,6 +125,11 @@ class Coordinate:
     name: str
     samples: Samples
 
+    @property
+    def field(self) -> Field:
+        """The field; raise ``FieldNotFound`` if there is none."""
+        return field_of(self.source.index.fields, self.name)
+
     def read(self, complete: bool) -> tuple[Integers, Array, Array]:
         """Return this rank's samples, their values (of windows those of the first row), and which lack one.
 
@@ -143,8 +149,7 @@ class Coordinate:
         FieldNotFound : there is no such field.
         FormatError : a value is missing; the field has no value for each sample.
         """
-        source, name = self.source, self.name
-        field = field_of(source.index.fields, name)
+        source, name, field = self.source, self.name, self.field
         if field.ragged or len(field.shape) > 1 or field.dtype.kind not in "biufSUO":
             raise FormatError("the field to merge on has no value for each sample", field=name, found=field.description)
         begin, _ = rank_range(self.samples.total, source.comm.rank, source.comm.size)
@@ -165,10 +170,8 @@ class Coordinate:
 
         problem = "the field to merge on has a missing value" if complete else None
         use_values(source, self.samples, field, keep, problem, 'leave out such samples: missing="drop"')
-        joined = np.concatenate(values)
-        is_time = "since" in str(field.attributes.get("units")) and joined.dtype.kind == "f"
         numbers = self.samples.numbers(begin + np.concatenate(positions))
-        return numbers, np.round(joined, TIME_DECIMALS) if is_time else joined, np.concatenate(missing)
+        return numbers, np.concatenate(values), np.concatenate(missing)
 
 
 def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how: str) -> Matches:
@@ -195,7 +198,7 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
     alike, error = list[tuple[Array, Array]](), None
     try:
         for mine, theirs, column, of_second in zip(first, second, values, others, strict=True):
-            alike.append(_comparable(mine.name, theirs.name, column, of_second))
+            alike.append(_comparable(mine.field, theirs.field, column, of_second))
     except FormatError as problem:
         error = problem
     comm.agree(error)
@@ -248,26 +251,27 @@ def _read(keys: Sequence[Coordinate], complete: bool) -> tuple[Integers, list[Ar
     return numbers[0], list(values), np.logical_or.reduce(missing)
 
 
-def _comparable(name: str, other_name: str, values: Array, others: Array) -> tuple[Array, Array]:
-    """Return values of two data sets in one dtype, in which they are equal if and only if they are.
+def _comparable(field: Field, other: Field, values: Array, others: Array) -> tuple[Array, Array]:
+    """Return values of two data sets in one dtype and unit, in which they are equal if and only if they are.
 
     Raises
     ------
     FormatError : there is none.
     """
-    kinds = values.dtype.kind, others.dtype.kind
-    are_texts = [kind in "SUO" for kind in kinds]
+    are_texts = [column.dtype.kind in "SUO" for column in (values, others)]
     if all(are_texts):
         return _as_bytes(values), _as_bytes(others)
-    both = f"{values.dtype} in the first data set, {others.dtype} of {other_name!r} in the second"
+    both = f"{values.dtype} in the first data set, {others.dtype} of {other.name!r} in the second"
     if any(are_texts):
         raise FormatError(
             "texts and numbers are never equal",
-            field=name,
+            field=field.name,
             expected="the same kind of values in both data sets",
             found=both,
             remedy="convert one of the fields, for example by map()",
         )
+    values, others = _in_seconds(field, other, values, others)
+    kinds = values.dtype.kind, others.dtype.kind
     if set(kinds) == {"i", "u"} and max(values.max(initial=0), others.max(initial=0)) < 2**63:
         return values.astype(np.int64), others.astype(np.int64)
     floats = [column.dtype for column in (values, others) if column.dtype.kind == "f"]
@@ -277,12 +281,44 @@ def _comparable(name: str, other_name: str, values: Array, others: Array) -> tup
     if not of_one_kind and most >= 2**bits:  # which may be a rounded 2**bits + 1
         raise FormatError(
             "values of two dtypes cannot be compared exactly",
-            field=name,
+            field=field.name,
             expected=f"one dtype in both data sets, or numbers below 2**{bits}",
             found=f"{most:.17g}; {both}",
             remedy="write both as integers, or as text",
         )
     return values, others
+
+
+def _in_seconds(field: Field, other: Field, values: Array, others: Array) -> tuple[Array, Array]:
+    """Return times of two data sets in seconds since one date, to a millisecond; else the values as they are.
+
+    Units that one of the fields has hold for both. Integers of the same units are compared as they are.
+
+    Raises
+    ------
+    FormatError : the fields have different units, of which one is of no fixed length, or different calendars.
+    """
+    attributes = [one.attributes for one in (field, other) if one.attributes.get("units")]
+    kinds = [(str(known["units"]), str(known.get("calendar", "standard"))) for known in attributes]
+    origins = [time_origin(*kind) for kind in kinds]
+    are_same = len(set(kinds)) == 1
+    if not (is_time(field) or is_time(other)) or (
+        are_same and (None in origins or "f" not in (values.dtype.kind, others.dtype.kind))
+    ):
+        return values, others
+    origin, of_second = origins[0], origins[-1]
+    if origin is not None and of_second is not None:
+        times, other_times = origin.seconds(values), of_second.seconds(others)
+        are_gregorian = origin.is_gregorian(times) and of_second.is_gregorian(other_times)
+        if are_gregorian or origin.calendar == of_second.calendar:
+            return np.round(times, TIME_DECIMALS), np.round(other_times, TIME_DECIMALS)
+    raise FormatError(
+        "times of the data sets cannot be compared",
+        field=field.name,
+        expected="one calendar, and units of a fixed length, in both data sets",
+        found="; ".join(f"{units!r} of the calendar {calendar!r}" for units, calendar in kinds),
+        remedy="convert one of the fields, for example by map()",
+    )
 
 
 def _as_bytes(values: Array) -> Array:

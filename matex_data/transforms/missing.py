@@ -18,7 +18,17 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import EMPTY_IS_MISSING, MASK, MISSING_INTEGER, Field, by_pattern, is_pattern, mask_of, matching
+from matex_data.fields import (
+    EMPTY_IS_MISSING,
+    MASK,
+    MISSING_INTEGER,
+    Field,
+    by_pattern,
+    is_category,
+    is_pattern,
+    mask_of,
+    matching,
+)
 from matex_data.index.combined import exact
 from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
@@ -212,11 +222,6 @@ def _is_nullable(field: Field) -> bool:
     return field.dtype.kind == "f" or MISSING_INTEGER in field.attributes
 
 
-def is_category(field: Field) -> bool:
-    """Return whether the values of a field are positions in the list of its categories."""
-    return field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list)
-
-
 def _has_empty_texts(field: Field) -> bool:
     """Return whether an empty text of the field is a missing one."""
     return field.dtype.kind in "SUO" and bool(field.attributes.get(EMPTY_IS_MISSING, True))
@@ -266,13 +271,27 @@ def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
         field = index.fields[name]
         if _applies(field, named, rule):
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))
-            values = np.array(_listed(rules[rule]), np.float64)
-            steps.append(ComputedFields(partial(_mark, marked, values), [name], {name: marked}))
+            numbers = _held(_listed(rules[rule]), field.dtype)
+            steps.append(ComputedFields(partial(_mark, marked, numbers), [name], {name: marked}))
     return compute_all(index, steps) if steps else index
 
 
 def _listed(value: Any) -> list[Any]:
     return list(value) if isinstance(value, list | tuple | np.ndarray) else [value]
+
+
+def _held(numbers: Sequence[float], dtype: np.dtype[Any]) -> Array:
+    """Return the numbers as a dtype has them, without those beyond its range, and without fractions of integers.
+
+    >>> _held([-1, 0.5, 2**53 + 1, 1e30], np.dtype("i8")).tolist(), _held([1e30, 9], np.dtype("f2")).tolist()
+    ([-1, 9007199254740993], [9.0])
+    """
+    if dtype.kind == "f":
+        with np.errstate(over="ignore"):
+            rounded: Array = np.array(numbers, np.float64).astype(dtype)
+        return np.extract(np.isinf(rounded) <= np.isinf(np.array(numbers, np.float64)), rounded)
+    limits = np.iinfo(dtype)
+    return np.array([int(one) for one in numbers if limits.min <= one <= limits.max and one == int(one)], dtype)
 
 
 def _applies(field: Field, named: bool, rule: str) -> bool:
@@ -301,8 +320,8 @@ def _mark(field: Field, numbers: Array, call: Call) -> None:
 
 
 def _marked(field: Field, values: Array, numbers: Array) -> Array:
-    """Return values in the dtype of a field, with NaN in place of these numbers, as the values have them."""
-    missing = np.isin(values, numbers.astype(values.dtype) if values.dtype.kind == "f" else numbers)
+    """Return values in the dtype of a field, with NaN in place of these numbers, which have the dtype of the values."""
+    missing = np.isin(values, numbers)
     cast = exact(np.where(missing, values.dtype.type(0), values), field, "integers up to 2**53, beside missing values")
     cast[missing] = np.nan
     return cast

@@ -43,15 +43,15 @@ def add_expressions(index: Index, expressions: Expressions) -> Index:
     for name in in_order(expressions, expressions):
         bound = expressions[name].bound(index.fields)
         field = replace(_field(name, bound, index.fields), scratch_bytes=_scratch_bytes(index, bound.fields))
-        index = compute(index, partial(_evaluate, name, bound), bound.fields, {name: field})
+        index = compute(index, partial(_evaluate, field, bound), bound.fields, {name: field})
     return index
 
 
-def _evaluate(name: str, expression: Expression, call: Call) -> None:
+def _evaluate(field: Field, expression: Expression, call: Call) -> None:
     """Compute a field by an expression."""
     values = evaluate(expression, {other: _values(call, other) for other in expression.fields})
     offsets = None if values.lengths is None else np.concatenate([[0], np.cumsum(values.lengths)])
-    call.fill(name, values.content, offsets)
+    call.fill(field.name, values.content.astype(field.dtype, copy=False), offsets)
 
 
 def _values(call: Call, name: str) -> Values:

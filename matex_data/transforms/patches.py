@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -58,19 +59,19 @@ def patch_shape(patch: Sequence[int | None] | int | None, patches_per_image: int
     ------
     PartitionError : an extent is too small; there is a number of patches, and no extent.
     """
-    extent = (patch,) if isinstance(patch, int) else tuple(patch or ())
-    least = [length for length in (*extent, patches_per_image) if length is not None]
-    if not all(isinstance(length, int) and not isinstance(length, bool) and length > 0 for length in least):
+    lengths = () if patch is None else (patch,) if isinstance(patch, int | Integral) else tuple(patch)
+    if any(length is not None and length < 1 for length in (*lengths, patches_per_image)):
         raise PartitionError(
             "an extent or a number of patches is too small",
             expected="patch= with lengths of 1 or more, and patches_per_image= of 1 or more",
             found=f"patch={patch!r}, patches_per_image={patches_per_image!r}",
         )
+    extent = tuple(None if length is None else int(length) for length in lengths)
     if not extent and patches_per_image is None:
         return None
     if not any(extent):
         raise PartitionError("patches_per_image= needs patch=", expected="patch=(256, 256)", found=f"patch={patch!r}")
-    return PatchShape(extent, patches_per_image)
+    return PatchShape(extent, None if patches_per_image is None else int(patches_per_image))
 
 
 def patched(index: Index, shape: PatchShape) -> Index:
@@ -153,7 +154,7 @@ def _begins(length: int, size: int) -> Integers:
     >>> _begins(10, 4).tolist(), _begins(8, 4).tolist()
     ([0, 4, 6], [0, 4])
     """
-    begins = np.arange(0, length - size + 1, size)
+    begins = np.arange(0, length - size + 1, max(1, size))
     return begins if begins[-1] + size == length else np.append(begins, length - size)
 
 
@@ -254,7 +255,7 @@ class Patches(Repeated):
     @property
     def _share(self) -> float:
         """Share of a row that a patch has."""
-        return prod(size / length for length, size in self.axes)
+        return prod(size / max(1, length) for length, size in self.axes)
 
     @cached_property
     def _shared(self) -> Layout:

@@ -48,7 +48,7 @@ def find_where(opened: Callable[[Index], Source], index: Index, samples: Samples
     columns = {key: operand.name for key, operand in expression.operands.items() if isinstance(operand, Numbers)}
     if columns:
         columns_alone = opened(index.select(list(dict.fromkeys(columns.values()))))
-        samples = rule_out(columns_alone, samples, expression.code, columns)
+        samples = rule_out(columns_alone, samples, expression.bound(index.fields).code, columns)
     return select_samples(opened(computed.select([name])), samples, [name], lambda arrays: arrays[name])
 
 
@@ -160,6 +160,10 @@ def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         low, high = _bounds(tree.operand, bounds)
         return -high, -low
+    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in ("float16", "float32"):
+        with np.errstate(over="ignore"):
+            low, high = (bound.astype(tree.func.id).astype(np.float64) for bound in _bounds(tree.args[0], bounds))
+        return low, high
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
         (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.right, bounds)
         if isinstance(tree.op, ast.Sub):

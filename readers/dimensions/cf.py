@@ -23,6 +23,8 @@ PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value
 """Attributes that describe the storage of the numbers, and do not apply to the decoded ones."""
 
 ORIGIN = "1970-01-01T00:00:00"
+GREGORIAN = -12219292800
+"""15 October 1582 in seconds since ``ORIGIN``: before it, dates of the standard calendar are Julian."""
 UNIT_SECONDS = {
     "nanosecond": 1e-9, "nanosec": 1e-9, "nsec": 1e-9, "ns": 1e-9,
     "microsecond": 1e-6, "microsec": 1e-6, "us": 1e-6,
@@ -266,6 +268,15 @@ class TimeOrigin:
     start: np.float64
     calendar: str
     stored_units: str
+
+    def seconds(self, stored: Array) -> Array:
+        """Return times in seconds since ``ORIGIN``, float64."""
+        return stored * self.unit + self.start
+
+    def is_gregorian(self, seconds: Array) -> bool:
+        """Return whether the calendar is the Gregorian one for all these times, in seconds since ``ORIGIN``."""
+        first = {"standard": GREGORIAN, "proleptic_gregorian": -np.inf}.get(self.calendar, np.nan)
+        return float(np.min(seconds, initial=np.inf)) >= first
 
     def attributes(self, stored: Mapping[str, Any], dropped: Collection[str]) -> dict[str, Any]:
         """Return the attributes of the decoded times: the stored ones without ``dropped``, in the new units."""

@@ -169,6 +169,19 @@ def _numbers(by_rank: Any) -> list[set[int]]:
     return [{int(y) for _, ys in batch for y in ys} for batch in zip(*by_rank, strict=True)]
 
 
+@pytest.mark.parametrize("where", ["`class` == '4'", "`class` in ['4']"])
+def test_categories_of_integers_are_compared_as_texts(table: tuple[Path, pd.DataFrame], where: str) -> None:
+    folder, frame = table
+    found = open_dataset(str(folder / "*.h5"), comm=SELF, dtype={"class": "category"}, where=where).load()
+    np.testing.assert_array_equal(found["number"], frame[frame["class"] == 4]["number"])
+
+
+def test_codes_of_names_are_numbers() -> None:
+    species = np.array(["a", "b", "c"])
+    data = open_dataset({"species": species}, dtype={"species": "category"}, where="species > 0", comm=SELF)
+    assert data.load()["species"].tolist() == [1, 2]
+
+
 @pytest.mark.parametrize(
     ("options", "kind", "text"),
     [
@@ -178,6 +191,8 @@ def _numbers(by_rank: Any) -> list[set[int]]:
         ({"one_hot": "age"}, FormatError, "no classes"),
         ({"one_hot": "spezies"}, FieldNotFound, "'species'"),
         ({"dtype": {"age": "category"}}, FormatError, "no classes"),
+        ({"dtype": {"class": "category"}, "where": "`class` == 4"}, FormatError, "codes .*(.*\n)*.*`class` == '3'"),
+        ({"dtype": {"class": "category"}, "derive": {"a": "`class` < 5"}}, FormatError, "codes .*(.*\n)*.*== '3'"),
     ],
 )
 def test_errors(table: tuple[Path, pd.DataFrame], options: Any, kind: type[DataError], text: str) -> None:

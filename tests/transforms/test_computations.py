@@ -132,6 +132,14 @@ def test_integers_stay_integers_or_are_an_error(tmp_path: Path) -> None:
     assert caught.value.row == 0 and caught.value.found == str(large)
 
 
+def test_the_mean_of_times_in_nanoseconds_is_that_of_numpy() -> None:
+    times = np.arange(30).reshape(3, 10) + 1_600_000_000_000_000_000
+    data = open_dataset({"t": times, "lists": [*times]}, derive={"m": "mean(t)", "n": "mean(lists)"}, comm=SELF)
+    found = data.load()
+    for name in ("m", "n"):
+        np.testing.assert_allclose(found[name], times.mean(axis=1), rtol=1e-15)
+
+
 def _shares(comm: MPI.Intracomm, paths: list[str], weights: list[float], shuffle: Any) -> Any:
     sets = [open_dataset(path, inputs="x", comm=comm) for path in paths]
     batches = mix(sets, weights=weights).batches(24, shuffle=shuffle, seed=1)

@@ -80,6 +80,7 @@ def test_derived_fields_are_those_of_awkward(folder: Path, events: ak.Array, poo
     assert [row.tolist() for row in found["Muon_pt"]] == events["Muon_pt"].to_list()  # a source that is read as well
     for name, (dtype, ragged, shape) in _schema(SELF, folder).items():
         assert found[name].dtype == (object if ragged else dtype) and found[name].shape[1:] == shape
+        assert not ragged or {row.dtype for row in found[name]} == {dtype}
 
 
 def test_types_of_derived_fields(folder: Path, events: ak.Array) -> None:
@@ -228,6 +229,10 @@ def test_images_of_netcdf(tmp_path: Path) -> None:
         ({"a": "class * 2"}, FormatError, "in backticks: `class`"),
         ("log(MET)", ArgumentError, "a dict of: a text"),
         ({"a": "vertex + Jet_pt"}, FormatError, "fields of one shape"),
+        ({"a": "arctan(MET, nMuon)"}, FormatError, "one argument in arctan"),
+        ({"a": "arctan2(MET, nMuon, MET)"}, FormatError, "2 arguments in arctan2"),
+        ({"a": "where(MET > 2)"}, FormatError, "3 arguments in where"),
+        ({"a": "nMuon ^ 2"}, FormatError, "the operator BitXor"),
     ],
 )
 def test_no_derived_field(folder: Path, events: ak.Array, derive: Any, kind: type[DataError], text: str) -> None:

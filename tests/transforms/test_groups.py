@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pandas as pd
 import pytest
@@ -96,3 +97,40 @@ def test_groups_of_no_field(path: Path, by: str, kind: type[Exception]) -> None:
 def test_dates_of_what_is_no_time(path: Path, text: str) -> None:
     with pytest.raises(md.FormatError, match="cannot be evaluated"):
         md.open_dataset(path, comm=MPI.COMM_SELF, derive={"made": text})
+
+
+@pytest.mark.parametrize("part", ["year", "month", "day", "hour", "dayofyear"])
+@pytest.mark.parametrize(
+    ("units", "times"),
+    [
+        ("days since 1970-01-01", -20000 + np.arange(3000) * 11 / 24),  # an hour is inexact in days
+        ("weeks since 1970-01-01", np.arange(300)),
+        ("nanoseconds since 1970-01-01", np.arange(300) * 10**15 + 1_600_000_000_000_000_000),
+    ],
+)
+def test_parts_of_dates_are_those_of_pandas(tmp_path: Path, part: str, units: str, times: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["t"] = times
+        file["t"].attrs["units"] = units
+    found = md.open_dataset(tmp_path / "a.h5", comm=MPI.COMM_SELF, derive={"made": f"{part}(t)"}).load()["made"]
+    unit = pd.Timedelta(1, {"days": "D", "weeks": "W", "nanoseconds": "ns"}[units.split()[0]])
+    expected = pd.Timestamp(0) + pd.to_timedelta(np.round(times * (unit / pd.Timedelta(1, "us"))), "us")
+    np.testing.assert_array_equal(found, getattr(expected, {"dayofyear": "day_of_year"}.get(part, part)))
+
+
+@pytest.mark.parametrize(
+    ("units", "time"),
+    [
+        ("seconds since trigger", 1.0),
+        ("months since 2000-01-01", 1.0),
+        ("days since 1970-01-01", np.inf),
+        ("seconds since 1970-01-01", 1e30),
+        ("nanoseconds since 1970-01-01", np.iinfo(np.int64).min),
+    ],
+)
+def test_times_without_a_date_are_an_error(tmp_path: Path, units: str, time: Any) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["t"] = np.array([0, time])
+        file["t"].attrs["units"] = units
+    with pytest.raises(md.FormatError, match=rf"year[\s\S]*{units}"):
+        md.open_dataset(tmp_path / "a.h5", comm=MPI.COMM_SELF, derive={"y": "year(t)"}).load()

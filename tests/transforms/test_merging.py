@@ -225,3 +225,53 @@ def test_rows_that_cannot_belong_together_are_an_error() -> None:
         md.merge(first, first, on="x", how="rows")
     with pytest.raises(PartitionError, match="takes no how="):
         md.merge(first, second, how="row")  # type: ignore[arg-type]
+
+
+DAYS = 20000 + np.arange(8) / 1440
+"""Minutes, in days since 1970."""
+TIMES: dict[str, Any] = {
+    "minutes in days": ((DAYS, "days since 1970-01-01"), (DAYS[::2], "days since 1970-01-01"), [0, 2, 4, 6]),
+    "hours and days": ((np.arange(72), "hours since 1970-01-01"), (np.arange(3), "days since 1970-01-01"), [0, 24, 48]),
+    "another origin": ((np.arange(9), "days since 1970-01-01"), (np.arange(2), "days since 1970-01-05"), [4, 5]),
+    "units of one": ((DAYS, "days since 1970-01-01"), (DAYS[1::4], ""), [1, 5]),
+    "no time": ((DAYS, "m"), (DAYS[1::4] + 1e-9, "m"), []),
+    "large": ((2**62 + np.arange(3), "ns since 1900-01-01"), (2**62 + np.arange(1, 3), "ns since 1900-01-01"), [1, 2]),
+}
+
+
+def _time(path: Path, times: Any, **attributes: str) -> md.Dataset:
+    with h5py.File(path, "w") as file:
+        file["time"], file[path.stem] = times, np.arange(len(times))
+        file["time"].attrs.update(attributes)
+    return md.open_dataset(path, inputs=path.stem, comm=MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("case", TIMES)
+def test_times_are_equal_to_a_millisecond_in_any_units(tmp_path: Path, case: str) -> None:
+    (times, units), (others, of_others), pairs = TIMES[case]
+    first, second = _time(tmp_path / "a.h5", times, units=units), _time(tmp_path / "b.h5", others, units=of_others)
+    if pairs:
+        found = md.merge(first, second, on="time", how="inner").load()
+        assert (found["a"].tolist(), found["b"].tolist()) == (pairs, list(range(len(pairs))))
+    else:
+        with pytest.raises(PartitionError, match="no values of the data sets are equal"):
+            md.merge(first, second, on="time", how="inner")
+
+
+@pytest.mark.parametrize(
+    ("units", "calendar", "found"),
+    [
+        ("days since 2000-01-01", "noleap", "'standard'.*'noleap'"),
+        ("months since 2000-01-01", "standard", "'days since 2000-01-01'.*'months since"),
+        ("days since 2000-01-01", "proleptic_gregorian", ""),
+    ],
+)
+def test_times_of_two_calendars_are_never_equal(tmp_path: Path, units: str, calendar: str, found: str) -> None:
+    days = np.arange(400.0)
+    first = _time(tmp_path / "a.h5", days, units="days since 2000-01-01", calendar="standard")
+    second = _time(tmp_path / "b.h5", days, units=units, calendar=calendar)
+    if found:
+        with pytest.raises(FormatError, match=f"cannot be compared[\\s\\S]*{found}"):
+            md.merge(first, second, on="time")
+    else:
+        assert len(md.merge(first, second, on="time")) == 400

@@ -139,6 +139,9 @@ def test_volumes_and_whole_axes(tmp_path: Path) -> None:
     np.testing.assert_array_equal(found[name], expected)
     levels = md.open_dataset(tmp_path / "a.npy", comm=MPI.COMM_SELF, patch=(None, 4, 5)).load()[name]
     np.testing.assert_array_equal(levels[1], volume[0, :, :4, 5:])
+    np.save(tmp_path / "empty.npy", np.zeros((3, 0, 4)))
+    empty = md.open_dataset(tmp_path / "empty.npy", comm=MPI.COMM_SELF, patch=(None, 2)).load()
+    assert [values.shape for values in empty.values()] == [(6, 0, 2)]
 
 
 @pytest.mark.parametrize(

@@ -88,3 +88,19 @@ def test_what_is_no_number_is_an_error(folder: Path, value: Any) -> None:
 def test_a_name_that_is_no_field_is_an_error(folder: Path) -> None:
     with pytest.raises(md.FieldNotFound, match="missing_values= names no field"):
         md.open_dataset(folder / "a.h5", comm=MPI.COMM_SELF, missing_values={"tt": 0})
+
+
+@pytest.mark.parametrize(
+    ("values", "sentinel", "missing"),
+    [
+        (np.array([2**53, 2**53 - 1]), 2**53 + 1, []),
+        (np.array([2**53, 2**53 - 1]), 2**53, [0]),
+        (np.array([np.inf, 1.0], "f4"), 1e39, []),
+        (np.array([-np.inf, 1.0], "f2"), [-9999999, 1], [1]),
+        (np.array([-np.inf, 1.0], "f2"), -np.inf, [0]),
+        (np.array([200, 100], "u1"), [-56, 100], [1]),
+    ],
+)
+def test_numbers_that_a_field_cannot_hold_mark_no_other(values: Any, sentinel: Any, missing: list[int]) -> None:
+    data = md.open_dataset({"x": values}, comm=MPI.COMM_SELF, missing_values={"x": sentinel})
+    assert np.flatnonzero(np.isnan(data.load()["x"])).tolist() == missing

@@ -71,8 +71,9 @@ def test_errors(path: str) -> None:
         data.statistics("labl")
     with pytest.raises(FormatError, match="no numbers"):
         data.statistics("name")
-    with pytest.raises(FormatError, match="axis"):
-        data.statistics("image", axis=7)
+    for axis in (7, (1, -3)):
+        with pytest.raises(FormatError, match="axis"):
+            data.statistics("image", axis=axis)
 
 
 def test_normalization_is_a_keras_layer(path: str) -> None:

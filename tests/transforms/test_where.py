@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import ast
 from pathlib import Path
 from typing import Any
 
 import awkward as ak
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mpi4py import MPI
 
@@ -176,6 +179,30 @@ def test_names_in_backticks_are_taken_as_they_are() -> None:
     assert expression.fields == ["Muon.pt", "a b", "quoted_0", "class", "sin_"]
     fields = {name: Values(np.arange(3.0)) for name in expression.fields}
     assert evaluate(expression, fields).content.tolist() == [False, False, False]
+    assert parse("\N{MICRO SIGN} > `\N{MICRO SIGN}/s`").fields == ["\N{MICRO SIGN}", "\N{MICRO SIGN}/s"]
+
+
+@pytest.mark.parametrize("text", ["'a`b`c'", '"a`b`c"', r"'a\'`b`'"])
+def test_backticks_in_texts_are_texts(text: str) -> None:
+    content = np.array([ast.literal_eval(text), "z"])
+    fields = {"it's": Values(content)}
+    assert evaluate(parse(f"`it's` == {text}"), fields).content.tolist() == [True, False]
+
+
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+@pytest.mark.parametrize(
+    "where",
+    ["x == 0.1", "x != 0.1", "x <= 0.1", "0.1 >= x", "x > 0.3", "-x == -0.1", "(x > 0.1) & (n == 16777217)", "x == n"],
+)
+def test_numbers_are_compared_in_the_floats_of_numpy(tmp_path: Path, dtype: str, where: str) -> None:
+    x = np.array([0.1, 0.2, 0.3, 0.4, 60000 if dtype == "f2" else 1 << 24], dtype)
+    n = np.array([16777216, 16777217, 16777217, 0, 16777217])
+    columns = {"x": pa.array(x.astype("f4") if dtype == "f2" else x), "n": pa.array(n)}
+    pq.write_table(pa.table(columns), tmp_path / "a.parquet", row_group_size=1)  # row groups are ruled out by bounds
+    expected = np.flatnonzero(eval(where, {"x": x, "n": n}))
+    files: Any = {"x": x, "n": n} if dtype == "f2" else tmp_path / "a.parquet"
+    found = open_dataset(files, where=where, comm=SELF).load()
+    np.testing.assert_array_equal(found["x"], x[expected])
 
 
 def _selected(comm: MPI.Intracomm, path: str, bits: bool) -> list[Any]:
