@@ -18,12 +18,10 @@ import pyarrow.csv
 from matex_data._types import Bytes
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.readers.csv.dialect import SPACES, Dialect
+from matex_data.readers.csv.dialect import Dialect, is_blank
 from matex_data.readers.csv.options import MISSING, numbers
-from matex_data.readers.csv.records import CR, LF
 from matex_data.warning import warn
 
-BLANK, TAB = 32, 9
 _ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
 """Numbers in Arrow that are texts in pandas: 0x1F, NAN, nan(1), and infinity between blanks."""
 _INTEGER = r"^[ \t]*[-+]?[0-9]+[ \t]*$"
@@ -114,15 +112,13 @@ class Parser:
         return table
 
     def _simplified(self, data: Bytes) -> Bytes:
-        """Return the same records in UTF-8, without comments, and with one blank for many."""
+        """Return the same records in UTF-8, without comments, and with one byte between fields."""
         text = data
         if self.dialect.encoding != "utf-8" and data.max(initial=0) >= 128:
             text = np.frombuffer(data.tobytes().decode(self.dialect.encoding).encode(), np.uint8)
         if self.dialect.comment is not None:
             text = np.frombuffer(self.dialect.without_comments(text.tobytes()), np.uint8)
-        if len(self.dialect.sep) > 1 and self.dialect.sep != SPACES:
-            text = np.frombuffer(self.dialect.single(text.tobytes()), np.uint8)
-        return _single_blanks(text) if self.dialect.sep == SPACES else text
+        return text if len(self.dialect.sep) == 1 else np.frombuffer(self.dialect.single(text.tobytes()), np.uint8)
 
     def _convert(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
         """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
@@ -243,10 +239,9 @@ class Parser:
         width = len(self.names)
         reader = self.dialect.reader(data.tobytes(), self.dialect.encoding)
         records, lines, last_line = [], [], line
-        for raw in reader:
-            fields = self.dialect.fields(raw)
+        for fields in reader:
             first_line, last_line = last_line + 1, line + reader.line_num
-            if not fields:
+            if is_blank(fields):
                 continue
             if len(fields) > width:
                 raise DecodeError(
@@ -285,16 +280,6 @@ class Parser:
                 f"{self.path!r} has records with fewer fields than columns (line {line}: {width} of "
                 f"{len(self.names)}); the fields that they lack are missing"
             )
-
-
-def _single_blanks(data: Bytes) -> Bytes:
-    """Return the text with one blank for a run of blanks and tabs, and none at the start and end of a line."""
-    blank, edge = (data == BLANK) | (data == TAB), (data == LF) | (data == CR)
-    ends = np.append((blank | edge)[1:], True)
-    kept = data[~(blank & ends)]
-    blank, edge = (kept == BLANK) | (kept == TAB), (kept == LF) | (kept == CR)
-    kept = kept[~(blank & np.concatenate([[True], edge[:-1]]))]
-    return np.where(kept == TAB, np.uint8(BLANK), kept)
 
 
 def _doubtful_columns(table: pa.Table, text: Bytes, types: Mapping[str, Any]) -> list[str]:

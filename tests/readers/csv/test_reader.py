@@ -135,6 +135,8 @@ def test_requested_types(tmp_path: Path) -> None:
     [
         ("a;b\n1,5;2\n-,25;x\n", {"decimal": ","}, {"a": [1.5, -0.25], "b": [b"2", b"x"]}),
         ("a b  c\n  1   2 3 \n\t4 5\t6\n   \n", {}, {"a": [1, 4], "b": [2, 5], "c": [3, 6]}),
+        ('a b\n"x  y" 1 \n  "\t""z  ""\n " \t2\n', {}, {"a": [b"x  y", b'\t"z  "\n '], "b": [1, 2]}),
+        ('a b\n1  "x \t"\n3\n', {"sep": r"\s+", "dtype": "str"}, {"a": [b"1", b"3"], "b": [b"x \t", b""]}),
         ("# made by hand\n# x y\n1.5 2\n3 4\n", {}, {"x": [1.5, 3], "y": [2, 4]}),
         ("a|b\r1|x\r\n\r\n2|y\n", {}, {"a": [1, 2], "b": [b"x", b"y"]}),
         ("\ufeffa,b\n1,ü\n", {}, {"a": [1], "b": ["ü".encode()]}),
@@ -221,11 +223,57 @@ def test_integers_with_a_plus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["name\nJohn Smith\nJane Doe\n", "time\n2020-01-01 00:00:00\n2020-01-02 00:00:00\n", "a b\n1 2\n3 4\n"],
-    ids=["words", "times", "numbers"],
+    [
+        "name\nJohn Smith\nJane Doe\n",
+        "time\n2020-01-01 00:00:00\n2020-01-02 00:00:00\n",
+        "size\n12 cm\n100\n13 cm\n",
+        "a b\n1 2\n3 4\n",
+    ],
+    ids=["words", "times", "units", "numbers"],
 )
 def test_blanks_separate_numbers(tmp_path: Path, text: str) -> None:
     assert list(columns(write(tmp_path, text))) == text.split("\n")[0].split()
+
+
+@pytest.mark.parametrize("name", ["k__Bacteria;p__Firmicutes;g__{}", "sp|P{}|HUMAN", "a {} b"])
+def test_lines_longer_than_the_text_for_detection(tmp_path: Path, name: str) -> None:
+    """Read names of species and of proteins, which contain other separators."""
+    names = ["sample", *(name.format(i) for i in range(9))]
+    lines = [",".join(names), *(f"s{i}," + ",".join(str(i * j) for j in range(9)) for i in range(4))]
+    path = write(tmp_path, "# made by hand\n" * 3 + "\n".join(lines) + "\n")
+    single = write(tmp_path, "m;a,n;b\n", "single.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_reader, "DETECT_BYTES", 40)
+        found = columns(path)
+        assert columns(single, header=None) == {"0": [b"m;a"], "1": [b"n;b"]}
+    assert list(found) == names
+    assert found[names[-1]] == [0, 8, 16, 24]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (",".join(f"name {i}" for i in range(40)) + ("\n" + ",".join(map(str, range(40)))) * 20, {}),
+        ((",".join(map(str, range(40))) + "\n") * 20, {"header": None}),
+        ("old\n" * 30 + (",".join(map(str, range(3))) + "\n") * 20, {"skiprows": 30, "header": 0}),
+        ('n,text\n1,"' + "line\n" * 40 + '"\n' + '2,"b"\n' * 30, {}),
+    ],
+    ids=["header", "no header", "skipped lines", "lines in quotes"],
+)
+def test_first_records_longer_than_the_head_of_a_large_file(
+    tmp_path: Path, tiny: None, text: str, options: dict[str, Any]
+) -> None:
+    path = write(tmp_path, text)
+    expected = pd.read_csv(path, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_reader, "HEAD_BYTES", 16)
+        found = columns(path, **options)
+        patch.setattr(csv_reader, "MOST_HEAD_BYTES", 32)
+        with pytest.raises(DataError, match=r"first records are too long(.|\n)*table\.csv"):
+            index(path, **options)
+    assert list(found) == [str(name) for name in expected]
+    for name in expected:
+        assert found[str(name)] == [v.encode() if isinstance(v, str) else v for v in expected[name]]
 
 
 def test_a_first_line_with_the_separator(tmp_path: Path) -> None:
