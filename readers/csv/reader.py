@@ -35,7 +35,15 @@ from matex_data.readers.csv.records import (
     scan_text,
 )
 from matex_data.readers.csv.rows import CsvRows
-from matex_data.readers.csv.types import TEXT, ColumnSummary, ColumnType, inferred_type, merge_summaries, requested_type
+from matex_data.readers.csv.types import (
+    TEXT,
+    ColumnSummary,
+    ColumnType,
+    inferred_type,
+    is_inferred,
+    merge_summaries,
+    requested_type,
+)
 from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.readers.text.scan import block_bytes
 from matex_data.sampling.schedule import rank_range
@@ -403,9 +411,9 @@ def _line_and_column(file: _TextFile, records: Records, byte: int, read: ReadTex
 def _summarize(
     data: Bytes, file: _TextFile, columns: Sequence[str], options: CsvOptions, blocks: Sequence[Block]
 ) -> dict[str, ColumnSummary]:
-    """Summarize blocks of records, in those columns whose type is not requested."""
+    """Summarize blocks of records, in those columns whose type depends on their values."""
     distinct = {name for name in columns if options.requested_dtype(name) == "category"}
-    types = {name: None for name in columns if options.requested_dtype(name) is None}
+    types = {name: None for name in columns if is_inferred(name, options.requested_dtype(name))}
     types |= dict.fromkeys(distinct, TEXT.arrow)
     if not types:
         return {}
@@ -502,7 +510,7 @@ def _fields(
         if dtype is None:
             types[name] = inferred_type(summary, options.parse_dates)
         else:
-            types[name] = requested_type(name, dtype, sorted(summary.values))
+            types[name] = requested_type(name, dtype, summary)
     parser, dialect = first.parser, first.parser.dialect
     shown = {
         name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal", "thousands")

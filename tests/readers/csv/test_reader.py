@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FieldNotFound, open_dataset
+from matex_data import DataError, DecodeError, FieldNotFound, open_dataset
 from matex_data.index.model import Index
 from matex_data.readers import detect
 from matex_data.readers.csv import reader as csv_reader
@@ -128,6 +128,35 @@ def test_requested_types(tmp_path: Path) -> None:
     assert every_row(found, "d").tolist() == [-1, 0, -1]
     assert columns(path, dtype="str")["c"] == [b"2", b"5", b"5"]
     assert index(path, na_values=["x", 9]).fields["b"].dtype == np.float64
+    path = write(tmp_path, "a,b,c\n1,true,1\n0,True,2\nFalse,false\n")
+    assert columns(path, dtype={"a": "bool", "c": "str"}) == {"a": [1, 0, 0], "b": [1, 1, 0], "c": [b"1", b"2", b""]}
+    with pytest.raises(DataError, match=r"line 3, column 3(.|\n)*bool(.|\n)*'2'"):
+        every_row(index(path, dtype={"c": "bool"}), "c")
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({}, ["2020-01-01T00:00:00.123456789Z", "2020-01-01 00:00:01.5+02:00"]),
+        ({"dtype": "datetime"}, ["2020-01-01T00:00:00Z", "2020-01-01 00:00:01.5+02:00"]),
+        ({"dtype": {"t": "M8[ns]"}}, ["2020-01-01T00:00:00.123456789", "2020-01-01"]),
+        ({"date_format": "%d/%m/%Y"}, ["2020-01-13", "2021-12-31"]),
+        ({"date_format": "%d/%m/%Y"}, ["01/02/2020", "31/12/2021"]),
+        ({"date_format": "%Y-%d-%m"}, ["2020-01-02", "2021-11-12"]),
+    ],
+    ids=repr,
+)
+def test_times(tmp_path: Path, options: dict[str, Any], texts: list[str]) -> None:
+    path = write(tmp_path, "t\n" + "\n".join(texts) + "\n")
+    style = options.get("date_format") if "-01-13" not in texts[0] else None
+    moments = [pd.to_datetime(text, format=style, utc=True) for text in texts]
+    assert columns(path, **options)["t"] == [moment.value / 1e9 for moment in moments]
+
+
+def test_a_format_of_days_before_months_is_not_mixed_with_another(tmp_path: Path) -> None:
+    path = write(tmp_path, "t,u\n2020-13-01,a\n2020-01-13,b\n")
+    with pytest.raises(DataError, match="line 3, column 1"):
+        columns(path, date_format="%Y-%d-%m", dtype={"t": "datetime"})
 
 
 @pytest.mark.parametrize(
@@ -168,6 +197,24 @@ def test_texts_are_delivered_in_utf_8(tmp_path: Path, encoding: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert columns(path, **told) == {"größe": ["maß x".encode()], "n": [2]}
+
+
+@pytest.mark.parametrize("block", [64, 1 << 20])
+@pytest.mark.parametrize(("encoding", "byte"), [("cp1252", "81"), ("gbk", "ff")])
+def test_a_byte_that_the_encoding_lacks(tmp_path: Path, tiny: None, encoding: str, byte: str, block: int) -> None:
+    lines = [f"{i},x\u00d7".encode(encoding) for i in range(100)]
+    lines[70] = b"70," + bytes.fromhex(byte)
+    path = write(tmp_path, b"n,text\n" + b"\n".join(lines) + b"\n")
+    options: dict[str, Any] = {"encoding": encoding, "dtype": {"n": "int64", "text": "str"}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "block_bytes", lambda size: block)
+        with pytest.raises(DecodeError, match=rf"in line 72 (.|\n)*table\.csv(.|\n)*{encoding}(.|\n)*x{byte}'"):
+            index(path, encoding=encoding)
+        with pytest.raises(DecodeError, match="in line 72 "):
+            every_row(index(path, **options), "n")
+    with pytest.warns(UserWarning, match="in line 72 "):
+        rows = open_dataset(path, **options, on_error="skip", comm=MPI.COMM_SELF).load()["n"]
+    assert 70 not in rows and {0, 99} < set(rows.tolist())
 
 
 LITERALS = [
@@ -453,6 +500,10 @@ def test_thousands(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], expected[name].to_numpy(float))
     assert [text.decode() for text in found["mixed"]] == expected["mixed"].tolist()
     assert [text.decode() for text in found["text"]] == expected["text"].fillna("").tolist()
+    for texts in (["1,234.5", ".5", "-.5e1"], ["1,000", "inf", "-Infinity"], ["1,000", ",5"], ["1,000", "x.5"]):
+        path = write(tmp_path, "a;b\n" + "".join(f"{text};1\n" for text in texts))
+        expected = pd.read_csv(path, thousands=",", sep=";")["a"].tolist()
+        assert columns(path, thousands=",")["a"] == [v.encode() if isinstance(v, str) else v for v in expected]
     path = write(tmp_path, "a;b\n1.234;1\n2.000;5\n;1.000,5\n")
     options: dict[str, Any] = {"sep": ";", "decimal": ",", "thousands": ".", "dtype": {"b": "float32"}}
     found, expected = columns(path, **options), pd.read_csv(path, **options)
@@ -537,7 +588,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         {"header": "yes"},
         {"header": -1},
     ]
-    refused += [{"encoding": name} for name in ("klingon", "hex", "cp037", "utf-7")] + [{"names": ["a", "a"]}]
+    encodings = ("klingon", "hex", "cp037", "utf-7", "iso2022_jp", "hz", "shift_jisx0213")
+    refused += [{"encoding": name} for name in encodings] + [{"names": ["a", "a"]}, {"date_format": "%H:%M:%S.%f"}]
     for options in refused:
         with pytest.raises(DataError, match=f"{next(iter(options))}= has no such value"):
             index(path, **options)
