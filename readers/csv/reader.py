@@ -28,6 +28,7 @@ from matex_data.readers.csv.records import (
     ENCODINGS,
     Records,
     encodings_of,
+    first_lines,
     last_line_end,
     line_ends,
     record_starts,
@@ -53,8 +54,6 @@ from matex_data.warning import warn
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
 HEAD_BYTES = 1 << 20  # of a large file, and as often twice as many as the first records need
 MOST_HEAD_BYTES = 64 << 20
-DETECT_BYTES = 64 << 10  # from which the dialect is detected
-DETECT_LINES = 10  # from which it is detected if they are longer
 HEAD_RECORDS = 200  # from which header and width are detected
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
 BOM = b"\xef\xbb\xbf"
@@ -270,10 +269,7 @@ def _parse_head(
     if not is_whole:
         text = text[: last_line_end(text)]
     ends = line_ends(text)
-    beginning = text[: max(DETECT_BYTES, int(ends[:DETECT_LINES].max(initial=0)))]
-    if len(beginning) < len(text):
-        beginning = beginning[: last_line_end(beginning) or None]
-    dialect = detect(beginning.tobytes(), options.dialect, options.fixed)
+    dialect = detect(first_lines(text, ends).tobytes(), options.dialect, options.fixed)
     starts, is_inside, _ = record_starts(text, ends, False, dialect)
     given = None if options.header in ("infer", None) else int(options.header or 0)
     if not is_whole and len(starts) - is_inside < (given or 0) + 3:

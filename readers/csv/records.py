@@ -18,6 +18,8 @@ from matex_data.readers.csv.dialect import CR, LF, Dialect, byte_set
 from matex_data.readers.text.scan import block_bytes, parts_of, run_starts, scan_segment
 
 PROBE_BYTES = 64 << 10  # in which a segment looks for its first line
+DETECT_BYTES = 64 << 10  # from which the dialect is detected
+DETECT_LINES = 10  # from which it is detected if they are longer
 ENCODINGS = ("utf-8", "cp1252", "iso8859-1")
 _UNDEFINED_IN_CP1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 _EMPTY: Integers = np.empty(0, np.int64)
@@ -44,6 +46,12 @@ def last_line_end(data: Bytes) -> int:
         if end:
             return start + end
     return 0
+
+
+def first_lines(data: Bytes, ends: Integers) -> Bytes:
+    """Return the lines at the beginning of a text from which its dialect is detected; ``ends``: ``line_ends(data)``."""
+    beginning = data[: max(DETECT_BYTES, int(ends[:DETECT_LINES].max(initial=0)))]
+    return beginning if len(beginning) == len(data) else beginning[: last_line_end(beginning) or None]
 
 
 def encodings_of(data: Bytes) -> frozenset[str]:

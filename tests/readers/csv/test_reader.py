@@ -290,7 +290,7 @@ def test_lines_longer_than_the_text_for_detection(tmp_path: Path, name: str) -> 
     path = write(tmp_path, "# made by hand\n" * 3 + "\n".join(lines) + "\n")
     single = write(tmp_path, "m;a,n;b\n", "single.csv")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(csv_reader, "DETECT_BYTES", 40)
+        patch.setattr(records, "DETECT_BYTES", 40)
         found = columns(path)
         assert columns(single, header=None) == {"0": [b"m;a"], "1": [b"n;b"]}
     assert list(found) == names
