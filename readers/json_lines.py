@@ -49,7 +49,8 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
 
     Parameters
     ----------
-    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``.
+    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``. Names that
+        a file lacks mean nothing: files may differ.
 
     Raises
     ------
@@ -92,7 +93,7 @@ def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Intege
         at = 0
         while at < end:  # a block ends with the line in which it becomes long enough
             stop = end if at + BLOCK_BYTES >= end else data.find(b"\n", at + BLOCK_BYTES, end) + 1 or end
-            rows = sum(not line.isspace() for line in data[at:stop].splitlines() if line)
+            rows = sum(not line.isspace() for line in data[at:stop].split(b"\n") if line)
             borders.add(begin + stop, rows)
             borders.close(begin + stop)
             if rows:
@@ -126,7 +127,7 @@ class _Types:
             table = _parse(lines, None)
         except (pa.ArrowException, ValueError) as error:
             raise _unparsed(self._path, byte, error) from error
-        for column, name, steps in _leaves(table.schema):
+        for column, name, steps, _ in _leaves(table.schema):
             values = values_at(table[column], steps)
             if values.null_count:
                 self._missing.add(name)
@@ -141,23 +142,38 @@ class _Types:
 
     def result(self, dtype: Mapping[str, Any]) -> tuple[pa.Schema, set[str]]:
         """Return the schema, and the names of the fields of which values are missing."""
+        known = [list(_leaves(schema)) for schema in self._schemas]
+        texts = {(column, steps) for own in known for column, _, steps, kind in own if pa.types.is_string(kind)}
+        schemas = list(self._schemas)
+        for i, own in enumerate(known):
+            for column, _, steps, kind in own:
+                if (column, steps) in texts and pa.types.is_timestamp(kind):  # times on some lines, texts on others
+                    schemas[i] = _with_type(schemas[i], column, steps, pa.string())
         try:
-            schema = pa.unify_schemas(self._schemas, promote_options="permissive")
+            schema = pa.unify_schemas(schemas, promote_options="permissive")
         except pa.ArrowException as error:
             raise FormatError("lines differ in the type of a member", file=self._path, found=error) from error
         for found in self._types.values():
-            schema = _with_type(schema, *next((one for one in found if one[2] == _NANOSECONDS), found[0]))
-        known = [{name for _, name, _ in _leaves(other)} for other in self._schemas]
-        leaves = ((name, steps) for _, name, steps in _leaves(schema) if None not in steps)
-        absent = {name for name, _ in leaves if any(name not in own for own in known)}
-        return pa.schema([_requested(field, dtype) for field in schema]), self._missing | absent
+            if found[0][:2] not in texts:
+                schema = _with_type(schema, *next((one for one in found if one[2] == _NANOSECONDS), found[0]))
+        names = [{name for _, name, _, _ in own} for own in known]
+        absent = set[str]()
+        for column, name, steps, kind in _leaves(schema):
+            if None not in steps and any(name not in own for own in names):
+                absent.add(name)
+            is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
+            given = (to for own, to in dtype.items() if fnmatchcase(name, own) or fnmatchcase(column, own))
+            requested = next(given, None) if is_number else None
+            if requested is not None:
+                schema = _with_type(schema, column, steps, pa.from_numpy_dtype(np.dtype(requested)))
+        return schema, self._missing | absent
 
 
-def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str, tuple[Step, ...]]]:
-    """Yield of each value of the columns its column, its name, and the steps that lead to it."""
+def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str, tuple[Step, ...], pa.DataType]]:
+    """Yield of each value of the columns its column, its name, the steps that lead to it, and its type."""
     for column in schema:
-        for name, steps, _ in leaves_of(column.name, (), column.type):
-            yield column.name, name, steps
+        for name, steps, kind in leaves_of(column.name, (), column.type):
+            yield column.name, name, steps, kind
 
 
 def _other_types(values: pa.Array) -> tuple[pa.DataType, ...]:
@@ -199,13 +215,6 @@ def _unparsed(path: str, byte: int, error: Exception) -> FormatError:
         found=error,
         remedy="write the member as a text on all lines, or as two members",
     )
-
-
-def _requested(field: pa.Field, dtype: Mapping[str, Any]) -> pa.Field:
-    """Return the column with the type that the user requests for its numbers."""
-    kind = next((kind for pattern, kind in dtype.items() if fnmatchcase(field.name, pattern)), None)
-    is_number = pa.types.is_integer(field.type) or pa.types.is_floating(field.type) or pa.types.is_null(field.type)
-    return field.with_type(pa.from_numpy_dtype(np.dtype(kind))) if kind is not None and is_number else field
 
 
 def _parse(data: Any, schema: pa.Schema | None) -> pa.Table:

@@ -8,18 +8,24 @@ import importlib.util
 import io
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, pairwise
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
+from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 
 SPACES = r"\s+"
+BLANK, TAB, LF, CR = b" \t\n\r"
 UNIT = "\x1f"  # ASCII's own separator of fields, which no text has
 SEPARATORS = ("\t", ";", "|", ",", SPACES)  # of equally good ones the first
+_COMMON = "\t,"  # those that separate a single record; names contain the others
 TYPICAL = 0.5  # share of the records that must have one width for a separator to be accepted
 NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?\s*$|\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?\s*$")
@@ -68,14 +74,16 @@ class Dialect:
         return " " if self.sep == SPACES else self.sep if len(self.sep) == 1 else UNIT
 
     def single(self, text: bytes) -> bytes:
-        """Return a text of which one character separates the fields.
+        """Return a text of which one character separates the fields; it begins outside quotes, and has no comments.
 
         Raises
         ------
         DecodeError : the text has the character that stands for longer separators.
         """
-        if len(self.sep) == 1 or self.sep == SPACES:
+        if len(self.sep) == 1:
             return text
+        if self.sep == SPACES:
+            return self._single_blanks(np.frombuffer(text, np.uint8)).tobytes()
         if UNIT.encode() in text:
             raise DecodeError(
                 f"a text with sep={self.sep!r} contains a control character",
@@ -95,27 +103,19 @@ class Dialect:
 
     def reader(self, text: bytes, encoding: str = "latin-1") -> _csv.Reader:
         """Return Python's own parser over a text in this dialect, without its comments."""
-        spaced = self.sep == SPACES
         decoded = self.single(self.without_comments(text)).decode(encoding, "surrogateescape")
         rows: _csv.Reader = _parser().reader(
-            io.StringIO(decoded.replace("\t", " ") if spaced else decoded, newline=""),
+            io.StringIO(decoded, newline=""),
             delimiter=self.delimiter,
             quotechar=self.quotechar,
             quoting=csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE,
             escapechar=self.escapechar,
-            skipinitialspace=spaced,
         )
         return rows
 
-    def fields(self, fields: list[str]) -> list[str]:
-        """Drop the empty field that blanks at the end of a line leave; return no fields for a blank line."""
-        if self.sep == SPACES and fields and not fields[-1]:
-            fields = fields[:-1]
-        return [] if len(fields) == 1 and not fields[0].strip() else fields
-
     def records(self, text: bytes) -> list[list[str]]:
         """Return the fields of every record, decoded as Latin-1; skip blank lines."""
-        return [record for record in map(self.fields, self.reader(text)) if record]
+        return [record for record in self.reader(text) if not is_blank(record)]
 
     def without_comments(self, text: bytes) -> bytes:
         """Return a text that begins outside quotes without its comments; its line ends stay."""
@@ -161,9 +161,58 @@ class Dialect:
                 quotes.append(at)
         return quotes, comments
 
+    def field_quotes(self, data: Bytes, inside: bool) -> Integers:
+        """Return the positions of the quotes that alternately open and close fields, int64[n].
+
+        Parameters
+        ----------
+        data, inside : as of ``quotes_and_comments``.
+        """
+        quotes = self.quotes(data)
+        if not len(quotes) or self.all_fit(data, quotes, inside):
+            return quotes
+        return np.array(self.quotes_and_comments(data.tobytes(), inside)[0], np.int64)
+
+    def quotes(self, data: Bytes) -> Integers:
+        """Return the positions of all quotes, int64[n]."""
+        return np.empty(0, np.int64) if self.quotechar is None else np.flatnonzero(data == ord(self.quotechar))
+
+    def all_fit(self, data: Bytes, quotes: Integers, inside: bool) -> bool:
+        """Return whether every quote that opens a field, if each opens or closes one, stands behind a separator."""
+        if self.escapechar is not None or self.comment is not None:
+            return False
+        opening = quotes[int(inside) :: 2]
+        neighbours = byte_set([*self.separators, LF, CR, *(self.quotechar or "").encode()])
+        return bool(neighbours[data[opening[opening > 0] - 1]].all())
+
+    def _single_blanks(self, data: Bytes) -> Bytes:
+        """Return a text with one blank for a run of blanks and tabs outside quotes, and none at the ends of a line."""
+        blank, edge = (data == BLANK) | (data == TAB), (data == LF) | (data == CR)
+        quotes = self.field_quotes(data, False)
+        if len(quotes):
+            inside = np.zeros(len(data), bool)
+            inside[quotes] = True
+            blank &= ~np.logical_xor.accumulate(inside)
+        kept = ~(blank & np.append((blank | edge)[1:], True))
+        data, blank, edge = data[kept], blank[kept], edge[kept]
+        kept = ~(blank & np.append(True, edge)[:-1])
+        return np.where(blank, np.uint8(BLANK), data)[kept]
+
     def _begins_line(self, text: bytes, at: int) -> bool:
         begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
         return not text[begin:at].strip(self.blanks)
+
+
+def is_blank(record: Sequence[str]) -> bool:
+    """Return whether a record is a line without fields, or of blanks."""
+    return not record or (len(record) == 1 and not record[0].strip())
+
+
+def byte_set(codes: Iterable[int]) -> NDArray[np.bool_]:
+    """Return for each byte whether it is one of these, bool[256]."""
+    table = np.zeros(256, bool)
+    table[list(codes)] = True
+    return table
 
 
 def _is_escaped(text: bytes, at: int, escape: bytes) -> bool:
@@ -194,12 +243,15 @@ def detect(text: bytes, given: Dialect, fixed: frozenset[str]) -> Dialect:
 def _consistency(text: bytes, dialect: Dialect) -> float:
     """Return the share of the records that have the most common width; 0 if that is one field, or blanks part words."""
     records = dialect.records(text)
-    cells = (dialect.plain_number(cell) for record in records[1:] or records for cell in record)
-    if dialect.sep == SPACES and not any(map(NUMBER.match, cells)):
-        return 0.0
     widths = [len(record) for record in records]
     width, count = Counter(widths).most_common(1)[0] if widths else (0, 0)
-    return count / len(widths) if width > 1 else 0.0
+    if width < 2:
+        return 0.0
+    if dialect.sep == SPACES:
+        cells = (dialect.plain_number(cell) for record in records[1:] or records for cell in record)
+        if widths[0] == width - 1 == 1 or not any(map(NUMBER.match, cells)):  # a name above words, such as units
+            return 0.0
+    return count / len(widths) if len(widths) > 1 or dialect.sep in _COMMON else TYPICAL
 
 
 def column_names(fields: Sequence[str]) -> list[str]:

@@ -19,7 +19,7 @@ MISSING = (
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
 """Texts that stand for a missing value in pandas."""
-_ASCII = "\t\n\r '+,-./0123456789:;ABCXYZ^_abcxyz|" + '"'  # characters by which a text is cut
+_ASCII = bytes(range(128)) + b"\x1b$B"  # by which a text is cut; what begins Japanese characters in ISO 2022
 
 
 @dataclass(frozen=True)
@@ -120,6 +120,8 @@ def check_options(given: Mapping[str, Any]) -> CsvOptions:
         raise _bad_value("thousands", "another character than the decimal point", options.thousands)
     if options.skiprows < 0:
         raise _bad_value("skiprows", "a number of lines", options.skiprows)
+    if "%f" in (options.date_format or ""):
+        raise _bad_value("date_format", "no %f: fractions of seconds are read in ISO 8601 alone", options.date_format)
     if options.header not in ("infer", None) and (isinstance(options.header, str) or options.header < 0):
         raise _bad_value("header", "'infer', None or the number of a record", options.header)
     if options.names is not None and len({str(name) for name in options.names}) < len(options.names):
@@ -133,8 +135,8 @@ def _checked_encoding(name: str | None) -> str | None:
         return None
     try:
         found = codecs.lookup(name).name
-        usable = found.startswith(("utf-16", "utf-32")) or _ASCII.encode().decode(found) == _ASCII
-    except (LookupError, UnicodeError) as error:
+        usable = found.startswith(("utf-16", "utf-32")) or _ASCII.decode(found, "replace") == _ASCII.decode()
+    except LookupError as error:
         raise _bad_value("encoding", "the name of an encoding of Python", name) from error
     if not usable:
         raise _bad_value("encoding", "one that contains ASCII, or UTF-16 or UTF-32", name)

@@ -18,12 +18,11 @@ import pyarrow.csv
 from matex_data._types import Bytes
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.readers.csv.dialect import SPACES, Dialect
+from matex_data.readers.csv.dialect import Dialect, is_blank
 from matex_data.readers.csv.options import MISSING, numbers
-from matex_data.readers.csv.records import CR, LF
+from matex_data.readers.csv.records import line_ends
 from matex_data.warning import warn
 
-BLANK, TAB = 32, 9
 _ARROW_ONLY = r"(?i)0x|nan|inf.*\s|\s.*inf"
 """Numbers in Arrow that are texts in pandas: 0x1F, NAN, nan(1), and infinity between blanks."""
 _INTEGER = r"^[ \t]*[-+]?[0-9]+[ \t]*$"
@@ -72,16 +71,25 @@ class Parser:
         Parameters
         ----------
         data : whole records, as stored.
-        types : Arrow's type of each column to parse; None: infer it.
+        types : Arrow's type of each column to parse; None: infer it; ``bool``: booleans, also written as 1 and 0.
         count : number of records.
         line : number of lines before them.
 
         Raises
         ------
-        DecodeError : a record has too many fields, a value is not of its type, or the number of records differs.
+        DecodeError : a record has too many fields, a value is not of its type, the number of records differs, or the
+            text is in another encoding.
         """
         try:
             return self._parse_with_arrow(data, types, count)
+        except UnicodeDecodeError as error:
+            raise DecodeError(
+                f"the text in line {line + len(line_ends(data[: error.start])) + 1} is not in its encoding",
+                file=self.path,
+                expected=self.dialect.encoding,
+                found=f"{error.object[error.start : error.end]!r}: {error.reason}",
+                remedy="give the encoding= in which the file was written, or correct the line",
+            ) from error
         except pa.ArrowInvalid as error:
             return self._parse_with_python(data, types, count, line, error)
 
@@ -101,32 +109,35 @@ class Parser:
         if len(blocks) > 1:
             try:
                 return [self._parse_with_arrow(data, types, sum(block.records for block in blocks))]
-            except pa.ArrowInvalid:
+            except (UnicodeDecodeError, pa.ArrowInvalid):
                 pass
         texts = np.split(data, np.cumsum([block.nbytes for block in blocks[:-1]], dtype=np.int64))
         return [self.parse(text, types, block.records, block.line) for text, block in zip(texts, blocks, strict=True)]
 
     def _parse_with_arrow(self, data: Bytes, types: Mapping[str, Any], count: int) -> pa.Table:
-        """Parse columns like ``parse``, but raise ``pyarrow.ArrowInvalid`` where anything is wrong."""
+        """Parse columns like ``parse``, but raise an error of Python or of Arrow where anything is wrong."""
         table = self._convert(self._simplified(data), types, self.dialect)
         if table.num_rows != count:
             raise pa.ArrowInvalid(f"{table.num_rows} records instead of {count}")
         return table
 
     def _simplified(self, data: Bytes) -> Bytes:
-        """Return the same records in UTF-8, without comments, and with one blank for many."""
+        """Return the same records in UTF-8, without comments, and with one byte between fields."""
         text = data
         if self.dialect.encoding != "utf-8" and data.max(initial=0) >= 128:
             text = np.frombuffer(data.tobytes().decode(self.dialect.encoding).encode(), np.uint8)
         if self.dialect.comment is not None:
             text = np.frombuffer(self.dialect.without_comments(text.tobytes()), np.uint8)
-        if len(self.dialect.sep) > 1 and self.dialect.sep != SPACES:
-            text = np.frombuffer(self.dialect.single(text.tobytes()), np.uint8)
-        return _single_blanks(text) if self.dialect.sep == SPACES else text
+        return text if len(self.dialect.sep) == 1 else np.frombuffer(self.dialect.single(text.tobytes()), np.uint8)
 
     def _convert(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
-        """Convert a text in UTF-8, and correct the columns of numbers that Arrow and pandas read differently."""
-        marked = self._without_marks(text, types, dialect)
+        """Convert a text in UTF-8, and correct the columns that Arrow and pandas read differently."""
+        flags = {name: pa.bool_() for name, kind in types.items() if kind is bool}
+        values = {name: kind for name, kind in types.items() if name not in flags}
+        marked = self._without_marks(text, values, dialect)
+        if flags:
+            table = self._read(text, flags, dialect, digits=True)
+            marked |= zip(table.column_names, table.columns, strict=True)
         others = {name: kind for name, kind in types.items() if name not in marked}
         if not marked:
             return self._as_written(text, types, dialect)
@@ -157,7 +168,8 @@ class Parser:
             return {}
         written = self._read(text, dict.fromkeys(numeric, pa.string()), dialect)
         mark, point = re.escape(dialect.thousands or ""), re.escape(dialect.decimal)
-        pattern = rf"^\s*[-+]?\d[\d{mark}]*({point}\d*)?([eE][-+]?\d+)?\s*$"
+        digits = rf"(\d[\d{mark}]*({point}\d*)?|{point}\d+)([eE][-+]?\d+)?"
+        pattern = rf"(?i)^[-+]?({digits}|inf|infinity)$"
         marks = rf"^\+|{mark}" if mark else r"^\+"
         found: dict[str, pa.ChunkedArray] = {}
         for name in numeric:
@@ -189,7 +201,11 @@ class Parser:
             return _integers(written)
         return column
 
-    def _read(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect) -> pa.Table:
+    def _read(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect, digits: bool = False) -> pa.Table:
+        """Read columns as Arrow does; ``digits``: 1 and 0 are booleans."""
+        times = [self.date_format, pa.csv.ISO8601] if self.date_format else []
+        if (self.date_format or "").startswith("%Y-%d"):
+            times.pop()  # ISO 8601 would take days for months
         if text[:3].tobytes() == BOM_UTF8:  # Arrow drops one at the beginning, which is not that of the file here
             text = np.frombuffer(BOM_UTF8 + text.tobytes(), np.uint8)
         return pa.csv.read_csv(
@@ -208,11 +224,11 @@ class Parser:
                 column_types={name: kind for name, kind in types.items() if kind is not None},
                 include_columns=list(types),
                 null_values=list(self.na_values),
-                true_values=["True", "TRUE", "true"],
-                false_values=["False", "FALSE", "false"],
+                true_values=["True", "TRUE", "true", *["1"][: int(digits)]],
+                false_values=["False", "FALSE", "false", *["0"][: int(digits)]],
                 strings_can_be_null=True,
                 decimal_point=dialect.decimal,
-                timestamp_parsers=[self.date_format] if self.date_format else None,
+                timestamp_parsers=times,
             ),
         )
 
@@ -243,10 +259,9 @@ class Parser:
         width = len(self.names)
         reader = self.dialect.reader(data.tobytes(), self.dialect.encoding)
         records, lines, last_line = [], [], line
-        for raw in reader:
-            fields = self.dialect.fields(raw)
+        for fields in reader:
             first_line, last_line = last_line + 1, line + reader.line_num
-            if not fields:
+            if is_blank(fields):
                 continue
             if len(fields) > width:
                 raise DecodeError(
@@ -285,16 +300,6 @@ class Parser:
                 f"{self.path!r} has records with fewer fields than columns (line {line}: {width} of "
                 f"{len(self.names)}); the fields that they lack are missing"
             )
-
-
-def _single_blanks(data: Bytes) -> Bytes:
-    """Return the text with one blank for a run of blanks and tabs, and none at the start and end of a line."""
-    blank, edge = (data == BLANK) | (data == TAB), (data == LF) | (data == CR)
-    ends = np.append((blank | edge)[1:], True)
-    kept = data[~(blank & ends)]
-    blank, edge = (kept == BLANK) | (kept == TAB), (kept == LF) | (kept == CR)
-    kept = kept[~(blank & np.concatenate([[True], edge[:-1]]))]
-    return np.where(kept == TAB, np.uint8(BLANK), kept)
 
 
 def _doubtful_columns(table: pa.Table, text: Bytes, types: Mapping[str, Any]) -> list[str]:

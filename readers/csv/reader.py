@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -28,6 +28,7 @@ from matex_data.readers.csv.records import (
     ENCODINGS,
     Records,
     encodings_of,
+    first_lines,
     last_line_end,
     line_ends,
     record_starts,
@@ -35,7 +36,15 @@ from matex_data.readers.csv.records import (
     scan_text,
 )
 from matex_data.readers.csv.rows import CsvRows
-from matex_data.readers.csv.types import TEXT, ColumnSummary, ColumnType, inferred_type, merge_summaries, requested_type
+from matex_data.readers.csv.types import (
+    TEXT,
+    ColumnSummary,
+    ColumnType,
+    inferred_type,
+    is_inferred,
+    merge_summaries,
+    requested_type,
+)
 from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.readers.text.scan import block_bytes
 from matex_data.sampling.schedule import rank_range
@@ -43,8 +52,8 @@ from matex_data.storage.files import open_binary, read_into, reading, size_of_op
 from matex_data.warning import warn
 
 SMALL_BYTES = 4 << 20  # a smaller file is indexed by one rank
-HEAD_BYTES = 1 << 20  # that must contain the first records
-DETECT_BYTES = 64 << 10  # from which the dialect is detected
+HEAD_BYTES = 1 << 20  # of a large file, and as often twice as many as the first records need
+MOST_HEAD_BYTES = 64 << 20
 HEAD_RECORDS = 200  # from which header and width are detected
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
 BOM = b"\xef\xbb\xbf"
@@ -182,24 +191,49 @@ def _inspect(
     """
     with reading(path), open_binary(path) as file:
         size = size_of_open(file)
-        begin = file.read(HEAD_BYTES)
-        stored = stored_as(begin[:16], options.encoding)
-        is_large = not stored and size > SMALL_BYTES
-        head = np.frombuffer(begin if is_large else begin + file.read(), np.uint8)
-    if not is_large and len(head) != size:
-        raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(head))
-    if not stored:
-        parsed = _parse_head(path, head, size, stored, options, before)
-        return parsed if is_large else _index_small(parsed, head, block_bytes(size), names, options)
-    try:
-        text = plain_text(head, stored)
-    except DataError as error:
-        error.at(path, None)
-        raise
-    if stored == options.encoding:
-        options = replace(options, encoding="utf-8")
+        head = file.read(HEAD_BYTES)
+        stored = stored_as(head[:16], options.encoding)
+        if not stored and size > SMALL_BYTES:
+            return _inspect_large(path, file, head, size, options, before)
+        text = np.frombuffer(head + file.read(), np.uint8)
+    if len(text) != size:
+        raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(text))
+    step = block_bytes(size)
+    if stored:
+        try:
+            text = plain_text(text, stored)
+        except DataError as error:
+            error.at(path, None)
+            raise
+        step = len(text) + 1
+        if stored == options.encoding:
+            options = replace(options, encoding="utf-8")
     parsed = _parse_head(path, text, size, stored, options, before)
-    return _index_small(parsed, text, len(text) + 1, names, options)
+    assert parsed is not None  # the text is whole
+    return _index_small(parsed, text, step, names, options)
+
+
+def _inspect_large(
+    path: str, file: IO[bytes], head: bytes, size: int, options: CsvOptions, before: FirstRecord | None
+) -> _TextFile:
+    """Detect dialect and header of a large file from as much of it as holds the first records.
+
+    Parameters
+    ----------
+    head : its first bytes, behind which ``file`` stands.
+    """
+    while (parsed := _parse_head(path, np.frombuffer(head, np.uint8), size, "", options, before)) is None:
+        more = file.read(len(head)) if len(head) < MOST_HEAD_BYTES else b""
+        if not more:
+            raise FormatError(
+                "the first records are too long",
+                file=path,
+                expected=f"a header and two records in the first {MOST_HEAD_BYTES >> 20} MiB",
+                found=f"fewer in {len(head)} bytes",
+                remedy="write fewer columns into a file; if quotes have no meaning in it, give quotechar=None",
+            )
+        head += more
+    return parsed
 
 
 def _index_small(
@@ -219,8 +253,11 @@ def _index_small(
 
 def _parse_head(
     path: str, head: Bytes, size: int, stored: str, options: CsvOptions, before: FirstRecord | None
-) -> _TextFile:
-    """Detect dialect, header, and the start of the records from the first bytes of a text."""
+) -> _TextFile | None:
+    """Detect dialect, header, and the start of the records from the first bytes of a text.
+
+    Return None if these are not the whole text, and hold no header with two records behind it.
+    """
     start = len(BOM) if head[: len(BOM)].tobytes() == BOM else 0
     separator = _SEPARATOR_LINE.match(head[start : start + 16].tobytes())
     if separator and not options.skiprows:
@@ -228,25 +265,27 @@ def _parse_head(
     if options.skiprows:
         ends = line_ends(head)
         start = int(ends[options.skiprows - 1]) if options.skiprows <= len(ends) else len(head)
-    text = head[start:]
-    beginning = text[:DETECT_BYTES]
-    if len(beginning) == DETECT_BYTES:
-        beginning = beginning[: last_line_end(beginning) or None]
-    dialect = detect(beginning.tobytes(), options.dialect, options.fixed)
+    text, is_whole = head[start:], bool(stored) or len(head) >= size
+    if not is_whole:
+        text = text[: last_line_end(text)]
     ends = line_ends(text)
-    starts = record_starts(text, ends, False, dialect)[0]
+    dialect = detect(first_lines(text, ends).tobytes(), options.dialect, options.fixed)
+    starts, is_inside, _ = record_starts(text, ends, False, dialect)
+    given = None if options.header in ("infer", None) else int(options.header or 0)
+    if not is_whole and len(starts) - is_inside < (given or 0) + 3:
+        return None
     if not len(starts):
         raise FormatError(
             "the file is empty", file=path, expected="records", found=f"{size} bytes, line 1, column 1: no record"
         )
-    stop = int(starts[HEAD_RECORDS]) if len(starts) > HEAD_RECORDS else len(text)
+    last = min(HEAD_RECORDS, len(starts) - (is_inside and not is_whole))
+    stop = int(starts[last]) if last < len(starts) else len(text)
     records = dialect.records(text[int(starts[0]) : stop].tobytes())
     comment = _names_in_comment(text[: int(starts[0])].tobytes(), dialect)
     comment = comment if len(comment) == len(records[0]) else []  # other comments are prose
     in_comment = len(comment) > 1
     leading = _first_record(path, records, in_comment, dialect, options, before)
-    given = options.header not in ("infer", None)
-    header = int(options.header or 0) if given else 0 if leading and leading.named else None
+    header = given if given is not None else 0 if leading and leading.named else None
     if header is not None and header >= len(records):
         raise FormatError(
             "there is no record with the names", file=path, expected=f"record {header}", found=f"{len(records)} records"
@@ -368,9 +407,9 @@ def _line_and_column(file: _TextFile, records: Records, byte: int, read: ReadTex
 def _summarize(
     data: Bytes, file: _TextFile, columns: Sequence[str], options: CsvOptions, blocks: Sequence[Block]
 ) -> dict[str, ColumnSummary]:
-    """Summarize blocks of records, in those columns whose type is not requested."""
+    """Summarize blocks of records, in those columns whose type depends on their values."""
     distinct = {name for name in columns if options.requested_dtype(name) == "category"}
-    types = {name: None for name in columns if options.requested_dtype(name) is None}
+    types = {name: None for name in columns if is_inferred(name, options.requested_dtype(name))}
     types |= dict.fromkeys(distinct, TEXT.arrow)
     if not types:
         return {}
@@ -467,7 +506,7 @@ def _fields(
         if dtype is None:
             types[name] = inferred_type(summary, options.parse_dates)
         else:
-            types[name] = requested_type(name, dtype, sorted(summary.values))
+            types[name] = requested_type(name, dtype, summary)
     parser, dialect = first.parser, first.parser.dialect
     shown = {
         name: getattr(dialect, name) for name in ("sep", "quotechar", "escapechar", "comment", "decimal", "thousands")

@@ -7,19 +7,19 @@ file at once, each for the probable case; where the segment before ends in the o
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
 from matex_data.readers.collective import IndexingRanks, read_own_ranges
-from matex_data.readers.csv.dialect import Dialect
+from matex_data.readers.csv.dialect import CR, LF, Dialect, byte_set
 from matex_data.readers.text.scan import block_bytes, parts_of, run_starts, scan_segment
 
-LF, CR = 10, 13
 PROBE_BYTES = 64 << 10  # in which a segment looks for its first line
+DETECT_BYTES = 64 << 10  # from which the dialect is detected
+DETECT_LINES = 10  # from which it is detected if they are longer
 ENCODINGS = ("utf-8", "cp1252", "iso8859-1")
 _UNDEFINED_IN_CP1252 = (0x81, 0x8D, 0x8F, 0x90, 0x9D)
 _EMPTY: Integers = np.empty(0, np.int64)
@@ -46,6 +46,12 @@ def last_line_end(data: Bytes) -> int:
         if end:
             return start + end
     return 0
+
+
+def first_lines(data: Bytes, ends: Integers) -> Bytes:
+    """Return the lines at the beginning of a text from which its dialect is detected; ``ends``: ``line_ends(data)``."""
+    beginning = data[: max(DETECT_BYTES, int(ends[:DETECT_LINES].max(initial=0)))]
+    return beginning if len(beginning) == len(data) else beginning[: last_line_end(beginning) or None]
 
 
 def encodings_of(data: Bytes) -> frozenset[str]:
@@ -77,7 +83,7 @@ def record_starts(data: Bytes, ends: Integers, inside: bool, dialect: Dialect) -
     inside : the text ends inside quotes.
     open_quote : position of the quote that is open at the end; -1 if none is, or if it stands before the text.
     """
-    quotes = _field_quotes(data, inside, dialect)
+    quotes = dialect.field_quotes(data, inside)
     if len(quotes) or inside:
         ends = ends[(np.searchsorted(quotes, ends) + inside) % 2 == 0]
     starts = ends if inside else np.concatenate([np.zeros(1, np.int64), ends])
@@ -90,31 +96,10 @@ def record_starts(data: Bytes, ends: Integers, inside: bool, dialect: Dialect) -
     return starts, True, int(quotes[last]) if last >= 0 else -1
 
 
-def _field_quotes(data: Bytes, inside: bool, dialect: Dialect) -> Integers:
-    """Return the positions of the quotes that alternately open and close fields, int64[n]."""
-    quotes = _quotes(data, dialect)
-    if not len(quotes) or _all_fit(data, quotes, inside, dialect):
-        return quotes
-    return np.array(dialect.quotes_and_comments(data.tobytes(), inside)[0], np.int64)
-
-
-def _quotes(data: Bytes, dialect: Dialect) -> Integers:
-    return _EMPTY if dialect.quotechar is None else np.flatnonzero(data == ord(dialect.quotechar))
-
-
-def _all_fit(data: Bytes, quotes: Integers, inside: bool, dialect: Dialect) -> bool:
-    """Return whether every quote that opens a field, if each opens or closes one, stands behind a separator."""
-    if dialect.escapechar is not None or dialect.comment is not None:
-        return False
-    opening = quotes[int(inside) :: 2]
-    neighbours = _byte_set([*dialect.separators, LF, CR, *(dialect.quotechar or "").encode()])
-    return bool(neighbours[data[opening[opening > 0] - 1]].all())
-
-
 def _without_blank_lines(data: Bytes, starts: Integers, dialect: Dialect) -> Integers:
     """Drop the starts of lines that are blank or comments."""
-    blank = _byte_set(dialect.blanks)
-    empty = _byte_set([LF, CR, *(dialect.comment or "").encode()])
+    blank = byte_set(dialect.blanks)
+    empty = byte_set([LF, CR, *(dialect.comment or "").encode()])
     at = starts.copy()
     moving = np.flatnonzero(blank[data[at]])
     while len(moving):
@@ -124,12 +109,6 @@ def _without_blank_lines(data: Bytes, starts: Integers, dialect: Dialect) -> Int
     keep = at < len(data)
     keep &= ~empty[data[np.where(keep, at, 0)]]
     return starts[keep]
-
-
-def _byte_set(codes: Iterable[int]) -> NDArray[np.bool_]:
-    table = np.zeros(256, bool)
-    table[list(codes)] = True
-    return table
 
 
 @dataclass(frozen=True)
@@ -204,8 +183,8 @@ class RecordScanner:
     def _scan(self, data: Bytes) -> None:
         ends = line_ends(data)
         if self.state is None:
-            quotes = _quotes(data, self.dialect)
-            fits = [_all_fit(data, quotes, inside, self.dialect) for inside in (False, True)]
+            quotes = self.dialect.quotes(data)
+            fits = [self.dialect.all_fit(data, quotes, inside) for inside in (False, True)]
             self.began = self.state = fits == [False, True]
         starts, self.state, open_quote = record_starts(data, ends, self.state, self.dialect)
         block = run_starts((starts + self.offset) // self.step)

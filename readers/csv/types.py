@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -23,19 +23,22 @@ _ARROW = {
     "float64": pa.float64(),
     "null": pa.float64(),
     "bool": pa.bool_(),
+    "flag": bool,
     "text": pa.binary(),
     "category": pa.dictionary(pa.int32(), pa.binary()),
     "micro": pa.timestamp("us"),
     "nano": pa.timestamp("ns"),
-    "zoned": pa.timestamp("us", "UTC"),
+    "zoned micro": pa.timestamp("us", "UTC"),
+    "zoned nano": pa.timestamp("ns", "UTC"),
 }
 _COMMON_KIND = {
     frozenset(("int64", "uint64")): "uint64",
     frozenset(("int64", "float64")): "float64",
     frozenset(("uint64", "float64")): "float64",
     frozenset(("micro", "nano")): "nano",
+    frozenset(("zoned micro", "zoned nano")): "zoned nano",
 }
-_TIMES = ("micro", "nano", "zoned")
+_TIMES = ("micro", "nano", "zoned micro", "zoned nano")
 
 
 @dataclass(frozen=True)
@@ -44,8 +47,8 @@ class ColumnSummary:
 
     Parameters
     ----------
-    kind : "null" if all are missing; "int64"; "uint64" if a value needs it; "float64"; "bool"; "micro", "nano" or
-        "zoned" for times; "text" for anything else.
+    kind : "null" if all are missing; "int64"; "uint64" if a value needs it; "float64"; "bool"; "micro" or
+        "nano" for times, also "zoned micro" and "zoned nano"; "text" for anything else.
     missing : a value is missing.
     negative : an integer is below 0.
     values : all different values, where these are needed.
@@ -86,7 +89,7 @@ def _kind(kind: Any) -> str:
     if pa.types.is_date(kind):
         return "micro"
     if pa.types.is_timestamp(kind):
-        return "zoned" if kind.tz is not None else "nano" if kind.unit == "ns" else "micro"
+        return ("zoned " if kind.tz is not None else "") + ("nano" if kind.unit == "ns" else "micro")
     if str(kind) in ("null", "int64", "uint64", "bool"):
         return str(kind)
     return "float64" if pa.types.is_floating(kind) else "text"
@@ -99,7 +102,7 @@ class ColumnType:
 
     Parameters
     ----------
-    kind : as of ``ColumnSummary``, or "category", or "number" for a requested dtype.
+    kind : as of ``ColumnSummary``, or "category", or "number" or "flag" for a requested dtype.
     dtype : as delivered.
     categories : texts whose positions are delivered; -1 stands for a missing value.
     """
@@ -111,10 +114,15 @@ class ColumnType:
 
     @cached_property
     def arrow(self) -> Any:
-        """Return the type as which Arrow parses the column."""
+        """Return the type as which ``Parser`` parses the column."""
         if self.kind == "number":
             return pa.float32() if self.dtype == np.float16 else pa.from_numpy_dtype(self.dtype)
         return _ARROW[self.kind]
+
+    @cached_property
+    def _positions(self) -> dict[bytes, int]:
+        """Return the position of each category."""
+        return {value: i for i, value in enumerate(self.categories)}
 
     def values(self, column: pa.ChunkedArray) -> Array:
         """Return the column as NumPy array that can be assigned to one of ``dtype``.
@@ -125,8 +133,8 @@ class ColumnType:
         """
         array: Any = column.combine_chunks() if column.num_chunks != 1 else column.chunk(0)
         if self.kind == "category":
-            position = {value: i for i, value in enumerate(self.categories)}
-            codes = np.array([*(position.get(value, -1) for value in array.dictionary.to_pylist()), -1], np.int32)
+            position = (self._positions.get(value, -1) for value in array.dictionary.to_pylist())
+            codes = np.array([*position, -1], np.int32)
             return np.asarray(codes[_to_numpy(array.indices.fill_null(len(codes) - 1))])
         if self.kind == "text":
             return _to_numpy(array.fill_null(b"") if array.null_count else array)
@@ -136,7 +144,7 @@ class ColumnType:
                 expected=f"a value of {self.dtype} in every record",
                 remedy="give dtype={name: 'float64'}, or open with infer='full'",
             )
-        if self.kind == "bool":
+        if self.kind in ("bool", "flag"):
             return _to_numpy(array.cast(pa.uint8()))
         return seconds(array) if self.kind in _TIMES else _to_numpy(array)
 
@@ -149,8 +157,17 @@ def _to_numpy(array: Any) -> Array:
 TEXT = ColumnType("text", np.dtype(object))
 
 
-def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> ColumnType:
-    """Return the type for one of the user's ``dtype=``; ``categories`` are all values of the column.
+def is_inferred(name: str, dtype: Any) -> bool:
+    """Return whether the values of a column decide on its type: without one of the user, and for times."""
+    return dtype is None or requested_type(name, dtype).kind in _TIMES
+
+
+def requested_type(name: str, dtype: Any, summary: ColumnSummary = ColumnSummary()) -> ColumnType:
+    """Return the type for one of the user's ``dtype=``.
+
+    Parameters
+    ----------
+    summary : of the column: all values of categories, the kind of times.
 
     Raises
     ------
@@ -159,7 +176,7 @@ def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> C
     if isinstance(dtype, list | tuple):
         return _category(tuple(str(value).encode() for value in dtype))
     if dtype == "category":
-        return _category(tuple(categories))
+        return _category(tuple(sorted(summary.values)))
     if dtype in (str, bytes, object, "str", "string", "bytes", "object"):
         return TEXT
     expected = "a dtype of integers, floats or booleans, 'str', 'category', a list of categories, or 'datetime'"
@@ -169,11 +186,11 @@ def requested_type(name: str, dtype: Any, categories: Sequence[bytes] = ()) -> C
     except TypeError:
         raise error from None
     if found.kind == "M":
-        return _time("micro")
+        return _time(summary.kind if summary.kind in _TIMES else "micro")
     if found.kind in "SU":
         return TEXT
     if found.kind == "b":
-        return ColumnType("bool", found)
+        return ColumnType("flag", found)
     if found.kind not in "iuf" or found.itemsize > 8:
         raise error
     return ColumnType("number", found.newbyteorder("="))

@@ -144,6 +144,31 @@ def test_integers_beyond_int64(tmp_path: Path) -> None:
     assert load(write(tmp_path / "b.jsonl", [{"id": 2**64 - 1}, {"id": -1}]))["id"].tolist() == [2.0**64, -1]
 
 
+@pytest.mark.parametrize("time", ["2020-01-01", "2020-01-01 00:00:00", "2020-01-01T00:00:00.25"])
+@pytest.mark.parametrize("text", ["n/a", "2020"])
+def test_times_beside_texts_of_other_blocks_are_texts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, time: str, text: str
+) -> None:
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 100)
+    texts = [time] * 20 + [text] * 20 + [time] * 20
+    found = load(write(tmp_path / "a.jsonl", [{"t": one, "o": {"l": [one]}} for one in texts]))
+    assert found["t"].tolist() == [one.encode() for one in texts]
+    assert [row.tolist() for row in found["o.l"]] == [[one.encode()] for one in texts]
+
+
+def test_carriage_returns_within_lines(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(b'{"a":1,\r"b":2}\r\n\r\n{"a":3,"b":\r4}\n')
+    found = load(tmp_path / "a.jsonl")
+    assert (found["a"].tolist(), found["b"].tolist()) == ([1, 3], [2, 4])
+
+
+def test_types_of_inner_members(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"jet": {"pt": 1, "n": 2, "l": [3]}}] * 2)
+    found = load(path, dtype={"jet.pt": "float32", "*.l": "int8"})
+    assert [found[f"jet.{name}"].dtype for name in ("pt", "n")] == [np.float32, np.int64]
+    assert found["jet.l"][0].dtype == np.int8
+
+
 def test_fractions_of_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(json_lines, "BLOCK_BYTES", 100)
     times = ["2020-01-01T00:00:00"] * 20 + ["2020-01-01T00:00:01.25Z", "2020-01-01 01:00:02.123456789+01:00"] * 9

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -11,11 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Bytes
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.paths import existing_files
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_binary
 from matex_data.readers.csv.options import MISSING
+from matex_data.readers.csv.records import ENCODINGS, encodings_of, first_lines, line_ends
 from matex_data.readers.images.folders.coco import read_coco
 from matex_data.readers.images.folders.contents import is_image
 from matex_data.readers.images.folders.members import ManifestValues, columns_of, values_of
@@ -25,9 +25,8 @@ from matex_data.storage.files import read_bytes
 from matex_data.storage.objects import check_url, existing_objects, is_url
 from matex_data.storage.trust import NONE, Trust, resolved
 
-HEAD_BYTES = 64 << 10  # from which the dialect is detected
+HEAD_BYTES = 64 << 10  # in which the first record lies
 BOM = b"\xef\xbb\xbf"
-INTEGER = re.compile(r"[-+]?\d{1,18}$")
 BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
@@ -65,7 +64,7 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
         return False
     cut = max(text.rfind(b"\n"), text.rfind(b"\r")) + 1
     try:
-        fields = _first_texts(text[:cut] or text)
+        fields = _first_texts(_in_utf_8(np.frombuffer(text[:cut] or text, np.uint8)))
     except (ValueError, AttributeError, RecursionError):  # what Python's parsers of tables and of JSON refuse
         return False
     folder = _root(path, root)
@@ -118,13 +117,21 @@ def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Ma
 def _text(path: str) -> bytes:
     try:
         data = np.frombuffer(read_bytes(path), np.uint8)
-        stored = stored_as(data[:16].tobytes(), "utf-8")
-        return (plain_text(data, stored) if stored else data).tobytes().removeprefix(BOM)
+        stored = stored_as(data[:16].tobytes(), None)
+        return _in_utf_8(plain_text(data, stored) if stored else data)
     except OSError as error:
         raise DataError("the manifest cannot be read", file=path, found=error) from error
     except DataError as error:
         error.at(path, None)
         raise
+
+
+def _in_utf_8(text: Bytes) -> bytes:
+    """Return whole lines in UTF-8, without a byte order mark."""
+    possible = encodings_of(text)
+    encoding = next(name for name in ENCODINGS if name in possible)
+    data = text.tobytes()
+    return (data if encoding == "utf-8" else data.decode(encoding).encode()).removeprefix(BOM)
 
 
 def _is_lines(text: bytes) -> bool:
@@ -142,7 +149,7 @@ def _first_texts(text: bytes) -> list[str]:
 def _columns_of_table(path: str, text: bytes) -> tuple[list[str] | None, list[list[Any]]]:
     """Return the names of the columns, or None without a header, and the texts of each column."""
     try:
-        records = _dialect(text[:HEAD_BYTES]).records(text)
+        records = _dialect(text).records(text)
     except DataError as error:
         error.at(path, None)
         raise
@@ -201,12 +208,12 @@ def _files(path: str, folder: str, column: Sequence[Any], trust: Trust) -> list[
 
 
 def _dialect(text: bytes) -> Dialect:
-    cut = text.rfind(b"\n") + 1
-    return detect((text[:cut] or text).removeprefix(BOM), Dialect(), frozenset())
+    data = np.frombuffer(text, np.uint8)
+    return detect(first_lines(data, line_ends(data)).tobytes(), Dialect(), frozenset())
 
 
 def _decoded(field: str) -> str:
-    return field.encode("latin-1").decode("utf-8", "surrogateescape")
+    return field.encode("latin-1").decode()
 
 
 def _root(path: str, root: str | None) -> str:
@@ -310,18 +317,24 @@ def _check_names(path: str, names: Mapping[int, str], files: int) -> None:
             )
 
 
-def _values(column: Sequence[str]) -> Array | Texts:
-    """Return a column as int64, bool or float64, where NaN stands for a missing number; or else as texts."""
-    stripped = [field.strip() for field in column]
-    if all(map(INTEGER.match, stripped)):
-        return np.array(stripped, np.int64)
-    present = [field for field in stripped if field not in MISSING]
-    if present and len(present) == len(stripped) and all(field in BOOLS for field in present):
-        return np.array([BOOLS[field] for field in present])
-    try:
-        numbers = np.array([np.nan if field in MISSING else float(field) for field in stripped])
-    except ValueError:
-        numbers = None
-    if numbers is not None and present and not any("_" in field for field in present):
-        return numbers
-    return Texts.of(list(column))
+def _values(column: Sequence[str]) -> ManifestValues:
+    """Return the values of a column as those of JSON, where a missing one is None; texts as they stand."""
+    values = [_value(field.strip()) for field in column]
+    found = None if any(isinstance(value, str) for value in values) else values_of(values)
+    return Texts.of(column) if found is None or isinstance(found, Texts) else found
+
+
+def _value(field: str) -> bool | int | float | str | None:
+    """Return the boolean, integer or float that a text stands for, None if its value is missing; or else the text."""
+    if field in MISSING:
+        return None
+    if field in BOOLS:
+        return BOOLS[field]
+    if "_" in field or not field.isascii():
+        return field  # in which Python sees numbers, and pandas does not
+    for kind in (int, float):
+        try:
+            return kind(field)
+        except ValueError:
+            continue
+    return field

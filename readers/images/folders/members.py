@@ -37,7 +37,9 @@ def columns_of(objects: Sequence[Mapping[str, Any]], depth: int = 0) -> dict[str
 
 
 def values_of(column: Sequence[Any]) -> ManifestValues:
-    """Return values of JSON as int64, bool or float64, where NaN stands for None; lists of them; or else texts of JSON.
+    """Return values of JSON as int64, uint64, bool or float64, where NaN stands for None; lists of them; or else texts.
+
+    Integers that none of these types holds are texts.
 
     Examples
     --------
@@ -49,14 +51,14 @@ def values_of(column: Sequence[Any]) -> ManifestValues:
     whole = len(present) == len(column)
     if kinds == {bool} and whole:
         return np.array(column)
-    if kinds == {int} and whole and all(abs(value) < 1 << 63 for value in present):
-        return np.array(column, np.int64)
     try:
-        if kinds and kinds <= {int, float}:
+        if kinds == {int} and whole:
+            return np.array(column, np.uint64 if max(present) >= 1 << 63 else np.int64)
+        if kinds in ({float}, {int, float}) or (kinds == {int} and all(float(value) == value for value in present)):
             return np.array([np.nan if value is None else float(value) for value in column])
         if kinds == {list}:
             return _lists([value or [] for value in column])
-    except (ValueError, OverflowError):  # lists that differ in shape, or a number beyond float64
+    except (ValueError, OverflowError):  # lists that differ in shape, or a number beyond its type
         pass
     texts = ("" if value is None else value if isinstance(value, str) else json.dumps(value) for value in column)
     return Texts.of(list(texts))
@@ -64,7 +66,9 @@ def values_of(column: Sequence[Any]) -> ManifestValues:
 
 def _lists(column: Sequence[list[Any]]) -> NumberLists:
     """Return lists of numbers, or of lists of as many numbers each; raise ``ValueError`` for others."""
-    values = np.array(list(chain.from_iterable(column)))
-    if values.dtype.kind not in "bif":
+    numbers = list(chain.from_iterable(column))
+    values = np.array(numbers)
+    are_rounded = values.dtype.kind == "f" and not any(isinstance(n, float) for n in np.array(numbers, object).flat)
+    if values.dtype.kind not in "bif" or are_rounded:
         raise ValueError(f"lists of {values.dtype}")
     return NumberLists(values, np.cumsum([len(part) for part in column], dtype=np.int64))

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FieldNotFound, open_dataset
+from matex_data import DataError, DecodeError, FieldNotFound, open_dataset
 from matex_data.index.model import Index
 from matex_data.readers import detect
 from matex_data.readers.csv import reader as csv_reader
@@ -128,6 +128,35 @@ def test_requested_types(tmp_path: Path) -> None:
     assert every_row(found, "d").tolist() == [-1, 0, -1]
     assert columns(path, dtype="str")["c"] == [b"2", b"5", b"5"]
     assert index(path, na_values=["x", 9]).fields["b"].dtype == np.float64
+    path = write(tmp_path, "a,b,c\n1,true,1\n0,True,2\nFalse,false\n")
+    assert columns(path, dtype={"a": "bool", "c": "str"}) == {"a": [1, 0, 0], "b": [1, 1, 0], "c": [b"1", b"2", b""]}
+    with pytest.raises(DataError, match=r"line 3, column 3(.|\n)*bool(.|\n)*'2'"):
+        every_row(index(path, dtype={"c": "bool"}), "c")
+
+
+@pytest.mark.parametrize(
+    ("options", "texts"),
+    [
+        ({}, ["2020-01-01T00:00:00.123456789Z", "2020-01-01 00:00:01.5+02:00"]),
+        ({"dtype": "datetime"}, ["2020-01-01T00:00:00Z", "2020-01-01 00:00:01.5+02:00"]),
+        ({"dtype": {"t": "M8[ns]"}}, ["2020-01-01T00:00:00.123456789", "2020-01-01"]),
+        ({"date_format": "%d/%m/%Y"}, ["2020-01-13", "2021-12-31"]),
+        ({"date_format": "%d/%m/%Y"}, ["01/02/2020", "31/12/2021"]),
+        ({"date_format": "%Y-%d-%m"}, ["2020-01-02", "2021-11-12"]),
+    ],
+    ids=repr,
+)
+def test_times(tmp_path: Path, options: dict[str, Any], texts: list[str]) -> None:
+    path = write(tmp_path, "t\n" + "\n".join(texts) + "\n")
+    style = options.get("date_format") if "-01-13" not in texts[0] else None
+    moments = [pd.to_datetime(text, format=style, utc=True) for text in texts]
+    assert columns(path, **options)["t"] == [moment.value / 1e9 for moment in moments]
+
+
+def test_a_format_of_days_before_months_is_not_mixed_with_another(tmp_path: Path) -> None:
+    path = write(tmp_path, "t,u\n2020-13-01,a\n2020-01-13,b\n")
+    with pytest.raises(DataError, match="line 3, column 1"):
+        columns(path, date_format="%Y-%d-%m", dtype={"t": "datetime"})
 
 
 @pytest.mark.parametrize(
@@ -135,6 +164,8 @@ def test_requested_types(tmp_path: Path) -> None:
     [
         ("a;b\n1,5;2\n-,25;x\n", {"decimal": ","}, {"a": [1.5, -0.25], "b": [b"2", b"x"]}),
         ("a b  c\n  1   2 3 \n\t4 5\t6\n   \n", {}, {"a": [1, 4], "b": [2, 5], "c": [3, 6]}),
+        ('a b\n"x  y" 1 \n  "\t""z  ""\n " \t2\n', {}, {"a": [b"x  y", b'\t"z  "\n '], "b": [1, 2]}),
+        ('a b\n1  "x \t"\n3\n', {"sep": r"\s+", "dtype": "str"}, {"a": [b"1", b"3"], "b": [b"x \t", b""]}),
         ("# made by hand\n# x y\n1.5 2\n3 4\n", {}, {"x": [1.5, 3], "y": [2, 4]}),
         ("a|b\r1|x\r\n\r\n2|y\n", {}, {"a": [1, 2], "b": [b"x", b"y"]}),
         ("\ufeffa,b\n1,ü\n", {}, {"a": [1], "b": ["ü".encode()]}),
@@ -166,6 +197,24 @@ def test_texts_are_delivered_in_utf_8(tmp_path: Path, encoding: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         assert columns(path, **told) == {"größe": ["maß x".encode()], "n": [2]}
+
+
+@pytest.mark.parametrize("block", [64, 1 << 20])
+@pytest.mark.parametrize(("encoding", "byte"), [("cp1252", "81"), ("gbk", "ff")])
+def test_a_byte_that_the_encoding_lacks(tmp_path: Path, tiny: None, encoding: str, byte: str, block: int) -> None:
+    lines = [f"{i},x\u00d7".encode(encoding) for i in range(100)]
+    lines[70] = b"70," + bytes.fromhex(byte)
+    path = write(tmp_path, b"n,text\n" + b"\n".join(lines) + b"\n")
+    options: dict[str, Any] = {"encoding": encoding, "dtype": {"n": "int64", "text": "str"}}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "block_bytes", lambda size: block)
+        with pytest.raises(DecodeError, match=rf"in line 72 (.|\n)*table\.csv(.|\n)*{encoding}(.|\n)*x{byte}'"):
+            index(path, encoding=encoding)
+        with pytest.raises(DecodeError, match="in line 72 "):
+            every_row(index(path, **options), "n")
+    with pytest.warns(UserWarning, match="in line 72 "):
+        rows = open_dataset(path, **options, on_error="skip", comm=MPI.COMM_SELF).load()["n"]
+    assert 70 not in rows and {0, 99} < set(rows.tolist())
 
 
 LITERALS = [
@@ -221,11 +270,57 @@ def test_integers_with_a_plus(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["name\nJohn Smith\nJane Doe\n", "time\n2020-01-01 00:00:00\n2020-01-02 00:00:00\n", "a b\n1 2\n3 4\n"],
-    ids=["words", "times", "numbers"],
+    [
+        "name\nJohn Smith\nJane Doe\n",
+        "time\n2020-01-01 00:00:00\n2020-01-02 00:00:00\n",
+        "size\n12 cm\n100\n13 cm\n",
+        "a b\n1 2\n3 4\n",
+    ],
+    ids=["words", "times", "units", "numbers"],
 )
 def test_blanks_separate_numbers(tmp_path: Path, text: str) -> None:
     assert list(columns(write(tmp_path, text))) == text.split("\n")[0].split()
+
+
+@pytest.mark.parametrize("name", ["k__Bacteria;p__Firmicutes;g__{}", "sp|P{}|HUMAN", "a {} b"])
+def test_lines_longer_than_the_text_for_detection(tmp_path: Path, name: str) -> None:
+    """Read names of species and of proteins, which contain other separators."""
+    names = ["sample", *(name.format(i) for i in range(9))]
+    lines = [",".join(names), *(f"s{i}," + ",".join(str(i * j) for j in range(9)) for i in range(4))]
+    path = write(tmp_path, "# made by hand\n" * 3 + "\n".join(lines) + "\n")
+    single = write(tmp_path, "m;a,n;b\n", "single.csv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(records, "DETECT_BYTES", 40)
+        found = columns(path)
+        assert columns(single, header=None) == {"0": [b"m;a"], "1": [b"n;b"]}
+    assert list(found) == names
+    assert found[names[-1]] == [0, 8, 16, 24]
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        (",".join(f"name {i}" for i in range(40)) + ("\n" + ",".join(map(str, range(40)))) * 20, {}),
+        ((",".join(map(str, range(40))) + "\n") * 20, {"header": None}),
+        ("old\n" * 30 + (",".join(map(str, range(3))) + "\n") * 20, {"skiprows": 30, "header": 0}),
+        ('n,text\n1,"' + "line\n" * 40 + '"\n' + '2,"b"\n' * 30, {}),
+    ],
+    ids=["header", "no header", "skipped lines", "lines in quotes"],
+)
+def test_first_records_longer_than_the_head_of_a_large_file(
+    tmp_path: Path, tiny: None, text: str, options: dict[str, Any]
+) -> None:
+    path = write(tmp_path, text)
+    expected = pd.read_csv(path, **options)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(csv_reader, "HEAD_BYTES", 16)
+        found = columns(path, **options)
+        patch.setattr(csv_reader, "MOST_HEAD_BYTES", 32)
+        with pytest.raises(DataError, match=r"first records are too long(.|\n)*table\.csv"):
+            index(path, **options)
+    assert list(found) == [str(name) for name in expected]
+    for name in expected:
+        assert found[str(name)] == [v.encode() if isinstance(v, str) else v for v in expected[name]]
 
 
 def test_a_first_line_with_the_separator(tmp_path: Path) -> None:
@@ -405,6 +500,10 @@ def test_thousands(tmp_path: Path) -> None:
         np.testing.assert_array_equal(found[name], expected[name].to_numpy(float))
     assert [text.decode() for text in found["mixed"]] == expected["mixed"].tolist()
     assert [text.decode() for text in found["text"]] == expected["text"].fillna("").tolist()
+    for texts in (["1,234.5", ".5", "-.5e1"], ["1,000", "inf", "-Infinity"], ["1,000", ",5"], ["1,000", "x.5"]):
+        path = write(tmp_path, "a;b\n" + "".join(f"{text};1\n" for text in texts))
+        expected = pd.read_csv(path, thousands=",", sep=";")["a"].tolist()
+        assert columns(path, thousands=",")["a"] == [v.encode() if isinstance(v, str) else v for v in expected]
     path = write(tmp_path, "a;b\n1.234;1\n2.000;5\n;1.000,5\n")
     options: dict[str, Any] = {"sep": ";", "decimal": ",", "thousands": ".", "dtype": {"b": "float32"}}
     found, expected = columns(path, **options), pd.read_csv(path, **options)
@@ -489,7 +588,8 @@ def test_options_are_checked(tmp_path: Path) -> None:
         {"header": "yes"},
         {"header": -1},
     ]
-    refused += [{"encoding": name} for name in ("klingon", "hex", "cp037", "utf-7")] + [{"names": ["a", "a"]}]
+    encodings = ("klingon", "hex", "cp037", "utf-7", "iso2022_jp", "hz", "shift_jisx0213")
+    refused += [{"encoding": name} for name in encodings] + [{"names": ["a", "a"]}, {"date_format": "%H:%M:%S.%f"}]
     for options in refused:
         with pytest.raises(DataError, match=f"{next(iter(options))}= has no such value"):
             index(path, **options)

@@ -56,6 +56,42 @@ def test_columns_beside_the_images(tmp_path: Path) -> None:
     assert found["path"].tolist() == [name.encode() for name in frame["file"]]
 
 
+@pytest.mark.parametrize("name", ["list.csv", "metadata.jsonl"])
+@pytest.mark.parametrize(
+    ("ids", "dtype"),
+    [
+        ([2**60 + 1, 2**60 + 3, -5], np.int64),
+        ([2**64 - 1, 2**63 + 1, 5], np.uint64),
+        ([2**53, None, -3], np.float64),
+        ([1.5, 2**53, None], np.float64),
+        ([2**53 + 1, None, 5], object),
+        ([2**64, 1, 2], object),
+        ([2**63, -1, 2], object),
+    ],
+)
+def test_integers_are_not_rounded(tmp_path: Path, ids: list[Any], dtype: Any, name: str) -> None:
+    images(tmp_path)
+    frame = pd.DataFrame(
+        {"file_name": [f"pictures/{number}.png" for number in range(3)], "id": pd.Series(ids, dtype=object)}
+    )
+    text = frame.to_csv(index=False) if name == "list.csv" else "\n".join(map(json.dumps, frame.to_dict("records")))
+    found = open_dataset(write(tmp_path, text, name)).load()["id"]
+    texts = [b"" if value is None else str(value).encode() for value in ids]
+    np.testing.assert_array_equal(found, np.array(texts if dtype is object else ids, dtype), strict=True)
+
+
+@pytest.mark.parametrize("encoding", ["latin-1", "cp1252", "utf-8-sig", "utf-16", "utf-32"])
+def test_encodings(tmp_path: Path, encoding: str) -> None:
+    images(tmp_path)
+    (tmp_path / "pictures" / "0.png").rename(tmp_path / "pictures" / "größe.png")
+    path = tmp_path / "list.csv"
+    path.write_bytes("file,größe,dünn\npictures/größe.png,grün,1\npictures/1.png,b,2\n".encode(encoding))
+    assert kind(path) == "images"
+    found = open_dataset(path).load()
+    assert found["größe"].tolist() == ["grün".encode(), b"b"] and found["dünn"].tolist() == [1, 2]
+    same(found["image"][0], picture(0))
+
+
 def test_json_lines_as_hugging_face_writes_them(tmp_path: Path) -> None:
     images(tmp_path)
     rows = [
@@ -82,8 +118,8 @@ def test_objects_of_images_are_lists(tmp_path: Path) -> None:
     images(tmp_path)
     rows: list[dict[str, Any]] = [
         {"objects": {"bbox": [[302.0, 109, 73.5, 52], [1, 2, 3, 4]], "categories": [3, 0], "names": ["cat", "dog"]}},
-        {"objects": {"bbox": [], "categories": [], "names": []}, "huge": 10**400, "mixed": [1, [2]]},
-        {"objects": None, "huge": 1, "mixed": [None]},
+        {"objects": {"bbox": [], "categories": [], "names": []}, "huge": 10**400, "mixed": [1, [2]], "ids": [2**63]},
+        {"objects": None, "huge": 1, "mixed": [None], "ids": [-1]},
     ]
     lines = [json.dumps({"file_name": f"pictures/{number}.png", **row}) for number, row in enumerate(rows)]
     data = open_dataset(write(tmp_path, "\n".join(lines), "metadata.jsonl"))
@@ -94,6 +130,7 @@ def test_objects_of_images_are_lists(tmp_path: Path) -> None:
     assert found["objects.names"].tolist() == [b'["cat", "dog"]', b"[]", b""]
     assert found["huge"].tolist() == [b"", str(10**400).encode(), b"1"]
     assert found["mixed"].tolist() == [b"", b"[1, [2]]", b"[null]"]
+    assert found["ids"].tolist() == [b"", b"[9223372036854775808]", b"[-1]"], "no type holds both"
 
 
 def test_deep_objects(tmp_path: Path) -> None:
