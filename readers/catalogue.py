@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, expand_names
+from matex_data.fields import Field, expand_names, is_pattern
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Column, Table
@@ -154,6 +154,22 @@ def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
         left_out = f"{'is' if len(unread) == 1 else 'are'} left out"
         text = f"{what} cannot be read and {left_out}\n  {lines}\n  select the fields with inputs= and targets="
         warn(text)
+
+
+def warn_of_unknown(option: str, given: Iterable[str], known: Collection[str], path: str) -> None:
+    """Warn of names in an option that are none of a file, whose other files, and folders, may have them.
+
+    The text names no file: of a thousand files it is shown once.
+
+    Parameters
+    ----------
+    given : names and patterns, which may match nothing.
+    known : names of the file.
+    path : of the file; folders of partitions have values of fields.
+    """
+    for name in given:
+        if name not in known and not is_pattern(name) and f"/{name}=" not in path:
+            warn(f"{option}= names {name!r}, which a file does not have; it has {near_matches(name, known)}")
 
 
 def check_known(
