@@ -245,5 +245,5 @@ def of_subset(path: str, subset: str | None) -> MakeIndex:
     """
     if subset not in (None, *SUBSETS):
         raise FormatError("there is no such subset", file=path, expected=f"one of {SUBSETS}", found=repr(subset))
-    found = "test" if re.search(r"t10k|test", Path(path).name.lower()) else "train"
+    found = "test" if re.search(r"(?<![A-Za-z])(?i:t10k|test)|Test", Path(path).name) else "train"
     return partial(file_of_rows, path) if subset in (None, found) else lambda fields, _: Index(fields, [])
