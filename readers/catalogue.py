@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, expand_names
+from matex_data.fields import Field, expand_names, is_pattern
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Column, Table
@@ -156,6 +156,22 @@ def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
         warn(text)
 
 
+def warn_of_unknown(option: str, given: Iterable[str], known: Collection[str], path: str) -> None:
+    """Warn of names in an option that are none of a file, whose other files, and folders, may have them.
+
+    The text names no file: of a thousand files it is shown once.
+
+    Parameters
+    ----------
+    given : names and patterns, which may match nothing.
+    known : names of the file.
+    path : of the file; folders of partitions have values of fields.
+    """
+    for name in given:
+        if name not in known and not is_pattern(name) and f"/{name}=" not in path:
+            warn(f"{option}= names {name!r}, which a file does not have; it has {near_matches(name, known)}")
+
+
 def check_known(
     path: str,
     names: Iterable[str],
@@ -229,5 +245,5 @@ def of_subset(path: str, subset: str | None) -> MakeIndex:
     """
     if subset not in (None, *SUBSETS):
         raise FormatError("there is no such subset", file=path, expected=f"one of {SUBSETS}", found=repr(subset))
-    found = "test" if re.search(r"t10k|test", Path(path).name.lower()) else "train"
+    found = "test" if re.search(r"(?<![A-Za-z])(?i:t10k|test)|Test", Path(path).name) else "train"
     return partial(file_of_rows, path) if subset in (None, found) else lambda fields, _: Index(fields, [])

@@ -10,6 +10,8 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.declared import declared
+from matex_data.errors import DecodeError
+from matex_data.fields import EXACT
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
@@ -22,7 +24,8 @@ from matex_data.index.strided import Strided, Transposed
 class Decoding:
     """Conversion of stored numbers: ``stored * scale + offset``, and NaN where they are missing.
 
-    With ``dtype`` alone it only converts the type and the byte order.
+    With ``dtype`` alone it only converts the type and the byte order. An integer without a scale that float64 does not
+    hold is a ``DecodeError``.
 
     Parameters
     ----------
@@ -51,6 +54,8 @@ class Decoding:
             stored = stored.view(f"{stored.dtype.byteorder}{self.stored_kind}{stored.itemsize}")
         np.copyto(out, stored, casting="unsafe")
         missing = self._is_missing(out)
+        if self.scale is None and out.dtype == np.float64 and stored.dtype.kind in "iu" and stored.itemsize == 8:
+            check_exact(stored, out, missing)
         if self.scale is not None:
             np.multiply(out, self.scale, out=out, casting="same_kind")
         if self.offset is not None:
@@ -99,6 +104,27 @@ class Narrowed:
     def decode(self, stored: Array) -> Array:
         """Return a whole array, decoded."""
         return self._wide(stored).astype(np.float32)
+
+
+def check_exact(stored: Array, numbers: Array, missing: Array | None = None) -> None:
+    """Raise ``DecodeError`` if an integer may be rounded as float64.
+
+    Parameters
+    ----------
+    stored : integers, or their texts.
+    numbers : float64, the same.
+    missing : True where a number stands for a missing one.
+    """
+    rounded = np.abs(numbers) >= EXACT
+    if missing is not None:
+        rounded &= ~missing
+    if rounded.any():
+        raise DecodeError(
+            "an integer is not exact as float64, which has NaN for missing ones",
+            expected="less than 2**53",
+            found=stored[rounded][0],
+            remedy="leave the field out, or write it without a number that stands for missing ones",
+        )
 
 
 def _or(a: Array | None, b: Array) -> Array:

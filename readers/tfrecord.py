@@ -27,7 +27,7 @@ from matex_data.index.model import Index
 from matex_data.index.ragged import RaggedArray, copy_rows, nested
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
-from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.catalogue import Catalogue, file_of_table, warn_of_unknown
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary, reading
@@ -54,22 +54,24 @@ def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None
 
     Parameters
     ----------
-    shapes : shape of a feature by name, such as ``{"image": (28, 28)}``, in a list of features that of each; None for
-        one of variable length. A feature that is not named is a number or a text if all records that were looked at
-        have one value, an array if they have equally many, else ragged.
+    shapes : shape of a feature by name, such as ``{"image": (28, 28)}``, in a list of features that of each; a length
+        of -1 follows from the number of values; None for one of variable length. A feature that is not named is a
+        number or a text if all records that were looked at have one value, an array if they have equally many, else
+        ragged.
 
     Raises
     ------
-    FormatError : the file is damaged, or its records are no ``tf.train.Example``.
+    FormatError : the file is damaged, its records are no ``tf.train.Example``, or a feature has no such shape.
     """
     with reading(path), open_binary(path) as file:
         inferred = _Features(path)
         records, stored = content(path, file)
         offset, nbytes, edges = _blocks(path, records, inferred)
     features = inferred.result()
+    warn_of_unknown("shapes", shapes or (), features, path)
 
     def make(names: Sequence[str]) -> Index:
-        fields = {name: _field(name, features[name], shapes or {}) for name in names}
+        fields = {name: _field(path, name, features[name], shapes or {}) for name in names}
         lists = tuple(name for name in fields if features[name].is_list)
         table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
         return file_of_table(path, fields, table)
@@ -77,12 +79,12 @@ def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None
     return Catalogue(path, features, make, kind="feature")
 
 
-def _field(name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | None]) -> Field:
+def _field(path: str, name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | None]) -> Field:
     dtype, counts = _KINDS[feature.kind], feature.counts
     shape: tuple[int, ...] | None
     if name in shapes:
         given = shapes[name]
-        shape = None if given is None else tuple(given)
+        shape = None if given is None else _known_shape(path, name, tuple(given), counts)
     else:
         shape = None if len(counts) > 1 else () if counts == {1} else tuple(counts)
     if not feature.is_list:
@@ -90,6 +92,32 @@ def _field(name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | No
     if shape is None or (shape and dtype.hasobject):
         return Field(name, (), dtype, True, {"nested": True})
     return Field(name, (), dtype, True, inner=(None, *shape))
+
+
+def _known_shape(path: str, name: str, given: tuple[int, ...], counts: set[int]) -> tuple[int, ...]:
+    """Return a shape with the length that -1 stands for.
+
+    Parameters
+    ----------
+    counts : numbers of values in a record.
+
+    Raises
+    ------
+    FormatError : no length, or more than one, fits the records.
+    """
+    others, count = -prod(given), next(iter(counts))
+    is_known = len(counts) == 1 and others > 0 and count % others == 0
+    shape = tuple(count // others if length == -1 and is_known else length for length in given)
+    if min(shape, default=0) < 0:
+        raise FormatError(
+            "a feature has no such shape",
+            file=path,
+            field=name,
+            expected="lengths; -1 for one of them where all records have equally many values, a multiple of the others",
+            found=f"shapes={{{name!r}: {given}}}, and {', '.join(map(str, sorted(counts)))} values in a record",
+            remedy=f"give all lengths, or shapes={{{name!r}: None}} for a feature of variable length",
+        )
+    return shape
 
 
 def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, Integers, Integers]:

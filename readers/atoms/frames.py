@@ -18,7 +18,7 @@ from ase.io.extxyz import per_atom_properties
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import PARTLY_MISSING, Field
-from matex_data.index.combined import missing_value
+from matex_data.index.combined import exact, missing_value
 from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import EMPTY, Index, ReadRequest
 from matex_data.index.scatter import RowIndices
@@ -127,7 +127,7 @@ def columns_of(path: str, row: int, frames: Sequence[FrameValues], fields: Mappi
 
     Raises
     ------
-    DecodeError : a frame lacks a field, or has another kind of it.
+    DecodeError : a frame lacks a field, has another kind of it, or an integer that its dtype does not hold.
     """
     return {name: _column(path, row, frames, field) for name, field in fields.items()}
 
@@ -147,9 +147,13 @@ def _column(path: str, row: int, every: Sequence[FrameValues], field: Field) -> 
                 row=row + i,
                 expected=field.description,
                 found="nothing" if value is None else f"{value.dtype} of shape {value.shape}",
-                remedy="leave it out of inputs= and targets=, or write it for all frames",
+                remedy="leave it out of inputs= and targets=, or write it for all frames with one type and shape",
             )
-        out[i] = value[()] if not value.ndim else value.astype(field.dtype)
+        if value.dtype != field.dtype:
+            kind = "integers up to 2**53, beside which others are missing or have fractions"
+            flat = exact(value.ravel(), field, kind, np.full(value.size, row + i))
+            value = flat.reshape(value.shape)
+        out[i] = value[()]
     return out
 
 

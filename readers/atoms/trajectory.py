@@ -39,12 +39,13 @@ def index(path: str) -> Catalogue:
 
 
 def _examples(trajectory: Any, rows: int) -> list[int]:
-    """Return the first and the last frame, and the first one of each list of properties."""
+    """Return the first and the last frame, and the first one of each list of properties and of the types of notes."""
     found: dict[Hashable, int] = {}
     for row in looked_at(rows):
         stored = trajectory.backend[row]
         results = stored.calculator.keys() if "calculator" in stored.keys() else ()  # noqa: SIM118 (no mapping)
-        found.setdefault((frozenset(stored.keys()), frozenset(results), frozenset(stored.get("info") or ())), row)
+        notes = frozenset((name, type(value)) for name, value in (stored.get("info") or {}).items())
+        found.setdefault((frozenset(stored.keys()), frozenset(results), notes), row)
         if len(found) == EXAMPLES:
             break
     return list(dict.fromkeys((0, rows - 1, *found.values())))

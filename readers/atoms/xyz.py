@@ -31,15 +31,15 @@ from matex_data.storage.files import open_sequential, reading
 BLOCK_BYTES = 64 << 10  # of whole frames
 MOST_COLUMNS = 10_000  # of frames without atoms
 EXAMPLES = 64  # frames with other properties, which are looked at
-_KEY = re.compile(rb"([A-Za-z_][\w-]*)\s*=")
+_KEY = re.compile(rb"([A-Za-z_][\w-]*)\s*=\s*(\"?[-+]?\d+\"?(?!\S))?")  # and its value, if that is a whole number
 _COLUMNS = re.compile(rb"Properties=\"?([^\"\s]+)")
 
 
 def index(path: str) -> Catalogue:
     """Index a file of frames. One rank reads its lines.
 
-    The first and the last block tell the fields, and the first frame of each list of properties. Fields that other
-    frames lack are missing there: NaN, for each atom, or an empty text.
+    The first and the last block tell the fields, and the first frame of each list of properties, and of whole numbers
+    among them. Fields that other frames lack are missing there: NaN, for each atom, or an empty text.
 
     "positions", "numbers" and other arrays of the atoms are ragged; "cell", "pbc", "energy" and other values are those
     of a frame.
@@ -105,9 +105,9 @@ def _blocks(
 
 
 def _properties(comment: bytes) -> Hashable:
-    """Return what is equal for frames with the same fields."""
+    """Return what is equal for frames with the same fields, of which the same have a whole number."""
     columns = _COLUMNS.search(comment)
-    return frozenset(_KEY.findall(comment)), columns and columns[1]
+    return frozenset((name, not whole) for name, whole in _KEY.findall(comment)), columns and columns[1]
 
 
 def _columns(comment: bytes) -> int:

@@ -17,7 +17,7 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.scatter import Convert
 from matex_data.readers.catalogue import Unreadable
-from matex_data.readers.decoding import Decoding
+from matex_data.readers.decoding import Decoding, check_exact
 from matex_data.readers.fits.headers import Unit
 
 _FORM = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(.*)$")
@@ -70,13 +70,15 @@ def binary_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
         if form is None:
             raise ValueError(f"TFORM{number} = {unit.cards.get(f'TFORM{number}')!r}")
         repeat, code = int(form[1] or 1), form[2]
+        if code == "A" and not form[1] and form[3].isdigit():
+            repeat = int(form[3])  # as in ASCII tables: a frequent mistake, which astropy reads like this, too
         width = _width(code, repeat)
         try:
             found.append(_binary_column(unit, number, name, repeat, code, form[3], offset))
         except Unreadable as reason:
             found.append((name, str(reason)))
         offset += width
-    if offset > unit.shape[-1]:
+    if offset != unit.shape[-1]:
         raise ValueError(f"columns of {offset} bytes in rows of {unit.shape[-1]} bytes")
     return found
 
@@ -145,9 +147,11 @@ def decoded(
     missing : stored integers that stand for missing numbers.
     wide : of numbers that are neither the stored ones, nor these with the other sign.
     """
-    if scale == 1 and not missing and (stored.str, zero) in _BIASED:
+    if scale == 1 and (stored.str, zero) in _BIASED:
         dtype = np.dtype(_BIASED[stored.str, int(zero)])
-        return dtype, Biased(dtype)
+        if not missing:
+            return dtype, Biased(dtype)
+        return wide, Biased(dtype, Decoding(wide, missing=tuple(wide.type(value + int(zero)) for value in missing)))
     if scale == 1 and zero == 0 and not missing:
         native = stored.newbyteorder("=")
         return native, None if stored == native else Decoding(native)
@@ -218,14 +222,20 @@ class Biased:
     Parameters
     ----------
     dtype : of the decoded integers, in native byte order.
+    wide : conversion of these to floats; None: they stay integers.
     """
 
     dtype: np.dtype[Any]
+    wide: Decoding | None = None
 
     def __call__(self, rows: Array, out: Array) -> None:
         unsigned = np.dtype(f"u{self.dtype.itemsize}")
         bits = rows.astype(rows.dtype.newbyteorder("=")).view(unsigned)
-        out[...] = (bits ^ unsigned.type(1 << (8 * self.dtype.itemsize - 1))).view(self.dtype)
+        whole = (bits ^ unsigned.type(1 << (8 * self.dtype.itemsize - 1))).view(self.dtype)
+        if self.wide is None:
+            out[...] = whole
+        else:
+            self.wide(whole, out)
 
 
 @declared
@@ -274,5 +284,7 @@ class TextNumbers:
         except (ValueError, OverflowError) as error:
             raise DecodeError("a text is no number", expected=self.dtype, found=error, remedy=RESTORE) from error
         if self.dtype.kind == "f":
+            if self.blank == b"0" and self.scale == 1:
+                check_exact(stored, numbers)
             numbers = numbers * self.scale + self.zero
         out[...] = numbers

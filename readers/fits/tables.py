@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -155,8 +156,10 @@ def table_of(path: str, unit: Unit) -> Catalogue:
         raise FormatError(
             "the header of the table is damaged", file=path, byte=unit.begin, found=error, remedy=RESTORE
         ) from error
+    counts = Counter(column[0] if isinstance(column, tuple) else column.name for column in columns)
     unread = {column[0]: column[1] for column in columns if isinstance(column, tuple)}
-    known = {column.name: column for column in columns if isinstance(column, FitsColumn)}
+    unread |= {name: "several columns have this name" for name, count in counts.items() if count > 1}
+    known = {c.name: c for c in columns if isinstance(c, FitsColumn) and c.name not in unread}
 
     def make(names: Sequence[str]) -> Index:
         chosen = [known[name] for name in names]
@@ -202,7 +205,7 @@ def _descriptors(
     begin : byte of the file where the table begins.
     rows, width : number of rows, and bytes of each.
     """
-    if not columns or not rows:
+    if not rows:
         return {column.name: np.zeros((0, 2), np.int64) for column in columns}
     low = min(column.offset for column in columns)
     high = max(column.offset + 2 * column.pointer_bytes for column in columns)

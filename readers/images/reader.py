@@ -22,12 +22,12 @@ from matex_data.readers.images.folders.headers import ImageFacts, read_facts
 from matex_data.readers.images.folders.listing import Classes, Listing, list_images
 from matex_data.readers.images.folders.members import ManifestValues
 from matex_data.readers.images.stacks.hyperstacks import Hyperstack
-from matex_data.readers.images.stacks.index import index_stacks
+from matex_data.readers.images.stacks.index import IMAGE, PATH, index_stacks
 from matex_data.readers.images.texts import NumberLists, Texts
 from matex_data.readers.options import check_options, takes
 from matex_data.storage.trust import NONE, Trust
 
-IMAGE, MASK, PATH = "image", "mask", "path"
+MASK = "mask"
 PAGES = ("all", "first")
 REMEDIES = {"label": "labels come from a folder per class, or from a manifest"}
 

@@ -9,18 +9,17 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
 
 from matex_data.declared import declared
-from matex_data.errors import DataError, FormatError
-from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field
+from matex_data.errors import FormatError
+from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field, by_pattern
 from matex_data.index.model import Index
 from matex_data.readers.arrow.times import EPOCH
-from matex_data.readers.catalogue import Catalogue, Unreadable
+from matex_data.readers.catalogue import Catalogue, Unreadable, warn_of_unknown
 
 SECONDS = "seconds"
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
@@ -48,7 +47,7 @@ class ColumnField:
     steps: tuple[Step, ...]
     kind: ValueKind
     field: Field
-    requested: bool
+    requested: bool = False
 
     @property
     def depth(self) -> int:
@@ -62,14 +61,13 @@ class ColumnField:
         return replace(self, field=replace(self.field, dtype=np.dtype(np.float64)))
 
 
-def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -> Iterator[ColumnField]:
+def members(column: pa.Field, categories: list[str] | None) -> Iterator[ColumnField]:
     """Yield the fields of a column: the column itself, or ``<column>.<member>`` for each member of a structure.
 
     Parameters
     ----------
     column : of the Arrow schema.
     categories : names of the values of an integer column; None: it has none.
-    dtype : requested by the user; None: that of the file.
 
     Raises
     ------
@@ -84,11 +82,9 @@ def members(column: pa.Field, categories: list[str] | None, dtype: Any = None) -
             attributes[EMPTY_IS_MISSING] = True
         if categories is not None and not steps:
             attributes["categories"] = categories
-        if dtype is not None:
-            found = _requested(name, dtype, kind)
-        elif kind == "null":
+        if kind == "null":
             attributes[ALL_MISSING] = True
-        yield ColumnField(column.name, steps, kind, _field(name, steps, found, attributes), dtype is not None)
+        yield ColumnField(column.name, steps, kind, _field(name, steps, found, attributes))
 
 
 def _field(name: str, steps: tuple[Step, ...], dtype: np.dtype[Any], attributes: dict[str, Any]) -> Field:
@@ -185,17 +181,21 @@ def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
     return tuple(shape)
 
 
-def _requested(name: str, dtype: Any, kind: ValueKind) -> np.dtype[Any]:
+def _requested(path: str, member: ColumnField, dtype: Any) -> ColumnField:
+    """Return a field with the dtype that the user requests."""
     expected = "a dtype of integers, floats or booleans"
     try:
         found = np.dtype(dtype)
     except TypeError:
         found = np.dtype(object)
-    if kind == "text" or found.kind not in "iufb":
-        shown = f"{dtype!r} for a column of {'texts' if kind == 'text' else 'numbers'}"
-        raise FormatError("there is no such type for a column", field=name, expected=expected, found=shown)
-    native: np.dtype[Any] = found.newbyteorder("=")
-    return native
+    if member.kind == "text" or found.kind not in "iufb":
+        shown = f"{dtype!r} for a column of {'texts' if member.kind == 'text' else 'numbers'}"
+        raise FormatError(
+            "there is no such type for a column", file=path, field=member.field.name, expected=expected, found=shown
+        )
+    attributes = {key: value for key, value in member.field.attributes.items() if key != ALL_MISSING}
+    field = replace(member.field, dtype=found.newbyteorder("="), attributes=attributes)
+    return replace(member, field=field, requested=True)
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
@@ -231,21 +231,25 @@ def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Lea
     first = 0
     for column in schema:
         leaves = range(first, first := first + _count_leaves(column.type))
-        requested = next((kind for pattern, kind in dtype.items() if fnmatchcase(column.name, pattern)), None)
         try:
-            of_column = list(members(column, labels.get(column.name), requested))
+            of_column = list(members(column, labels.get(column.name)))
         except Unreadable as reason:
             unread[column.name] = str(reason)
             continue
-        except DataError as error:
-            error.at(path, column.name)
-            raise
         for member, leaf in zip(of_column, leaves, strict=True):
             if member.field.name in known or member.field.name in unread:
                 known.pop(member.field.name, None)
                 unread[member.field.name] = "several columns, or members of columns, have this name"
             else:
                 known[member.field.name] = member, leaf
+    names = dict.fromkeys((*known, *schema.names))
+    warn_of_unknown("dtype", dtype, names, path)
+    fitting = by_pattern(dtype, names)
+    for name, (member, leaf) in known.items():
+        keys = name, member.column, fitting.get(name), fitting.get(member.column)
+        key = next((key for key in keys if key in dtype), None)
+        if key is not None:
+            known[name] = _requested(path, member, dtype[key]), leaf
     return known, unread
 
 

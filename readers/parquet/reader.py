@@ -29,8 +29,9 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
 
     Parameters
     ----------
-    dtype : numeric dtypes of columns, by name or pattern, such as ``{"label": "int32", "x*": "float32"}``. Others have
-        that of the file; integers and booleans float64, with NaN, if the file counts missing values among them.
+    dtype : numeric dtypes of fields, by their names or those of the columns, or by pattern, such as ``{"label":
+        "int32", "x*": "float32"}``. Others have that of the file; integers and booleans float64, with NaN, if the file
+        counts missing values among them.
 
     Raises
     ------

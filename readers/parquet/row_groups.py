@@ -14,11 +14,12 @@ import pyarrow.parquet as pq
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
+from matex_data.fields import EXACT
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Limits, ReadRequest
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
-from matex_data.readers.parquet.values import EXACT, ColumnValues
+from matex_data.readers.parquet.values import ColumnValues
 from matex_data.storage.objects import Seekable
 
 NUMBER_BYTES = 4  # of a value, fewer than a text of one character has with its length

@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 
 from matex_data._types import Array
 from matex_data.errors import DecodeError
+from matex_data.index.combined import exact
 from matex_data.index.ragged import RaggedArray, nested
 from matex_data.readers.arrow.times import seconds
 from matex_data.readers.parquet.members import ColumnField, Step
 
-EXACT = 1 << 53  # integers up to this are exact in float64
 DIGITS = 10**15 - 1  # greatest number of 15 digits, so many of which float64 holds
+POWER = 22  # greatest power of ten that float64 holds
 WIDEST = 38  # digits of a decimal number of 128 bits
 
 ColumnValues = Any
@@ -133,31 +134,46 @@ def _plain(array: pa.Array, member: ColumnField) -> Array:
         if member.kind == "text":
             return _repeated_texts(array)
         array = array.dictionary_decode()
+    dtype = member.field.dtype
     match member.kind:
         case "text":
             return _texts(array)
         case "time":
-            return seconds(array)
+            values = seconds(array)
         case "decimal":
-            return _whole(_decimals(array, member.requested), member.field.dtype)
+            values = _decimals(array, member.requested and dtype.kind == "f")
         case "null":
-            array = array.cast(pa.float64())
-        case "bool":
-            array = array.cast(pa.uint8())
-            return _numbers(array, np.dtype(np.uint8) if member.field.dtype == bool else member.field.dtype, True)
-    return _numbers(array, member.field.dtype, member.requested)
+            values = np.full(len(array), np.nan)
+        case _:
+            values = _numbers(array.cast(pa.uint8()) if member.kind == "bool" else array, member)
+    if dtype.kind == "f":
+        return values
+    if array.null_count:
+        raise DecodeError(
+            "a value is missing, which the type of the column cannot express",
+            row=int(np.asarray(array.is_null()).argmax()),
+            expected="a value",
+            found="null",
+            remedy="fill missing values before you write the file, or give dtype={name: 'float64'} for numbers",
+        )
+    return _whole(values, dtype)
 
 
-def _numbers(array: pa.Array, dtype: np.dtype[Any], requested: bool) -> Array:
-    if array.null_count and dtype.kind != "f":
-        _expect_none_missing(array, "a value is missing, which the type of the column cannot express")
-    if pa.types.is_integer(array.type) and (array.null_count or (dtype.kind == "f" and not requested)):
-        whole = array.fill_null(0).to_numpy(zero_copy_only=False)
-        beyond = (whole > EXACT) | (whole < -EXACT)
-        if beyond.any() and dtype.itemsize <= 8:
-            row, problem = int(beyond.argmax()), "an integer of a column with missing values is not exact in float64"
-            raise DecodeError(problem, row=row, expected="less than 2**53", found=whole[row])
-    values: Array = array.to_numpy(zero_copy_only=False)
+def _numbers(array: pa.Array, member: ColumnField) -> Array:
+    """Return numbers as they are stored; integers of a field of floats as those, with NaN for missing ones."""
+    dtype = member.field.dtype
+    if not pa.types.is_integer(array.type) or dtype.kind != "f":
+        values: Array = array.to_numpy(zero_copy_only=False)
+        return values
+    whole = array.fill_null(0).to_numpy(zero_copy_only=False)
+    if member.requested:
+        values = whole.astype(dtype)
+    else:
+        values = exact(
+            whole, member.field, "integers up to 2**53, beside which values are missing", np.arange(len(whole))
+        )
+    if array.null_count:
+        values[np.asarray(array.is_null())] = np.nan
     return values
 
 
@@ -172,15 +188,15 @@ def _texts(array: pa.Array) -> Array:
 
 def _repeated_texts(array: pa.DictionaryArray) -> Array:
     """Return texts of which each is in memory once."""
-    missing = len(array.dictionary)
+    indices = array.indices.cast(pa.int64()).fill_null(len(array.dictionary))  # which their own type may not hold
     texts = np.append(_texts(array.dictionary), np.array([b""], object))
-    return texts[array.indices.fill_null(missing).to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
+    return texts[indices.to_numpy(zero_copy_only=False)]  # type: ignore[no-any-return]
 
 
 def _decimals(array: pa.Array, rounded: bool) -> Array:
     """Return decimal numbers as float64, correctly rounded.
 
-    Of up to 15 digits, both numbers of the division are exact.
+    Of up to 15 digits, and powers of ten up to `POWER`, both numbers of the division are exact.
 
     Parameters
     ----------
@@ -192,7 +208,7 @@ def _decimals(array: pa.Array, rounded: bool) -> Array:
     """
     scale = array.type.scale
     is_absent = np.asarray(array.is_null())
-    if array.type.precision > WIDEST:
+    if array.type.precision > WIDEST or abs(scale) > POWER:
         values, large = np.zeros(len(array)), np.flatnonzero(~is_absent)
     else:
         wide = array.cast(pa.decimal128(array.type.precision, scale)).fill_null(0)
@@ -216,20 +232,15 @@ def _decimals(array: pa.Array, rounded: bool) -> Array:
 
 
 def _whole(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Return numbers; raise ``DecodeError`` for a fraction or a missing one if the requested dtype is of integers."""
-    if dtype.kind in "iu" and (fractions := values != np.rint(values)).any():
-        row = int(fractions.argmax())
-        raise DecodeError("a decimal number is no integer", row=row, expected=f"a value of {dtype}", found=values[row])
-    return values
-
-
-def _expect_none_missing(array: pa.Array, problem: str) -> None:
-    if array.null_count:
-        row = int(np.asarray(array.is_null()).argmax())
+    """Return numbers in a dtype of integers or truth values; raise ``DecodeError`` for one that it does not hold."""
+    if values.dtype == dtype:
+        return values
+    with np.errstate(invalid="ignore"):  # what no integer holds becomes another number, and is found below
+        whole = values.astype(dtype)
+    if (other := whole != values).any():
+        row = int(other.argmax())
+        remedy = "give a dtype that holds all numbers of the column: dtype={name: 'float64'}"
         raise DecodeError(
-            problem,
-            row=row,
-            expected="a value",
-            found="null",
-            remedy="fill missing values before you write the file, or give dtype={name: 'float64'} for numbers",
+            "a number is not of the requested dtype", row=row, expected=dtype, found=values[row], remedy=remedy
         )
+    return whole

@@ -16,6 +16,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
+from matex_data.errors import DecodeError
 from matex_data.readers.atoms import xyz
 from tests.readers.text.test_compression import COMPRESSORS
 from tests.support.format_suite import Case, FormatSuite, same
@@ -141,6 +142,36 @@ def test_an_isolated_atom_without_energy(tmp_path: Path, pool: Pool, suffix: str
     masked = pool.run(_loaded, str(tmp_path), {"missing": "mask"})[0][0]
     assert masked["energy"][lone] == 0
     assert masked["energy_mask"].tolist() == [i != lone for i in range(len(every))]
+
+
+@pytest.mark.parametrize("suffix", [".extxyz", ".traj"])
+def test_a_number_that_is_whole_in_most_frames(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(xyz, "BLOCK_BYTES", 500)
+    every = frames(60)
+    for i, atoms in enumerate(every):
+        atoms.info["q"] = 0.5 if i == 30 else i
+    ase.io.write(tmp_path / f"a{suffix}", every)
+    found = _load(tmp_path / f"a{suffix}", "q", "run")
+    same(found["q"], np.array([0.5 if i == 30 else i for i in range(60)]))
+    same(found["run"], np.arange(60))
+
+
+@pytest.mark.parametrize("suffix", [".extxyz", ".traj", ".db"])
+def test_integers_that_may_be_missing_are_exact(tmp_path: Path, suffix: str) -> None:
+    every = frames(20)
+    del every[5].info["run"]
+    for largest in (2**53, 2**53 + 1):
+        every[7].info["run"] = largest
+        path = tmp_path / f"{largest}{suffix}"
+        if suffix == ".db":
+            write_database(path, every)
+        else:
+            ase.io.write(path, every)
+        if largest == 2**53:
+            assert _load(path, "run")["run"][7] == largest
+        else:
+            with pytest.raises(DecodeError, match=r"not exact as float64.*field 'run', row 7"):
+                _load(path, "run")
 
 
 def test_a_field_of_other_shapes_is_left_out(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from matex_data import abc
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.readers import formats, reader
+from matex_data.readers.catalogue import of_subset
 
 MADE: list[str] = []
 
@@ -90,3 +91,21 @@ def test_readers_that_choose_themselves_work_as_before() -> None:
         reader("today")("a.dat", row=1)
     with pytest.raises(FormatError, match="has no option 'names'"):
         reader("found")("a.dat", names=["x1"])
+
+
+@pytest.mark.parametrize(
+    ("name", "subset"),
+    [
+        ("t10k-images-idx3-ubyte", "test"),
+        ("emnist-letters-test-images-idx3-ubyte.gz", "test"),
+        ("mnistTest-images-idx3-ubyte", "test"),
+        ("test_batch.bin", "test"),
+        ("latest-images-idx3-ubyte", "train"),
+        ("contest.bin", "train"),
+    ],
+)
+def test_files_of_a_subset_are_told_by_their_names(name: str, subset: str) -> None:
+    field, make_layout = _entry("x", [1.0, 2.0])
+    for wanted in ("train", "test"):
+        index = of_subset(f"/tests/{name}", wanted)({"x": field}, {"x": make_layout()})
+        assert len(index) == (2 if wanted == subset else 0)

@@ -84,8 +84,14 @@ def test_shapes(tmp_path: Path) -> None:
     same(found["image"], wanted["image"].reshape(-1, 2, 3))
     same(found["event"], wanted["event"][:, None])
     same(found["pt"], wanted["pt"])
+    same(load(path, inputs="image", shapes={"image": (-1, 3)})["image"], wanted["image"].reshape(-1, 2, 3))
     with pytest.raises(DataError, match="another number of values"):
         load(path, shapes={"pt": (3,)})
+    for shapes in ({"image": (-1, 4)}, {"image": (-1, -1)}, {"image": (-2, -3)}, {"pt": (-1,)}):
+        with pytest.raises(FormatError, match="a feature has no such shape"):
+            load(path, shapes=shapes)
+    with pytest.warns(UserWarning, match="shapes= names 'imgae'.*it has 'image'"):
+        load(path, shapes={"imgae": (2, 3)})
 
 
 def _ints(*values: int) -> tf.train.Feature:

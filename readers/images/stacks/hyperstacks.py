@@ -83,10 +83,12 @@ class Hyperstack:
                 raise _other_axes(path, f"axes={dict(self.axes)} of {prod(sizes.values())} planes", {"planes": planes})
             return sizes
         stored = list(_stored_axes(path))
-        for axes, shape in stored:
+        every = zip(*stored[-1], strict=True)
+        named = {axis: size for axis, size in every if size > 1 or axis in (self.axes or "")}
+        for axes, shape in (*stored, ("".join(named), tuple(named.values()))):
             if self.axes is None or len(self.axes) == len(axes):
-                named = zip(self.axes or axes, shape, strict=True)
-                sizes = {axis: size for axis, size in named if axis not in IN_PLANE}
+                pairs = zip(self.axes or axes, shape, strict=True)
+                sizes = {axis: size for axis, size in pairs if axis not in IN_PLANE}
                 if prod(sizes.values()) == planes:
                     return sizes
         axes, shape = stored[0]

@@ -12,7 +12,7 @@ import xarray
 from hypothesis import given
 from hypothesis import strategies as st
 
-from matex_data.errors import FormatError
+from matex_data.errors import DecodeError, FormatError
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.dimensions.cf import cf_decoding, time_origin
 
@@ -83,6 +83,15 @@ def test_missing_values_of_another_type() -> None:
     assert _ours(np.array([1, 2], "i4"), {"missing_value": "-1.e+34f"}).tolist() == [1, 2]
     assert np.isnan(_ours(np.array([1, 2, 3]), {"missing_value": np.array([2, 3])})).tolist() == [False, True, True]
     assert _ours(np.array([1, 2], "i4"), {"_FillValue": np.float32(np.nan)}).dtype == np.int32
+
+
+@pytest.mark.parametrize("dtype", [">i8", "<u8"])
+def test_integers_that_float64_rounds_are_an_error(dtype: str) -> None:
+    missing = np.iinfo(dtype).max
+    stored = np.array([2**53 - 1, missing], dtype)
+    np.testing.assert_array_equal(_ours(stored, {"_FillValue": missing}), [2**53 - 1, np.nan])
+    with pytest.raises(DecodeError, match=r"not exact as float64(.|\n)*9007199254740993"):
+        _ours(np.array([2**53 + 1, missing], dtype), {"_FillValue": missing})
 
 
 def test_scale_as_text_or_integer() -> None:

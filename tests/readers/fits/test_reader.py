@@ -12,6 +12,7 @@ from astropy.table import Table
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
+from matex_data.errors import DecodeError
 from matex_data.readers import detect
 from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite, same
@@ -139,6 +140,52 @@ def test_missing_integers_are_nan(tmp_path: Path) -> None:
         np.testing.assert_array_equal(values, np.ma.filled(table[name].astype("f8"), np.nan))
 
 
+@pytest.mark.parametrize("form", ["K", "QK()", "I20"])
+def test_integers_that_may_be_missing_are_exact(tmp_path: Path, form: str) -> None:
+    kind = fits.TableHDU if form == "I20" else fits.BinTableHDU
+    for largest in (2**53 - 1, 2**53 + 1):
+        rows = np.array([largest, -99, 5])
+        values = objects([[row] for row in rows], "i8") if form == "QK()" else rows
+        path = tmp_path / f"{largest}.fits"
+        kind.from_columns([C("id", form, null="-99" if form == "I20" else -99, array=values)]).writeto(path)
+        if largest < 2**53:
+            same(np.array([np.ravel(row)[0] for row in read(path)["id"]]), np.array([largest, np.nan, 5]))
+        else:
+            with pytest.raises(DecodeError, match=r"not exact as float64.*field 'id'(.|\n)*9007199254740993"):
+                read(path)
+
+
+def test_unsigned_integers_that_may_be_missing(tmp_path: Path) -> None:
+    """``TNULL`` is a stored number: that of the unsigned one less ``TZERO`` (FITS 4.0, section 7.3.2)."""
+    unsigned = {code: np.array([7, 0, 2 ** (bits - 1)], f"u{bits // 8}") for code, bits in (("I", 16), ("K", 64))}
+    stored = [C(code, code, array=array, bzero=int(array[2])) for code, array in unsigned.items()]
+    path = tmp_path / "a.fits"
+    fits.BinTableHDU.from_columns(stored).writeto(path)
+    for number, bits in ((1, 16), (2, 64)):
+        fits.setval(path, f"TNULL{number}", value=-(2 ** (bits - 1)), ext=1)
+    with pytest.raises(DecodeError, match="9223372036854775808"):
+        read(path)
+    same(read(path, inputs="I")["I"], np.array([7, np.nan, 2**15]))
+    assert read(path, inputs="K", where="I < 9")["K"].tolist() == [7]
+
+
+def test_texts_in_the_form_of_ascii_tables(tmp_path: Path) -> None:
+    """astropy reads ``A7`` as ``7A`` in binary tables, too."""
+    path = tmp_path / "a.fits"
+    fits.BinTableHDU.from_columns([C("name", "7A", array=["abc", "defghij"]), C("n", "J", array=[1, 2])]).writeto(path)
+    path.write_bytes(path.read_bytes().replace(b"'7A      '", b"'A7      '"))
+    assert Table.read(path)["n"].tolist() == [1, 2]
+    assert {name: values.tolist() for name, values in read(path).items()} == {"name": [b"abc", b"defghij"], "n": [1, 2]}
+
+
+def test_columns_of_one_name_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "a.fits"
+    fits.BinTableHDU.from_columns([C(name, "J", array=[1]) for name in ("xx", "yy", "zz")]).writeto(path)
+    path.write_bytes(path.read_bytes().replace(b"'yy      '", b"'xx      '"))
+    with pytest.warns(UserWarning, match="'xx': several columns have this name"):
+        assert list(read(path)) == ["zz"]
+
+
 def test_texts_of_variable_length_and_scaled_lists(tmp_path: Path) -> None:
     texts = ["a", "", "longer text"]
     lists = objects([[1, 2], [], [3]], "i2")
@@ -248,6 +295,7 @@ def test_errors(tmp_path: Path) -> None:
             read(path, format="fits")
     for old, new in (
         (b"TFORM3  = '12E", b"TFORM3  = '99E"),
+        (b"TFORM1  = 'J", b"TFORM1  = 'I"),
         (b"TFIELDS =  ", b"TFIELDS = x"),
         (b"NAXIS   ", b"NAXOS   "),
     ):

@@ -47,6 +47,14 @@ def test_samples_by_any_axes(folder: Path, kind: str, samples: str) -> None:
     np.testing.assert_array_equal(data[[len(data) - 1, 0]], expected[[-1, 0]])
 
 
+@pytest.mark.parametrize("axes", ["TZCYX", "TCYX", "TZCYXS", {"T": 6, "Z": 1, "C": 2}, None])
+def test_an_axis_of_one_plane_may_be_named(tmp_path: Path, axes: Any) -> None:
+    images = _images()[:, :1]
+    tifffile.imwrite(tmp_path / "a.tif", images, imagej=True, metadata={"axes": "TZCYX"})
+    found = open_dataset(tmp_path / "a.tif", inputs="image", axes=axes, samples="T", comm=MPI.COMM_SELF)[:]
+    np.testing.assert_array_equal(found, images if axes is not None and "Z" in axes else images[:, 0])
+
+
 def _epoch(comm: MPI.Intracomm, folder: Path, start: Any = None) -> Any:
     paths = [folder / "imagej.tif", folder / "imagej.tif"]
     data = open_dataset(paths, inputs="image", samples="Z", comm=comm)

@@ -153,7 +153,7 @@ def test_missing_values_that_no_statistics_count_are_an_error(tmp_path: Path) ->
 def test_integers_that_float64_does_not_hold_are_an_error(tmp_path: Path) -> None:
     for rows in ([2**60 + 1, None], [1, None, *[3] * GROUP, 2**60 + 1]):
         path = write(tmp_path / "a.parquet", {"x": pa.array(rows)})
-        with pytest.raises(DecodeError, match=f"not exact in float64.*field 'x', row {rows.index(2**60 + 1)}"):
+        with pytest.raises(DecodeError, match=f"not exact as float64.*field 'x', row {rows.index(2**60 + 1)}"):
             read(path)
     assert read(path, dtype={"x": "float32"})["x"][-1] == np.float32(2**60)
 
@@ -162,6 +162,63 @@ def test_lists_have_the_dtype_of_their_field(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", {"n": pa.array([[1, 2], []]), "b": pa.array([[True], [False, True]])})
     found = read(path, dtype={"n": "float32"})
     assert [row.dtype for name in "nb" for row in found[name]] == [np.float32] * 2 + [bool] * 2
+
+
+NUMBERS: dict[str, tuple[list[Any], str, int]] = {  # rows, dtype, row that it does not hold
+    "wide": ([7, 2**31 + 5], "int32", 1),
+    "negative": ([7, -1], "uint64", 1),
+    "unsigned": ([2**63 + 1, 7], "int64", 0),
+    "fraction": ([1.0, 1.7], "int32", 1),
+    "nan": ([1.0, float("nan")], "int32", 1),
+    "infinite": ([float("inf")], "int64", 0),
+    "truth": ([1, 0, 2], "bool", 2),
+    "lists": ([[1, 2], [], [300]], "int8", 2),
+    "deep": ([[[1], [2]], [[300]]], "int8", 1),
+    "decimal": ([Decimal(2), Decimal(2**53 + 1)], "int64", 1),
+    "time": ([datetime.datetime(2020, 1, 1), datetime.datetime(2020, 1, 1, 0, 0, 0, 500_000)], "int64", 1),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_integers_on_request_are_exact(tmp_path: Path, name: str) -> None:
+    rows, dtype, row = NUMBERS[name]
+    path = write(tmp_path / "a.parquet", {"x": pa.array(rows, pa.uint64() if name == "unsigned" else None)})
+    with pytest.raises(DecodeError, match=f"field 'x', row {row}.*\\n.*expected"):
+        read(path, dtype={"x": dtype})
+    assert len(read(path, dtype={"x": "float32"})["x"]) == len(rows)
+    path = write(tmp_path / "b.parquet", {"x": pa.array([1.0, 0.0]), "y": pa.array([True, False])})
+    same(read(path, inputs="*", dtype={"*": dtype})["x"], np.array([1, 0], dtype))
+    same(read(path, inputs="*", dtype={"*": dtype})["y"], np.array([1, 0], dtype))
+
+
+def test_dtypes_are_those_of_fields_columns_and_patterns(tmp_path: Path) -> None:
+    path = write(
+        tmp_path / "a.parquet", {"jet": pa.array([{"pt": 1.5, "n": 1}]), "x": pa.array([1]), "y": pa.array([2])}
+    )
+
+    def dtypes(requested: dict[str, str]) -> list[str]:
+        return [values.dtype.str[1:] for values in read(path, dtype=requested).values()]
+
+    assert dtypes({"jet.pt": "float32", "x": "int8"}) == ["f4", "i8", "i1", "i8"]
+    assert dtypes({"*": "float64", "jet": "float32", "jet.n": "int16"}) == ["f4", "i2", "f8", "f8"]
+    assert dtypes({"j*": "float32", "z*": "int8"}) == ["f4", "f4", "i8", "i8"]
+    with pytest.warns(UserWarning, match=r"dtype= names 'jet\.tp'.*it has 'jet\.pt'"):
+        read(path, dtype={"jet.tp": "float32"})
+
+
+@pytest.mark.parametrize(("kind", "count"), [(pa.int8(), 128), (pa.uint8(), 256)])
+def test_dictionaries_may_have_all_entries_of_their_numbers(tmp_path: Path, kind: pa.DataType, count: int) -> None:
+    texts = pa.DictionaryArray.from_arrays(
+        pa.array([0, None, count - 1], kind), pa.array([f"c{i}" for i in range(count)])
+    )
+    path = write(tmp_path / "a.parquet", {"s": texts})
+    assert read(path)["s"].tolist() == [b"c0", b"", b"c%d" % (count - 1)]
+
+
+def test_decimals_with_many_places_are_correctly_rounded(tmp_path: Path) -> None:
+    numbers = [Decimal("1.2345678901234e-20"), Decimal("7e-25"), None]
+    path = write(tmp_path / "a.parquet", {"x": pa.array(numbers, pa.decimal128(38, 33))})
+    same(read(path)["x"], np.array([1.2345678901234e-20, 7e-25, np.nan]))
 
 
 def test_times_and_decimals(tmp_path: Path) -> None:
