@@ -11,6 +11,7 @@ from math import prod
 _DIGITS = str.maketrans("0123456789", "0" * 10)
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
+_OF_SCRIPT: list[str] = []
 _STDLIB = os.path.dirname(os.__file__)  # noqa: PTH120
 LISTED = 32  # files of one folder from which on the folder is listed, which is one call instead of one per file
 
@@ -128,13 +129,19 @@ def _listed(folder: str, paths: Sequence[str]) -> list[str]:
     return [path for path in paths if os.path.basename(path) in names]  # noqa: PTH119
 
 
+def count_as_script(path: str) -> None:
+    """Let ``is_library`` be False for a source file, or for those of a folder: it is the program that runs."""
+    _OF_SCRIPT.append(path)
+
+
 def is_library(file: str) -> bool:
     """Return whether a source file belongs to an installed package or to the standard library.
 
     >>> is_library(os.__file__), is_library("/home/me/train.py")
     (True, False)
     """
-    return file.startswith(("<frozen", _STDLIB)) or any(folder in file for folder in _PACKAGES)
+    known = file.startswith(("<frozen", _STDLIB)) or any(folder in file for folder in _PACKAGES)
+    return known and not file.startswith(tuple(_OF_SCRIPT))
 
 
 def is_standard_library(file: str) -> bool:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import json
+import math
 import os
 import sys
 import time
@@ -18,10 +18,11 @@ from rich.progress import track
 from rich.table import Table
 
 from matex_data import __version__
-from matex_data.cli.report import TEXT_ALONE, Report, print_error, report
+from matex_data.cli.report import Report, print_error, report
 from matex_data.errors import DataError, FormatError, NoMpiLibrary, RanksNotConnected, install_command
 from matex_data.mpi.launch_errors import print_launch_error
 from matex_data.progress import shown
+from matex_data.storage.objects import is_url
 from matex_data.words import counted
 
 if TYPE_CHECKING:
@@ -129,9 +130,16 @@ def stats(
         with shown(output.console, "reading"):
             moments = data.statistics(*_numeric(data))
         columns = ("mean", "std", "min", "max", "count", "missing")
-        rows = {name: {column: float(getattr(row, column)) for column in columns} for name, row in moments.items()}
+        rows = {
+            name: {c: float(getattr(row, c)) if row.count or c in ("count", "missing") else math.nan for c in columns}
+            for name, row in moments.items()
+        }
         if as_json:
-            output.print(json.dumps(rows, indent=1))
+            known = {
+                name: {column: value if math.isfinite(value) else None for column, value in row.items()}
+                for name, row in rows.items()
+            }
+            output.print(json.dumps(known, indent=1))
             return
         table = Table("field", *columns)
         for name, row in rows.items():
@@ -163,7 +171,6 @@ def plan(
     filesystem: Annotated[str | None, typer.Option(help="Speed of the file system for all nodes: 50GB/s.")] = None,
     weak: Annotated[bool, typer.Option("--weak", help="Each rank gets the script's batch, not its share.")] = False,
     as_json: Json = False,
-    html: Html = None,
 ) -> None:
     """Show what an epoch costs on any number of ranks: bytes, reads, memory; no data are read.
 
@@ -173,7 +180,7 @@ def plan(
     from matex_data.display import save_picture
 
     sizes = {"window_bytes": window_bytes, "block_bytes": block_bytes}
-    with report(html, f"matex plan {train or ' '.join(paths or [])}", TEXT_ALONE) as output:
+    with report() as output:
         if train is not None:
             of_data = {"--ranks": ranks, "--batch-size": batch_size, "--format": format, "--field": field} | sizes
             planning.refuse(of_data | {"--plot": plot}, "leave it out, or --train")
@@ -277,8 +284,9 @@ def bench(
                 str(epoch), f"{seconds:.2f}", f"{rate:,.0f}", f"{rate * row_bytes / 1e6:,.0f}", f"{share:.0%}"
             )
         output.print(table)
-        plain = _plain_speed(data.paths) / 1e6
-        output.print(f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {plain:,.0f} MB/s on a rank")
+        if not any(map(is_url, data.paths)):
+            plain = _plain_speed(data.paths) / 1e6
+            output.print(f"{counted(ranks, 'rank')}; plain reads of the stored bytes: {plain:,.0f} MB/s on a rank")
         output.print(_shuffle_quality(data, batches.schedule.batch_size))
 
 
@@ -287,7 +295,6 @@ def doctor(
     path: Annotated[str | None, typer.Argument(help="File or folder of data, whose file system is measured.")] = None,
     as_json: Json = False,
     tensorflow: Annotated[bool, typer.Option("--tensorflow", help="Also ask TensorFlow for its GPUs.")] = False,
-    html: Html = None,
 ) -> None:
     """Show what a job finds here, and what to change: MPI, launchers, cores, memory, storage. Exit with 1 on errors.
 
@@ -299,10 +306,8 @@ def doctor(
     def show(sections: Sequence[Section]) -> None:
         if as_json:
             sys.stdout.write(f"{found.as_json(sections)}\n")
-        output = Report(Console(file=io.StringIO() if as_json else sys.stdout, record=html is not None))
-        found.show(sections, output.console)
-        if html is not None:
-            output.write_page(html, "matex doctor", TEXT_ALONE)
+        else:
+            found.show(sections, Console(file=sys.stdout))
 
     try:
         sound = examine(path, show, with_tensorflow=tensorflow)
@@ -417,7 +422,7 @@ def _plain_speed(paths: tuple[str, ...], limit: int = 1 << 30) -> float:
     """Return the bytes per second of plain reads of the files, at most the first GiB."""
     buffer = bytearray(8 << 20)
     read, begin = 0, time.perf_counter()
-    files = (file for path in paths for file in ([Path(path)] if Path(path).is_file() else Path(path).rglob("*.*")))
+    files = (file for path in paths for file in ([Path(path)] if Path(path).is_file() else Path(path).rglob("*")))
     for path in filter(Path.is_file, files):
         with path.open("rb", buffering=0) as file:
             while read < limit and (count := file.readinto(buffer)):

@@ -72,14 +72,13 @@ class Report:
         data = base64.b64encode(memory.getvalue()).decode()
         self._pictures.append(f'<img alt="{escape(title, quote=True)}" src="data:image/png;base64,{data}">')
 
-    def write_page(self, path: Path, title: str, note: str = "") -> None:
+    def write_page(self, path: Path, title: str) -> None:
         """Write the page, one file that needs no other, and say so on the standard error.
 
         Parameters
         ----------
         path : of the page.
         title : of the page.
-        note : what to say of it.
 
         Raises
         ------
@@ -90,7 +89,7 @@ class Report:
             path.write_text(_PAGE.format(title=escape(title), content="\n".join([text, *self._pictures])), "utf-8")
         except OSError as error:
             raise DataError("the report cannot be written", file=str(path), found=error) from error
-        Console(stderr=True, soft_wrap=True).print(f"report: {path}{note}", markup=False, highlight=False)
+        Console(stderr=True, soft_wrap=True).print(f"report: {path}", markup=False, highlight=False)
 
 
 def print_error(error: DataError) -> None:
@@ -98,18 +97,14 @@ def print_error(error: DataError) -> None:
     Console(stderr=True, soft_wrap=True).print(str(error), style="red", markup=False, highlight=False)
 
 
-TEXT_ALONE = "; it has the text of the terminal alone, and the next version of this command has no --html"
-
-
 @contextmanager
-def report(html: Path | None = None, title: str = "", note: str = "") -> Iterator[Report]:
+def report(html: Path | None = None, title: str = "") -> Iterator[Report]:
     """Context manager: the output of a command; exit with the text of a ``DataError``, without a traceback.
 
     Parameters
     ----------
     html : file of the page; None: there is none.
     title : of the page.
-    note : what to say of it.
     """
     from matex_data.mpi.library import MPI
 
@@ -121,7 +116,7 @@ def report(html: Path | None = None, title: str = "", note: str = "") -> Iterato
         made = Report(console)
         yield made
         if html is not None and root:
-            made.write_page(html, title, note)
+            made.write_page(html, title)
     except DataError as error:
         if root:
             print_error(error)

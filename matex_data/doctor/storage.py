@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matex_data.doctor.report import Section
 from matex_data.io.modes import choose, mount_of
+from matex_data.storage.objects import is_url
 from matex_data.words import nbytes_text
 
 if TYPE_CHECKING:
@@ -31,9 +32,10 @@ def examine(path: str | None, comm: MPI.Intracomm | None) -> Section | None:
 
     Parameters
     ----------
-    path : of a file or a folder; None: the shared memory alone.
+    path : of a file or a folder; None: the shared memory alone. Objects of stores are not measured.
     comm : ranks of the job; None: this process alone.
     """
+    url, path = (path, None) if path is not None and is_url(path) else (None, path)
     own = {"node": platform.node(), "shm": _shared_memory(), "path": None}
     if path is not None:
         own["path"] = _look(path, _is_first_of_node(comm))
@@ -44,6 +46,8 @@ def examine(path: str | None, comm: MPI.Intracomm | None) -> Section | None:
     section = Section("Storage")
     by_node = {rank["node"]: rank for rank in reversed(ranks)}  # the first rank of each has measured
     _describe_shm(section, by_node, len(ranks))
+    if url is not None:
+        section.rows.append((url, "an object of a store: not measured here; matex bench reads it"))
     if path is not None:
         _describe_path(section, path, by_node, marked)
     return section

@@ -203,5 +203,5 @@ def _connect(comm: MPI.Intracomm) -> ReadSessions:
         gather_cores(comm)
         of_the_job = comm.size == MPI.COMM_WORLD.size and not all_threads()  # its first one
         on_death = abort.end_after_death if of_the_job else None
-        liveness = Liveness(derived(None, comm.Dup), on_death, abort.abort_job)
+        liveness = Liveness(derived(None, comm.Dup), on_death, abort.abort_job, abort.prepare_end)
         return ReadSessions(Communicator(derived(None, comm.Dup), liveness), threaded)

@@ -81,11 +81,15 @@ def connect(duplicate: Callable[[], MPI.Intracomm]) -> None:
 
 
 def call_before_end(function: Callable[[], None]) -> None:
-    """Call a function before an error ends the job, when handlers of ``atexit`` are not. It must not wait."""
+    """Call a function before an error ends the job, when handlers of ``atexit`` are not. It must not wait.
+
+    A rank that ends the job calls it twice.
+    """
     _before_end.append(function)
 
 
-def _call_before_end() -> None:
+def prepare_end() -> None:
+    """Call the functions of ``call_before_end``, on every rank that learns of the end."""
     for function in _before_end:
         with suppress(Exception):
             function()
@@ -234,7 +238,7 @@ def abort_job(reason: str = "", code: int = 1) -> NoReturn:
         liveness.announce_end()
     time.sleep(FLUSH_TIME)
     threading.Thread(target=_exit_later, args=(code, ABORT_TIME), daemon=True).start()
-    _call_before_end()
+    prepare_end()
     MPI.COMM_WORLD.Abort(code)
     _exit(code)  # MPI_Abort returns in some libraries
 
@@ -272,7 +276,7 @@ def _finalize(comm: MPI.Intracomm, code: int) -> NoReturn:
     threading.Thread(target=_exit_later, args=(code,), daemon=True).start()
     _ignore_signals()
     comm.Barrier()
-    _call_before_end()
+    prepare_end()
     stop_threads()
     MPI.Finalize()
     _exit_of_c(code)

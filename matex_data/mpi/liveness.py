@@ -69,6 +69,7 @@ class Liveness:
         make this object, to ``close`` and to ``leave``, and not by its thread.
     on_death : called in the thread, once at most, when the process of a rank has died; None: another object tells it.
     on_failure : called in the thread with the reason if it cannot go on, to end the job.
+    on_end : called in the thread, once at most, when a rank is about to end the job.
 
     Attributes
     ----------
@@ -81,11 +82,12 @@ class Liveness:
         comm: MPI.Intracomm,
         on_death: OnDeath | None = None,
         on_failure: Callable[[str], None] = lambda reason: None,
+        on_end: Callable[[], None] = lambda: None,
     ) -> None:
         self.rank, self.size = comm.rank, comm.size
         self.on_query: Callable[[bytes], bytes] = lambda query: b""
         self.sent = 0
-        self._comm, self._on_death, self._on_failure = comm, on_death, on_failure
+        self._comm, self._on_death, self._on_failure, self._on_end = comm, on_death, on_failure, on_end
         self._tree = Tree(self.size)
         self._changed = threading.Condition()  # guards those that follow; notified of results and of answers
         self._census = Census(self.rank, self.size, lambda: (*_short_state(), meetings(self)))
@@ -290,6 +292,7 @@ class Liveness:
         if not self._ending:
             self._ending = True
             self._tell_all("ends", rank)
+            self._on_end()
 
     def _note_death(self, rank: int, first: bool) -> None:
         if not self._ending:

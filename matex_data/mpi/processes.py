@@ -22,6 +22,17 @@ def is_child_process() -> bool:
     return _forked or _STARTED
 
 
+def is_running(process: int) -> bool:
+    """Return whether a process of this machine runs."""
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:  # a process of another user
+        return True
+    return True
+
+
 def is_descendant_of_rank() -> bool:
     """Return whether this process inherits its environment from a rank, or its variables from a parent process."""
     by_rank = os.environ.get(RANK_PROCESS, str(os.getpid())) != str(os.getpid())

@@ -11,16 +11,19 @@ import errno
 import io
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from functools import lru_cache
 from itertools import compress
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 from matex_data.errors import DataError, install_command
 from matex_data.paths import LISTED
+
+T = TypeVar("T")
 
 
 class Seekable(io.RawIOBase):
@@ -210,7 +213,7 @@ def read_ranges(
         if not tag or tag.startswith("W/"):  # which names no bytes
             return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=gap)]
         begins, ends, run_of = _coalesced(offset, nbytes, gap)
-        runs = asyncio.run(_read_of_tag(url, store, key, begins, ends, tag))
+        runs = _completed(_read_of_tag(url, store, key, begins, ends, tag))
     at = [begin - begins[run] for begin, run in zip(offset, run_of, strict=True)]
     return [runs[run][begin : begin + count] for run, begin, count in zip(run_of, at, nbytes, strict=True)]
 
@@ -230,6 +233,16 @@ def _coalesced(offset: Sequence[int], nbytes: Sequence[int], gap: int) -> tuple[
             ends.append(begin + count)
         run_of.append(len(begins) - 1)
     return begins, ends, run_of
+
+
+def _completed(call: Coroutine[Any, Any, T]) -> T:
+    """Return the result of a coroutine; from another thread where this one runs a loop, as that of a notebook."""
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return asyncio.run(call)
+    with ThreadPoolExecutor(1) as thread:
+        return thread.submit(asyncio.run, call).result()
 
 
 async def _read_of_tag(

@@ -16,6 +16,7 @@ from rich.table import Table
 
 import matex_data as md
 from matex_data.cli import planning
+from matex_data.cli.commands import _plain_speed
 from matex_data.cli.report import report
 from tests.support.launch import run_script
 
@@ -87,18 +88,29 @@ def test_stats_are_those_of_numpy(path: str) -> None:
     assert (energy["count"], energy["missing"], energy["max"]) == (499, 1, 499)
 
 
+def test_statistics_without_values_are_null(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["none"], file["infinite"] = np.full(4, np.nan), np.array([1.0, 2.0, 3.0, np.inf])
+    done = run_script(1, CALL, "stats", str(tmp_path / "a.h5"), "--json")
+    assert done.returncode == 0, done.stderr
+
+    def refuse(constant: str) -> None:
+        raise AssertionError(constant)
+
+    found = json.loads(done.stdout, parse_constant=refuse)
+    assert found["none"] == dict.fromkeys(("mean", "std", "min", "max")) | {"count": 0, "missing": 4}
+    assert (found["infinite"]["min"], found["infinite"]["max"]) == (1, None)
+
+
 def test_plan(path: str, tmp_path: Path) -> None:
     options = ("--ranks", "20", "--batch-size", "100", "--ranks-per-node", "4")
-    pictures = ("--plot", str(tmp_path / "plan.png"), "--html", str(tmp_path / "plan.html"))
-    done = run_script(2, CALL, "plan", path, *options, "--json", *pictures)
+    done = run_script(2, CALL, "plan", path, *options, "--json", "--plot", str(tmp_path / "plan.png"))
     assert done.returncode == 0, done.stderr
     figures = json.loads(done.stdout)
     assert figures["steps"] == 5 and figures["bytes_per_node"] == 4 * figures["bytes_per_rank"]
     assert figures["amplification"] >= 1
     with Image.open(tmp_path / "plan.png") as picture:
         assert picture.width > picture.height
-    page = (tmp_path / "plan.html").read_text()
-    assert "bytes_per_node" in page and "<img" not in page and "text of the terminal alone" in done.stderr
     done = run_script(1, CALL, "plan", path, *options, "--shuffle", "all")
     assert done.returncode == 1 and "unknown shuffle" in done.stderr
 
@@ -139,6 +151,12 @@ def test_bench(path: str) -> None:
     assert "samples/s" in done.stdout and "MB/s on a rank" in done.stdout
     assert done.stdout[:1].strip()  # without the empty line of a progress bar
     assert done.stdout.count("shuffle: ") == 1
+
+
+def test_plain_reads_are_those_of_all_files_of_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    (tmp_path / "c" / "0").write_bytes(bytes(1000))  # a chunk of Zarr 3
+    assert _plain_speed((str(tmp_path),)) > 0
 
 
 def test_a_missing_file(path: str) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import json
 import os
@@ -321,6 +322,16 @@ def test_datasets_of_several_files_are_refused(tmp_path: Path, store: ObjectStor
             md.open_dataset(url, comm=MPI.COMM_SELF, inputs=name)
     with pytest.raises(FormatError, match="only files by themselves"):
         md.open_dataset(url, comm=MPI.COMM_SELF, inputs="virtual")
+
+
+def test_objects_are_read_where_a_loop_runs(tmp_path: Path, store: ObjectStore) -> None:
+    (tmp_path / "a.bin").write_bytes(bytes(range(100)))
+    url = store.put(tmp_path / "a.bin", "loops/a.bin")
+
+    async def cell() -> list[memoryview]:
+        return objects.read_ranges(url, [3, 90], [2, 5], tag=objects.state(url).tag)
+
+    assert [*map(bytes, asyncio.run(cell()))] == [bytes([3, 4]), bytes(range(90, 95))]
 
 
 def test_a_container_of_azure_is_no_password() -> None:

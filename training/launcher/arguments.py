@@ -36,15 +36,14 @@ def parse(arguments: Sequence[str]) -> Arguments:
     ['--no-verify', '-m', 'train', '-n', '7']
     """
     parser = _parser()
-    given = vars(parser.parse_args(arguments))
-    script, of_script, of_module = given.pop("script"), given.pop("arguments"), given.pop("module")
-    if of_module:
-        (name, *passed), behind = of_module, len(of_module) + 1
-        of_run = {**given, "script": name, "arguments": passed, "as_module": True}
-    elif script is None or of_module is not None:
+    own, without_ranks, program = _split(parser, arguments)
+    given = {name: value for name, value in vars(parser.parse_args(own)).items() if name not in ("module", "program")}
+    as_module = program[:1] == ["-m"]
+    if len(program) <= as_module:
         parser.error("name a script, or a module after -m")
-    else:
-        of_run, behind = {**given, "script": script, "arguments": of_script}, len(of_script) + 1
+    name, *passed = program[as_module:]
+    script = None if as_module else Path(name)
+    of_run = {**given, "script": script or name, "arguments": passed, "as_module": as_module}
     alone = given["strategy"] == "chained" and given["model"] == given["stages"] == 1
     if given["collectives"] == "tensorflow" and not alone:
         parser.error("--collectives tensorflow is for --strategy chained, and not for --model and --stages")
@@ -52,23 +51,27 @@ def parse(arguments: Sequence[str]) -> Arguments:
         parser.error(f"there is no script {str(script)!r}")
     if script is not None and given["ranks"] is not None and _is_pipe(script):
         parser.error(f"only one process can read a script from {script}: write it to a file, which all ranks read")
-    own, others = list(arguments[: len(arguments) - behind]), list(arguments[len(arguments) - behind :])
-    return Arguments(of_run.pop("ranks"), [*_without_ranks(own), *others], of_run)
+    return Arguments(of_run.pop("ranks"), [*without_ranks, *program], of_run)
 
 
 def _is_pipe(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def _without_ranks(options: Sequence[str]) -> list[str]:
-    """Return options without each -n N, -nN, --ranks N and --ranks=N."""
-    kept, remaining = [], iter(options)
-    for option in remaining:
-        if option in ("-n", "--ranks"):
-            next(remaining)
-        elif not option.startswith(("--ranks=", "-n")):
-            kept.append(option)
-    return kept
+def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+    """Return the options of ``matex run``, those of each rank, and what begins with the script or with -m."""
+    with_value = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
+    own, without_ranks, rest = list[str](), list[str](), list(arguments)
+    while rest and rest[0].startswith("-") and rest[0] != "-":
+        option = rest[0]
+        if option.startswith("-m"):
+            return own, without_ranks, ["-m", *filter(None, [option[2:]]), *rest[1:]]
+        count = 2 if option in with_value else 1
+        own += rest[:count]
+        if not option.startswith(("-n", "--ranks=")) and option != "--ranks":
+            without_ranks += rest[:count]
+        del rest[:count]
+    return own, without_ranks, rest
 
 
 def _count(text: str) -> int:
@@ -112,13 +115,6 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save training here, and go on from there")
     parser.add_argument("--save-every", type=_count, metavar="STEPS", help="save within epochs, too, with --checkpoint")
     parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
-    parser.add_argument(
-        "-m",
-        dest="module",
-        nargs=argparse.REMAINDER,
-        metavar=("package.module", "arguments"),
-        help="run a module as a script, like python -m",
-    )
-    parser.add_argument("script", nargs="?", type=Path)
-    parser.add_argument("arguments", nargs=argparse.REMAINDER, help="arguments of the script")
+    parser.add_argument("-m", dest="module", metavar="package.module", help="run a module as a script, like python -m")
+    parser.add_argument("program", nargs="*", metavar="script", help="and its own arguments")
     return parser

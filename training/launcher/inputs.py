@@ -10,7 +10,7 @@ import contextlib
 import datetime
 import fcntl
 import functools
-import importlib
+import io
 import logging
 import os
 import socket
@@ -18,7 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from matex_data.mpi.activity import busy, user_location
@@ -59,10 +59,16 @@ def _patch_clocks(root: Root) -> None:
     def now(frame: Any) -> float:
         return float(root.value("datetime", stamp)) if _is_script(frame) else stamp()
 
-    with contextlib.suppress(ImportError):
-        importlib.import_module("pandas")  # its types in C derive from the original classes; from others, they crash
-    datetime.datetime = _dated(datetime.datetime, now)  # type: ignore[misc]
-    datetime.date = _dated(datetime.date, now)  # type: ignore[misc]
+    shared = ModuleType("datetime", datetime.__doc__)
+    vars(shared).update(vars(datetime), datetime=_dated(datetime.datetime, now), date=_dated(datetime.date, now))
+    import_module = builtins.__import__
+
+    @functools.wraps(import_module)
+    def import_shared(name: str, *args: Any, **kwargs: Any) -> Any:
+        found = import_module(name, *args, **kwargs)
+        return shared if found is datetime and _is_script(sys._getframe(1)) else found
+
+    builtins.__import__ = import_shared
 
 
 def _is_script(frame: FrameType) -> bool:
@@ -71,26 +77,40 @@ def _is_script(frame: FrameType) -> bool:
 
 
 def _dated(original: Any, now: Callable[[Any], float]) -> Any:
-    """Return a class of ``datetime`` with another clock; objects of the original one are its instances."""
+    """Return a class for scripts in place of one of ``datetime``: it makes objects of that one, by another clock."""
 
     class OfAll(type(original)):  # type: ignore[misc]
+        def __new__(cls, name: str, bases: tuple[Any, ...], members: dict[str, Any]) -> Any:
+            if members.get("__new__") is make:
+                return super().__new__(cls, name, bases, members)
+            return type(name, tuple(original if isinstance(base, OfAll) else base for base in bases), members)
+
         def __instancecheck__(cls, instance: Any) -> bool:
             return isinstance(instance, original)
 
         def __subclasscheck__(cls, subclass: Any) -> bool:
             return issubclass(subclass, original)
 
+        def __eq__(cls, other: object) -> bool:
+            return other is original or other is cls
+
+        def __hash__(cls) -> int:
+            return hash(original)
+
+    def make(cls: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs)
+
     def of_now(cls: Any, tz: Any = None) -> Any:
         stamp = now(sys._getframe(1))
-        return original.fromtimestamp(stamp) if tz is None else original.fromtimestamp(stamp, tz)
+        return cls.fromtimestamp(stamp) if tz is None else cls.fromtimestamp(stamp, tz)
 
     def of_today(cls: Any) -> Any:
-        return original.fromtimestamp(now(sys._getframe(1)))
+        return cls.fromtimestamp(now(sys._getframe(1)))
 
     def of_utc(cls: Any) -> Any:
-        return original.fromtimestamp(now(sys._getframe(1)), datetime.UTC).replace(tzinfo=None)
+        return cls.fromtimestamp(now(sys._getframe(1)), datetime.UTC).replace(tzinfo=None)
 
-    methods: dict[str, Any] = {"today": classmethod(of_today)}
+    methods: dict[str, Any] = {"__new__": make, "today": classmethod(of_today)}
     if hasattr(original, "utcnow"):
         methods.update(now=classmethod(of_now), utcnow=classmethod(of_utc))
     named = {"__module__": original.__module__, "__qualname__": original.__qualname__, "__slots__": ()}
@@ -117,33 +137,28 @@ def _patch_input(root: Root) -> None:
             raise EOFError
         return line.removesuffix("\n")
 
-    class Input:
+    class Input(io.RawIOBase):
         """Standard input of the job."""
 
-        def __getattr__(self, name: str) -> Any:
-            return getattr(stdin, name)
+        name = "<stdin>"
 
-        def read(self, size: int = -1) -> str:
-            return str(read(lambda: stdin.read(size)))
+        def readable(self) -> bool:
+            return True
 
-        def readline(self, size: int = -1) -> str:
-            return str(read(lambda: stdin.readline(size)))
+        def readinto(self, buffer: Any) -> int:
+            data: bytes = read(lambda: os.read(stdin.fileno(), len(buffer)))
+            buffer[: len(data)] = data
+            return len(data)
 
-        def readlines(self) -> list[str]:
-            return list(read(stdin.readlines))
+        def fileno(self) -> int:
+            return stdin.fileno()
 
-        def __iter__(self) -> Any:
-            return iter(self.readline, "")
-
-        def __next__(self) -> str:
-            line = self.readline()
-            if not line:
-                raise StopIteration
-            return line
+        def isatty(self) -> bool:
+            return stdin.isatty()
 
     builtins.input = ask
     if stdin is not None:
-        sys.stdin = Input()
+        sys.stdin = io.TextIOWrapper(io.BufferedReader(Input()), stdin.encoding, stdin.errors)
 
 
 def _patch_locks(root: Root) -> None:

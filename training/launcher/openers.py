@@ -66,18 +66,14 @@ def patch_openers(files: Overlay) -> None:
         _patch_looks(files)
 
 
-def path_of_script(files: Overlay, path: Any) -> str:
-    """Return the absolute path of a file of the script; empty if the call concerns this rank alone."""
+def path_of_script(files: Overlay, path: Any, follow: bool = True) -> str:
+    """Return the path of a file of the script as of ``Overlay.real``; empty if the call concerns this rank alone."""
     if not isinstance(path, str | bytes | os.PathLike) or is_unpatched() or not files.root.is_shared():
         return ""
     if b"://" in os.fsencode(path):
         return ""
-    absolute = _absolute(path)
-    return "" if files.is_own(absolute) else absolute
-
-
-def _absolute(path: Any) -> str:
-    return os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
+    absolute = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
+    return "" if files.is_own(absolute) else files.real(absolute, follow)
 
 
 def kind_of(mode: str) -> str:
@@ -136,32 +132,39 @@ def _patch_removal(files: Overlay) -> None:
     """Patch functions that remove or rename files, or make folders: rank 0 does, and the others wait until it has."""
     for owner, names, destination in (
         (os, ("remove", "unlink", "rmdir", "mkdir"), 0),
-        (os, ("rename", "replace"), 1),
+        (os, ("rename", "replace", "link", "symlink"), 1),
         (shutil, ("rmtree",), 0),
+        (Path, ("touch",), 0),
     ):
         patch(owner, functools.partial(change_file, files, destination), *names)
 
-    def mkdtemp(original: Any, *args: Any, **kwargs: Any) -> Any:
+    def make(original: Any, *args: Any, **kwargs: Any) -> Any:
+        """Make a file or folder of a random name: ranks other than 0 make theirs where nothing of it stays."""
+        if is_unpatched() or is_called_by_package():
+            return original(*args, **kwargs)
+        bound = inspect.signature(original).bind(*args, **kwargs)
+        if files.rank > 0 and path_of_script(files, bound.arguments.get("dir") or tempfile.gettempdir()):
+            bound.arguments["dir"] = files.private_folder()
         with unpatched():
-            folder = original(*args, **kwargs)
-        if not is_unpatched():
-            files.add_own_folder(os.fsdecode(folder))
-        return folder
+            made = original(*bound.args, **bound.kwargs)
+        if original.__name__ == "mkdtemp":
+            files.add_own_folder(os.fsdecode(made))
+        return made
 
-    patch(tempfile, mkdtemp, "mkdtemp")
+    patch(tempfile, make, "mkdtemp", "mkstemp", "NamedTemporaryFile")
 
 
 def change_file(files: Overlay, destination: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that removes or renames a file.
+    """Call a function that makes, removes or renames a file without opening it.
 
     Parameters
     ----------
-    destination : position of the argument with the file; behind the source if it is not 0.
+    destination : position of the argument with the file.
     """
-    path = path_of_script(files, args[destination]) if len(args) > destination else ""
+    path = path_of_script(files, args[destination], follow=False) if len(args) > destination else ""
     if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
         return original(*args, **kwargs)
-    source = _absolute(args[0]) if destination and original.__name__ != "copy" else ""
+    source = path_of_script(files, args[0], follow=False) if original.__name__ in ("rename", "replace") else ""
     return files.change(path, lambda: original(*args, **kwargs), source=source)
 
 
@@ -245,14 +248,15 @@ def _patch_looks(files: Overlay) -> None:
     """Patch functions that look at files, or pass their names on, on ranks other than 0."""
 
     def look(where: Callable[[str], str], original: Any, *args: Any, **kwargs: Any) -> Any:
-        path = path_of_script(files, args[0]) if args and not kwargs.get("dir_fd") else ""
+        follow = kwargs.get("follow_symlinks", original.__name__ != "lstat")
+        path = path_of_script(files, args[0], follow) if args and not kwargs.get("dir_fd") else ""
         if path and (files.is_private(path) or is_called_by_script()):
             found = where(path)
             args = args if found == path else (found, *args[1:])
         return original(*args, **kwargs)
 
     seen = functools.partial(look, lambda path: files.look(path).path)
-    patch(os, seen, "stat", "lstat", "access", "link", "symlink")
+    patch(os, seen, "stat", "lstat", "access")
     patch(os, functools.partial(look, files.to_change), "chmod", "chown", "utime", "truncate")
 
 

@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import glob
 import os
 import pickle
+import platform
 import shutil
 import stat
 import tempfile
@@ -26,17 +28,19 @@ from typing import Any, NamedTuple, TypeVar
 
 from matex_data.mpi import abort, deadlines
 from matex_data.mpi.communicator import pickle_error
-from matex_data.mpi.processes import is_child_process
+from matex_data.mpi.processes import is_child_process, is_running
 from matex_data.paths import is_library
 from matex_data.training.launcher.root import Root
 from matex_data.training.replacements import setting
 
 T = TypeVar("T")
+BLOCK = 1 << 20
+"""Bytes that are copied at once."""
 SLACK = 10.0
 """Seconds by which clocks of file systems may differ."""
 _unpatched: ContextVar[bool] = ContextVar("unpatched", default=False)
-_stat, _listdir, _readlink, _open = os.stat, os.listdir, os.readlink, os.open
-_rename, _link, _unlink, _access, _mkdir = os.rename, os.link, os.unlink, os.access, os.mkdir
+_lstat, _listdir, _readlink, _open = os.lstat, os.listdir, os.readlink, os.open
+_rename, _link, _symlink, _unlink, _access, _mkdir = os.rename, os.link, os.symlink, os.unlink, os.access, os.mkdir
 
 
 @dataclass
@@ -52,7 +56,7 @@ class Change:
     closed : the change is complete.
     inode : of the file afterwards; 0: there is none.
     error : pickled error of the call, if it failed.
-    result : what the call has returned, and the state of its object, of saves.
+    result : of saves, what the call has returned, and the state of its object; of other calls, where the path leads to.
     """
 
     path: str
@@ -95,11 +99,16 @@ class Overlay:
         self.root, self.rank = root, root.rank
         self._journal: list[Change] = []  # of rank 0, as far as this rank knows it
         self._changes: defaultdict[str, list[Change]] = defaultdict(list)  # the same, by path
+        self._unclosed: dict[int, Change] = {}  # those of the journal that are not complete, by their numbers
         self._known = time.time()  # when this rank has last asked
         self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
         self._mine: dict[str, str] = {}  # private copies, by path
-        self._own_folders: list[str] = []
+        self._holes: dict[str, int] = {}  # bytes that a file had before this rank appended to its copy, by the copy
+        of_joblib = f"joblib_memmapping_folder_{os.getpid()}_"  # arrays for the processes of this rank
+        self._own_folders = [f"/dev/shm/{of_joblib}", f"{tempfile.gettempdir()}/{of_joblib}"]
+        self._folders: dict[str, str] = {}  # their paths without links, by those that the script gives
+        self._links: dict[str, str] = {}  # where the links lead to that the script has made
         self._changed_in: set[str] = set()  # folders in which the script has changed files
         self._begin = os.getcwd()  # noqa: PTH109
         self._keeping: dict[str, str] = {}  # on rank 0: folder of what it keeps of a folder
@@ -126,7 +135,41 @@ class Overlay:
 
     def is_own(self, path: str) -> bool:
         """Return whether a file is no concern of other ranks: of the system, a library, or a folder of this rank's."""
-        return path.startswith(("/dev/", "/proc/", "/sys/", *self._own_folders)) or is_library(path)
+        of_system = path.startswith(("/dev/", "/proc/", "/sys/")) and not path.startswith("/dev/shm/")
+        return of_system or path.startswith(tuple(self._own_folders)) or is_library(path)
+
+    def real(self, path: str, follow: bool = True) -> str:
+        """Return the path without links by which the ranks know a file.
+
+        Parameters
+        ----------
+        path : absolute path.
+        follow : also if the file itself is a link.
+        """
+        folder, name = os.path.split(path)
+        if not name:
+            return path
+        if folder not in self._folders:
+            self._folders[folder] = self.real(folder)
+        real = os.path.join(self._folders[folder], name)  # noqa: PTH118  # as for abspath
+        if not follow:
+            return real
+        if real in self._links:
+            return self._links[real]
+        try:
+            _readlink(real)
+        except OSError:
+            return real
+        with unpatched():
+            return os.path.realpath(real)
+
+    def _note_links(self, path: str, source: str, real: str) -> None:
+        """Note where a path leads to after a change by the script, which may have made or removed links."""
+        self._folders.clear()
+        for name in [name for name in self._links if f"{name}/".startswith((f"{path}/", f"{source}/"))]:
+            del self._links[name]
+        if real != path:
+            self._links[path] = real
 
     # rank 0
 
@@ -142,15 +185,14 @@ class Overlay:
         status = _status(path)
         change = Change(path, status is not None, 0 if status is None else status.st_size)
         self._note_change(path)
-        self._close(self._changes[path])
-        held = any(not earlier.closed for earlier in self._changes[path])
+        self._close(path)
+        held = any(earlier.path == path for earlier in self._unclosed.values())
         read = path in self._read or (kind == "remove" and any(name.startswith(path + os.sep) for name in self._read))
         self._read.discard(path)
         with unpatched():
             if change.existed and (read or sure or kind == "remove") and not held:
                 change.kept = self._keep(path, kind, with_content=read)
-            self._changes[path].append(change)
-            self._journal.append(change)
+            self._add(change)
             try:
                 yield change
             except Exception as failed:
@@ -170,8 +212,11 @@ class Overlay:
         """
         parent, name = os.path.split(path)
         kept = f"{self._keeping_folder(parent)}/{len(self._journal)}-{name}"
-        folder = stat.S_ISDIR(_stat(path).st_mode)
-        if kind == "remove" and not with_content:
+        mode = _lstat(path).st_mode
+        folder = stat.S_ISDIR(mode)
+        if stat.S_ISLNK(mode):
+            _symlink(os.path.realpath(path), kept)
+        elif kind == "remove" and not with_content:
             (_mkdir if folder else Path.touch)(Path(kept))
         elif kind == "remove" and folder:
             shutil.copytree(path, kept, copy_function=_link)
@@ -190,7 +235,7 @@ class Overlay:
         the folder itself. File systems that are mounted twice look like one, so that a move has to be tried.
         """
         if parent not in self._keeping:
-            name = f".matex-{self.root.job}-{len(self._keeping)}"
+            name = f".matex-{platform.node()}-{os.getpid()}-{len(self._keeping)}"
             made = self._keeping[parent] = f"{parent}/{name}"
             _mkdir(made)
             for above in (self._begin, *map(str, reversed(Path(parent).parents))):
@@ -199,36 +244,47 @@ class Overlay:
                     self._keeping[parent] = f"{above}/{name}"
                     break
             self._note_change(self._keeping[parent])
+            _remove_abandoned(Path(self._keeping[parent]).parent)
         return self._keeping[parent]
 
-    def _reply(self, known: int) -> list[tuple[int, Change]]:
-        """Return the changes from a number on, and with them those that were open then; runs in another thread."""
-        journal = list(self._journal)
-        self._close(journal)
-        return list(enumerate(journal))[known:]
+    def _reply(self, known: tuple[int, list[int]]) -> list[tuple[int, Change]]:
+        """Return the changes from a number on, and those that were not complete; runs in another thread."""
+        begin, unclosed = known
+        end = len(self._journal)
+        self._close()
+        return [(number, self._journal[number]) for number in (*unclosed, *range(begin, end))]
 
-    def _close(self, changes: list[Change]) -> None:
-        """Note which files are closed meanwhile."""
+    def _close(self, path: str = "") -> None:
+        """Note which files are closed meanwhile: one, or all."""
         with self._lock:
-            for change in changes:
-                if change.ended and not change.closed and not _is_open(change.path):
+            for number, change in list(self._unclosed.items()):
+                if change.ended and path in ("", change.path) and not _is_open(change.path):
                     status = _status(change.path)
                     change.inode = 0 if status is None else status.st_ino
                     change.closed = True
+                    del self._unclosed[number]
+
+    def _add(self, change: Change) -> None:
+        with self._lock:
+            if not change.closed:
+                self._unclosed[len(self._journal)] = change
+            self._changes[change.path].append(change)
+            self._journal.append(change)
 
     # other ranks
 
     def _take(self, answer: list[tuple[int, Change]]) -> None:
         with self._lock:
             for number, change in answer:
-                if number < len(self._journal):
-                    vars(self._journal[number]).update(vars(change))
-                else:
-                    self._journal.append(change)
-                    self._changes[change.path].append(change)
+                if number >= len(self._journal):
+                    self._add(change)
+                    continue
+                vars(self._journal[number]).update(vars(change))
+                if change.closed:
+                    self._unclosed.pop(number, None)
 
-    def _first_open(self) -> int:
-        return next((i for i, change in enumerate(self._journal) if not change.closed), len(self._journal))
+    def _known_changes(self) -> tuple[int, list[int]]:
+        return len(self._journal), list(self._unclosed)
 
     def _refresh(self) -> None:
         """Ask rank 0 for its changes."""
@@ -238,21 +294,24 @@ class Overlay:
             self._take(answer)
             return True
 
-        self.root.ask("changes", self._first_open(), take, "look at files")
+        self.root.ask("changes", self._known_changes(), take, "look at files")
         self._known = now
 
     def _done(self, path: str) -> Change | None:
-        """Return this rank's last change of a file as rank 0 made it; None if rank 0 does not make it."""
-        number = self._counts[path]
-        first = self._first_open()
+        """Return this rank's last change of a file as rank 0 made it; None if rank 0 does not make it.
+
+        What this rank has open itself, rank 0 may have open as well.
+        """
+        number, changes = self._counts[path], self._changes[path]
+        is_open = path in self._mine and _is_open(self._mine[path])
 
         def take(answer: Any) -> bool:
             self._take(answer)
-            changes = self._changes[path]
-            return len(changes) >= number and changes[number - 1].closed
+            return len(changes) >= number and (changes[number - 1].closed or (is_open and changes[number - 1].ended))
 
-        done = take([]) or self.root.ask("changes", first, take, f"go on with {path!r}, which rank 0 writes")
-        return self._changes[path][number - 1] if done else None
+        if not take([]):
+            self.root.ask("changes", self._known_changes(), take, f"go on with {path!r}, which rank 0 writes")
+        return changes[number - 1] if len(changes) >= number and changes[number - 1].ended else None
 
     def _state(self, path: str) -> Seen:
         """Return a file that this rank has no copy of as rank 0 saw it at the same line."""
@@ -288,11 +347,14 @@ class Overlay:
                 return status  # otherwise rank 0 has changed the file, before or after this rank has looked
 
     def _absent(self) -> str:
-        return str(Path(self._private_folder(), "absent", "file"))
+        return str(Path(self.private_folder(), "absent", "file"))
 
-    def _private_folder(self) -> str:
+    def private_folder(self) -> str:
+        """Return the folder of files that are this rank's alone."""
         with unpatched():
-            self._folder = self._folder or tempfile.mkdtemp(prefix="matex-")
+            if not self._folder:
+                self._folder = tempfile.mkdtemp(prefix="matex-")
+                self.add_own_folder(self._folder)
         return self._folder
 
     def _private(self, path: str, kind: str) -> str:
@@ -300,20 +362,34 @@ class Overlay:
         if kind == "change" and path in self._mine and not _is_open(self._mine[path]):
             self._meet(path)
         if path in self._mine:
+            if kind == "replace":
+                self._holes.pop(self._mine[path], None)
+            elif kind == "change":
+                self._fill(path)
             return self._mine[path]
         status = _status(path)
         if (status is not None and stat.S_ISDIR(status.st_mode)) or not _access(Path(path).parent, os.W_OK):
             return path
         with unpatched():
-            copy = str(Path(tempfile.mkdtemp(dir=self._private_folder()), Path(path).name))
+            copy = str(Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name))
             before = self._state(path) if kind != "replace" else Seen(False, "")
             if before.exists and kind == "change":
                 shutil.copyfile(before.path, copy)
             elif before.exists:
                 with Path(copy).open("wb") as file:
                     file.truncate(before.size)  # for the position in the file; it takes no space
+                self._holes[copy] = before.size
         self._mine[path] = copy
         return copy
+
+    def _fill(self, path: str) -> None:
+        """Copy what an appended file began with into the private copy, which is about to be read."""
+        copy = self._mine.get(path, "")
+        left = self._holes.pop(copy, 0)
+        if left:
+            with unpatched(), Path(self._state(path).path).open("rb") as file, Path(copy).open("r+b") as filled:
+                while left and (block := file.read(min(left, BLOCK))):
+                    left -= filled.write(block)
 
     def _meet(self, path: str) -> None:
         """Take rank 0's file in place of the private copy; or write the file, if rank 0 does not."""
@@ -321,7 +397,10 @@ class Overlay:
         copy = self._mine.pop(path)
         with unpatched():
             if done is None:
-                shutil.copyfile(copy, path)
+                begin = self._holes.get(copy, 0)
+                with Path(copy).open("rb") as own, Path(path).open("ab" if begin else "wb") as file:
+                    own.seek(begin)
+                    shutil.copyfileobj(own, file)
             _unlink(copy)
         if done is not None and done.error is not None:
             raise pickle.loads(done.error)
@@ -352,6 +431,7 @@ class Overlay:
             return open_file(path)
         while True:
             seen = self.look(path)
+            self._fill(path)
             opened = open_file(seen.path)
             status = _status(seen.path)
             if not seen.inode or (status is not None and status.st_ino == seen.inode):
@@ -425,8 +505,11 @@ class Overlay:
             with contextlib.ExitStack() as stack:
                 if source:
                     stack.enter_context(self._changed(source, "remove"))
-                stack.enter_context(self._changed(path, kind))
-                return change()
+                changed = stack.enter_context(self._changed(path, kind))
+                result = change()
+                changed.result = os.path.realpath(path)
+                self._note_links(path, source or path, changed.result)
+                return result
         self._count(path)
         if source:
             self._count(source)
@@ -435,11 +518,14 @@ class Overlay:
             for name in {path, source} & self._mine.keys():
                 self._meet(name)
             with unpatched():
-                return change()
+                result = change()
+                self._note_links(path, source or path, os.path.realpath(path))
+                return result
         for name in [name for name in self._mine if f"{name}/".startswith((f"{path}/", f"{source or path}/"))]:
             _unlink(self._mine.pop(name))
         if done.error is not None:
             raise pickle.loads(done.error)
+        self._note_links(path, source or path, done.result)
         return None
 
     def save(self, path: str, save: Callable[[], Any], state: Callable[[], Any]) -> tuple[Any, Any] | None:
@@ -484,6 +570,14 @@ class Overlay:
                     shutil.rmtree(folder, ignore_errors=True)
 
 
+def _remove_abandoned(parent: Path) -> None:
+    """Remove what jobs have kept in a folder that were killed on this machine."""
+    for folder in parent.glob(f".matex-{glob.escape(platform.node())}-*-*"):
+        process = folder.name.split("-")[-2]
+        if process.isdecimal() and not is_running(int(process)):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
 def _version(changes: list[Change]) -> tuple[int, bool]:
     """Return the number of changes of a file, and whether the last one is complete."""
     return len(changes), bool(changes) and changes[-1].closed
@@ -492,7 +586,7 @@ def _version(changes: list[Change]) -> tuple[int, bool]:
 def _status(path: str) -> os.stat_result | None:
     """Return the status of a file; None if there is none."""
     try:
-        return _stat(path)
+        return _lstat(path)
     except OSError:
         return None
 

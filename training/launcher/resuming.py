@@ -19,7 +19,7 @@ from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
-from matex_data.training.restart.resume import TrainingRun, sources
+from matex_data.training.restart.resume import TrainingPosition, TrainingRun, sources
 
 log = logging.getLogger("matex_data.training")
 
@@ -36,6 +36,7 @@ class ScriptCheckpoints:
     def __init__(self, folder: Path, save_every: int | None = None) -> None:
         self._folder, self.save_every = folder, save_every
         self._calls = 0
+        self._latest: tuple[str, TrainingPosition] | None = None  # digest of the latest call, and how far it has come
 
     def next_run(self, world: Channel, replicas: Channel, options: dict[str, Any]) -> ScriptRun:
         """Return the run of the next call of ``fit``. *Collective*.
@@ -45,7 +46,10 @@ class ScriptCheckpoints:
         options : arguments of ``fit``.
         """
         self._calls += 1
-        return ScriptRun(world, self._folder / f"fit-{self._calls}", replicas, options)
+        before = None if self._latest is None else (self._latest[0], self._latest[1].epoch)
+        run = ScriptRun(world, self._folder / f"fit-{self._calls}", replicas, options, before)
+        self._latest = run.digest, run.saved
+        return run
 
 
 class ScriptRun(TrainingRun):
@@ -55,17 +59,25 @@ class ScriptRun(TrainingRun):
     ----------
     channel, folder, replicas : as of ``TrainingRun``.
     options : arguments of ``fit``.
+    before : digest of the call before, and the number of its epochs.
 
     Raises
     ------
-    PartitionError : on all ranks, if the interrupted call had other data or options.
+    PartitionError : on all ranks, if the interrupted call had other data or options, or came after another training.
     """
 
     counts_from_start = False
 
-    def __init__(self, channel: Channel, folder: Path, replicas: Channel, options: dict[str, Any]) -> None:
+    def __init__(
+        self,
+        channel: Channel,
+        folder: Path,
+        replicas: Channel,
+        options: dict[str, Any],
+        before: tuple[str, int] | None,
+    ) -> None:
         super().__init__(channel, folder, replicas, options.get("verbose", "auto"))
-        self._digest = _digest(options)
+        self.digest = _digest(options, before)
         self._iterators = 0  # made so far, the one of the running epoch included
         self._consumed = 0  # batches of this iterator before the running epoch
         self._epochs_of_sources: list[int] = []  # of this package's data sets, when this iterator was made
@@ -73,13 +85,14 @@ class ScriptRun(TrainingRun):
         self._iterator: Any = None
         self._to_restore = self.checkpoint.facts if self.checkpoint else None
         self._began = False
-        if self._to_restore is not None and self._to_restore["pipeline"].get("digest") != self._digest:
+        if self._to_restore is not None and self._to_restore["pipeline"].get("digest") != self.digest:
             raise PartitionError(
                 f"call {folder.name.rpartition('-')[2]} of fit had other data or options when it was interrupted",
                 file=str(folder),
-                expected="the arrays, the batch size and the steps of the interrupted run",
-                found="others, or another order of the calls of fit",
-                remedy="run the script unchanged, with the same data; or give another folder to --checkpoint",
+                expected="the arrays, the batch size and the steps of the interrupted run, after as many epochs",
+                found="others, or another order of the calls of fit, or another number of epochs in the call before",
+                remedy="run the script unchanged, with the same data; or delete this folder and those of later calls, "
+                "whose training then begins anew; or give another folder to --checkpoint",
             )
 
     def began(self) -> None:
@@ -160,16 +173,22 @@ class ScriptRun(TrainingRun):
         ]
         return {
             "data": states,
-            "pipeline": {"iterators": iterators, "consumed": consumed, "digest": self._digest},
+            "pipeline": {"iterators": iterators, "consumed": consumed, "digest": self.digest},
         }
 
 
-def _digest(options: dict[str, Any]) -> str:
-    """Return a digest of the data of a call of ``fit``, as far as it can be read without iterating over it."""
+def _digest(options: dict[str, Any], before: tuple[str, int] | None) -> str:
+    """Return a digest of the data of a call of ``fit``, as far as it can be read without iterating over it.
+
+    Parameters
+    ----------
+    before : as of ``ScriptRun``.
+    """
     data = [options.get(name) for name in ("x", "y", "sample_weight")]
     described: list[Any] = [
         options.get(name) for name in ("batch_size", "steps_per_epoch", "shuffle", "validation_split")
     ]
+    described.append(before)
     if is_sharded(data[0]):
         described.append("sharded")
     else:

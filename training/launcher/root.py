@@ -15,7 +15,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import FrameType
 from typing import Any
 
@@ -181,7 +181,9 @@ class Root:
 
     def _watch_for_ranks(self) -> None:
         """Note when the script asks for its rank: by this package, mpi4py, or a variable of the launcher."""
-        root, get = self, type(os.environ).__getitem__
+        root, environment_type = self, type(os.environ)
+        get, list_names = environment_type.__getitem__, environment_type.__iter__
+        unread: Iterator[str] = iter(())
 
         class WorldComm(MPI.Intracomm):
             """``MPI.COMM_WORLD`` of the script."""
@@ -194,12 +196,23 @@ class Root:
 
         @functools.wraps(get)
         def get_variable(environment: Any, name: Any) -> Any:
-            if name in RANK_VARIABLES:
-                root._note()
+            nonlocal unread
+            if next(unread, None) != name:
+                unread = iter(())
+                if name in RANK_VARIABLES:
+                    root._note()
             return get(environment, name)
 
+        @functools.wraps(list_names)
+        def list_variables(environment: Any) -> Iterator[str]:
+            nonlocal unread
+            names = list(list_names(environment))
+            unread = iter(names)  # whoever copies the environment then reads all values in this order: no question
+            return iter(names)
+
         setattr(MPI, "COMM_WORLD", WorldComm(MPI.COMM_WORLD))  # noqa: B010  # final for mypy
-        type(os.environ).__getitem__ = get_variable  # type: ignore[method-assign]
+        environment_type.__getitem__ = get_variable  # type: ignore[method-assign]
+        environment_type.__iter__ = list_variables  # type: ignore[method-assign]
         world.on_question = self._note
 
     def _note(self) -> None:
@@ -209,7 +222,7 @@ class Root:
             prepare()
         self.asked = activity.user_location()
         if self.rank == 0:
-            log.info("this script asks for its rank, at %s: from now on each rank writes its own files", self.asked)
+            log.warning("this script asks for its rank, at %s: from now on each rank writes its own files", self.asked)
 
 
 def _caller() -> FrameType:

@@ -8,12 +8,14 @@ import importlib
 import importlib.util
 import logging
 import os
+import pkgutil
 import runpy
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from matex_data.io.sessions import prepare_process, read_sessions
@@ -22,6 +24,7 @@ from matex_data.machine import keep_freed_memory
 from matex_data.mpi import abort
 from matex_data.mpi.abort import exit_with, replace_exit, run_exit_handlers_first
 from matex_data.mpi.communicator import Communicator, Equal
+from matex_data.paths import count_as_script
 from matex_data.training.comm.world import comm_or_world
 from matex_data.training.launcher.arguments import parse
 from matex_data.training.launcher.imports import after_import
@@ -105,8 +108,7 @@ def run(
         if as_module:
             _run_module(str(script))
         else:
-            sys.path.insert(0, str(Path(script).resolve().parent))
-            runpy.run_path(str(script), run_name="__main__")
+            _run_script(Path(script).absolute())
 
     _ending_the_job(execute)
 
@@ -124,6 +126,17 @@ def _ending_the_job(call: Callable[[], None]) -> None:
         abort.unmute_stderr()
         sys.excepthook(*sys.exc_info())
         exit_with(1)
+
+
+def _run_script(path: Path) -> None:
+    """Run a script like ``python``: ``__file__`` is absolute, and ``sys.argv`` remains."""
+    sys.path.insert(0, str(path.resolve().parent))
+    if path.suffix == ".pyc" or pkgutil.get_importer(str(path)) is not None:  # a folder or an archive
+        runpy.run_path(str(path), run_name="__main__")
+        return
+    main = sys.modules["__main__"] = ModuleType("__main__")
+    main.__file__ = str(path)
+    exec(compile(path.read_bytes(), path, "exec", dont_inherit=True), vars(main))
 
 
 def _run_module(name: str) -> None:
@@ -146,6 +159,12 @@ def _run_module(name: str) -> None:
             f"  expected: a module in {sys.path[0]!r}, or one that is installed\n"
             "  remedy: start in the folder that contains the package; or give the path of a script, without -m"
         )
+    package = importlib.util.find_spec(name.partition(".")[0])
+    if package is not None:
+        for path in package.submodule_search_locations or ():
+            count_as_script(path + os.sep)
+        if package.origin is not None:
+            count_as_script(package.origin)
     runpy.run_module(name, run_name="__main__", alter_sys=True)
 
 

@@ -14,7 +14,6 @@ import os
 import pickle
 from collections.abc import Callable, Iterator
 from copy import copy
-from pathlib import Path
 from typing import Any
 
 import keras
@@ -27,7 +26,8 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.exact.step import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
-from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
+from matex_data.training.launcher.openers import path_of_script
+from matex_data.training.launcher.overlay import Overlay, unpatched
 from matex_data.training.launcher.root import Root
 from matex_data.training.launcher.tf_openers import patch_tensorflow_openers
 from matex_data.training.replacements import patch, replaced
@@ -103,7 +103,7 @@ class SavePatches:
             in_graph = path_name != "filepath" and not tf.executing_eagerly()
             if alone.get() or is_child_process() or in_graph or not isinstance(path, str | os.PathLike):
                 return self._save_locally(original, args, kwargs)
-            target = str(Path(path).absolute())
+            target = os.path.abspath(path)  # noqa: PTH100  # as in path_of_script
             run = functools.partial(self._save_locally, original, args, kwargs)
             if self._files is not None and self._files.is_own(target):
                 return run()
@@ -126,7 +126,7 @@ class SavePatches:
     def _saved(self, target: str, save: Callable[[], Any], state: Callable[[], Any]) -> tuple[Any, Any] | None:
         """Return rank 0's result and the state of its object; None if this rank has to save. *Collective* at times."""
         if self._files is not None:
-            return self._files.save(target, save, state)
+            return self._files.save(self._files.real(target), save, state)
         outcome: Any = None
         if self._channel.rank == 0:
             try:
@@ -152,15 +152,12 @@ def _patch_managers(root: Root) -> None:
 def _load(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that loads: a rank reads the file that rank 0 reads at the same line."""
     bound = inspect.signature(original).bind(*args, **kwargs)
-    path = bound.arguments.get("filepath")
-    if not isinstance(path, str | os.PathLike) or is_unpatched() or not files.root.is_shared():
-        return original(*args, **kwargs)
-    target = str(Path(path).absolute())
-    if files.is_own(target):
+    target = path_of_script(files, bound.arguments.get("filepath"))
+    if not target:
         return original(*args, **kwargs)
 
     def load_from(found: str) -> Any:
-        bound.arguments["filepath"] = path if found == target else found
+        bound.arguments["filepath"] = bound.arguments["filepath"] if found == target else found
         with unpatched():
             return original(*bound.args, **bound.kwargs)
 

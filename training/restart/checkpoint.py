@@ -26,6 +26,7 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
+from matex_data.mpi.processes import is_running
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import average_moving_statistics, moving_statistics
 from matex_data.training.exact.metrics import combined_values, note_combined
@@ -519,18 +520,8 @@ def _remove_drafts(folder: Path) -> None:
     """Remove the drafts of processes that no longer run."""
     for draft in folder.glob(f".{FILE}.*"):
         writer = draft.name.rpartition(".")[2]
-        if not writer.isdecimal() or int(writer) == os.getpid() or not _is_running(int(writer)):
+        if not writer.isdecimal() or int(writer) == os.getpid() or not is_running(int(writer)):
             draft.unlink(missing_ok=True)
-
-
-def _is_running(process: int) -> bool:
-    try:
-        os.kill(process, 0)
-    except (ProcessLookupError, OverflowError):
-        return False
-    except OSError:  # a process of another user
-        return True
-    return True
 
 
 def _plain(array: Array) -> Array:

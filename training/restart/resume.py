@@ -8,7 +8,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +63,7 @@ class TrainingRun:
     ----------
     checkpoint : that to resume from; None if there is none, or once it is restored.
     start : position at which the run begins or resumes.
+    saved : position of its latest checkpoint.
     counts_from_start : steps of a resumed epoch count from ``start`` on, since the data begins there.
     """
 
@@ -79,6 +80,7 @@ class TrainingRun:
             with self.progress("checking", folder) as progress:
                 self.checkpoint = checkpoint.open_checkpoint(channel, folder, replicas, progress.add)
         self.start = TrainingPosition(**self.checkpoint.facts["position"]) if self.checkpoint else TrainingPosition()
+        self.saved = replace(self.start)
         self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
 
     def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
@@ -377,11 +379,12 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         DataError : on all ranks, if the checkpoint cannot be written.
         """
         run, begin = self._run, time.monotonic()
+        vars(run.saved).update(vars(run.start), epoch=epoch, step=step)
         arrays, names = self._model_state().capture(exact)
         error: DataError | None = None
         try:
             if run.channel.rank == 0 and run.folder is not None:
-                self._write(run.folder, arrays, {**names, "history": self._history_with(epoch - 1, logs)}, epoch, step)
+                self._write(run.folder, arrays, {**names, "history": self._history_with(epoch - 1, logs)})
         except OSError as cause:
             if run.folder is not None:
                 error = DataError(
@@ -396,9 +399,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         REQUESTS.limit.note_save(time.monotonic() - begin)
         run.channel.communicator.agree(error)
 
-    def _write(
-        self, folder: Path, arrays: Iterable[tuple[str, Any]], names: Mapping[str, Any], epoch: int, step: int
-    ) -> None:
+    def _write(self, folder: Path, arrays: Iterable[tuple[str, Any]], names: Mapping[str, Any]) -> None:
         run, entries, of_callbacks = self._run, [], dict[str, Any]()
         for i, (callback, identity) in enumerate(zip(self._user_callbacks, self._identities, strict=True)):
             entry, kept = callback_state.capture(callback)
@@ -406,10 +407,10 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             for name, values in kept.items():
                 of_callbacks |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
         facts = {
-            "position": {**vars(run.start), "epoch": epoch, "step": step},
-            **run.data_facts(epoch, step),
+            "position": vars(run.saved),
+            **run.data_facts(run.saved.epoch, run.saved.step),
             "callbacks": entries,
-            "stopped": step == 0 and bool(self.model.stop_training),
+            "stopped": run.saved.step == 0 and bool(self.model.stop_training),
         }
         with run.progress("writing", folder) as progress:
             named = progress.counted(itertools.chain(arrays, of_callbacks.items()))

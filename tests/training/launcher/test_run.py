@@ -364,6 +364,38 @@ def test_a_wrong_command_line_is_told(arguments: list[str], message: str, capsys
     assert message in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("program", "script", "of_script"),
+    [
+        (["-mtrain", "-n", "3"], "train", ["-n", "3"]),
+        (["-m", "train", "--", "-m"], "train", ["--", "-m"]),
+        ([__file__, "--", "a", "--stages", "2"], Path(__file__), ["--", "a", "--stages", "2"]),
+    ],
+)
+def test_what_follows_the_script_is_its_own(program: list[str], script: Any, of_script: list[str]) -> None:
+    parsed = parse(["-n2", "--stages", "2", "--no-verify", "--ranks", "4", *program])
+    assert (parsed.ranks, parsed.of_run["stages"], parsed.of_run["verify"]) == ("4", 2, "never")
+    assert (parsed.of_run["script"], parsed.of_run["arguments"]) == (script, of_script)
+    assert parse([*parsed.of_ranks, "x"]).of_run == {**parsed.of_run, "arguments": [*of_script, "x"]}
+
+
+INSTALLED = """
+import os, sys, time
+time.sleep(0.3 * int(os.environ._data[b"PMI_RANK"]))
+sys.stdout.write(f"CLOCK {time.time()} {__name__}\\n")
+"""
+
+
+def test_an_installed_module_that_is_run_is_a_script(tmp_path: Path) -> None:
+    (tmp_path / "site-packages" / "installed").mkdir(parents=True)
+    (tmp_path / "site-packages" / "installed" / "train.py").write_text(INSTALLED)
+    code = f"import sys; sys.path.insert(0, {str(tmp_path / 'site-packages')!r}); {LAUNCHER}"
+    done = run_script(2, code, "--all-output", "-m", "installed.train", timeout=60)
+    assert done.returncode == 0, done.stderr
+    first, second = re.findall("^CLOCK (.*) __main__", done.stdout, re.MULTILINE)
+    assert first == second
+
+
 def test_a_script_from_a_pipe_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

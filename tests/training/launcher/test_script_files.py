@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import platform
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
@@ -207,6 +210,7 @@ def test_a_script_that_asks_for_its_rank_writes_its_own_files(way: str, tmp_path
     done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), str(tmp_path), way, timeout=60)
     assert done.returncode == 0, done.stderr
     assert re.findall("^OWN (.*)", done.stdout, re.MULTILINE) == ["0 1 written b'0'"] * 2
+    assert done.stderr.count("this script asks for its rank, at ") == 1
 
 
 # Rank 0 is late where files are written, and ahead where they are removed.
@@ -260,24 +264,167 @@ def test_libraries_list_what_a_script_has_written_and_not_what_it_has_removed(si
     assert [path.name for path in folder.iterdir()] == ["pets"]
 
 
+# What scripts of one process do: each rank is late at another line, and would write another number.
+HABITS = """
+import datetime, logging, os, pathlib, pickle, sqlite3, sys, tempfile, time
+import h5py
+from matex_data import training
+
+rank = int(os.environ._data[b"PMI_RANK"])  # without asking for it
+copied = [os.environ.copy(), dict(os.environ), {**os.environ}, list(os.environ.items())]
+
+
+def told(name, *values):
+    sys.stdout.write(f"{name} {' '.join(map(str, values))}\\n")
+
+
+def late(who):
+    time.sleep(0.15 if rank == who else 0)
+
+
+told("SCRIPT", os.path.isabs(__file__), sys.argv[0])
+logging.basicConfig(filename="logged.log", format="%(message)s", level=logging.INFO)
+logging.info("new")
+late(0)
+rows = open("rows.csv", "a")  # these three are open when the script ends
+rows.write("new\\n")
+rows.flush()
+told("ROWS", rows.tell(), repr(open("rows.csv").read()))
+kept = h5py.File("kept.h5", "a")
+kept["new"] = rank
+kept.flush()
+
+os.mkdir("runs/1")
+late(1)
+if os.path.islink("latest"):
+    os.remove("latest")
+os.symlink("runs/1", "latest")
+for number in range(3):
+    late(number % 2)
+    pathlib.Path("latest/number.txt").write_text(f"{number + 10 * rank}")
+    told("LINKED", pathlib.Path("runs/1/number.txt").read_text(), pathlib.Path("run 0/number.txt").read_text())
+late(1)
+pathlib.Path("older/number.txt").write_text(f"{rank}")
+late(0)
+told("OLDER", pathlib.Path("runs/0/number.txt").read_text())
+os.link("runs/1/number.txt", "hard.txt")
+late(1)
+pathlib.Path("flag").touch(exist_ok=False)
+told("MADE", open("hard.txt").read(), os.path.exists("flag"))
+for number in range(2):
+    late(number)
+    descriptor, name = tempfile.mkstemp(dir=".")
+    with os.fdopen(descriptor, "w") as file:
+        file.write(f"{number + 10 * rank}")
+    os.replace(name, "whole.txt")
+    with tempfile.NamedTemporaryFile("w", dir=".", delete=False) as file:
+        file.write(f"{number + 10 * rank}")
+    os.rename(file.name, "named.txt")
+    told("WHOLE", open("whole.txt").read(), open("named.txt").read())
+shared = pathlib.Path(sys.argv[1])
+late(1)
+made = not shared.exists()
+shared.write_text(f"{rank}")
+late(0)
+told("SHARED", made, shared.read_text())
+shared.unlink()
+
+late(1)
+now, today = datetime.datetime.now(), datetime.date.today()
+told("NOW", now, today)
+
+
+class Stamp(datetime.datetime):
+    pass
+
+
+database = sqlite3.connect(":memory:")
+database.execute("create table t (a)")
+database.execute("insert into t values (?)", (now,))
+told("DATES", pickle.loads(pickle.dumps(now)) == now, type(now).__mro__[1] is type(today), type(Stamp.now()) is Stamp,
+     isinstance(now, datetime.datetime), isinstance(today, datetime.datetime), isinstance(now, Stamp),
+     type(now) == datetime.datetime, datetime.datetime(2020, 1, 2) == datetime.datetime.fromisoformat("2020-01-02"))
+late(0)
+with sys.stdin as typed:
+    told("TYPED", typed.buffer.read(4), typed.readline().strip(), typed.readlines(1), [*typed])
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
+    folder, shared = tmp_path / "files", Path("/dev/shm", f"matex-test-{tmp_path.parent.name}-{size}")
+    (folder / "runs" / "0").mkdir(parents=True)
+    (folder / "older").symlink_to("runs/0")
+    (folder / "run 0").symlink_to(folder / "runs" / "0")
+    (folder / "latest").symlink_to("runs/0")
+    (folder / "runs" / "0" / "number.txt").write_text("first")
+    for name in ("logged.log", "rows.csv"):
+        (folder / name).write_text("old\n")
+    with h5py.File(folder / "kept.h5", "w") as file:
+        file["old"] = 5
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    (folder / f".matex-{platform.node()}-{ended.pid}-0").mkdir()  # of a job that was killed
+    (folder / "script.py").write_text(HABITS)
+    code = f"import os; os.chdir({str(folder)!r}); {LAUNCHER}"
+    done = run_script(
+        *(size, code, "--all-output", "script.py", str(shared)),
+        timeout=90,
+        env={"MATEX_TIMEOUT": "30"},
+        typed="one\ntwo\nthree\nfour\n",
+    )
+    assert done.returncode == 0, done.stderr
+    assert "asks for its rank" not in done.stderr
+    found: dict[str, list[str]] = {}
+    for name, values in re.findall("^([A-Z]+) (.*)", done.stdout, re.MULTILINE):
+        found.setdefault(name, []).append(values)
+    assert len(set(found.pop("NOW"))) == 1
+    lines = {
+        "SCRIPT": ["True script.py"],
+        "ROWS": ["8 'old\\nnew\\n'"],
+        "LINKED": [f"{number} first" for number in range(3)],
+        "OLDER": ["0"],
+        "MADE": ["2 True"],
+        "WHOLE": ["0 0", "1 1"],
+        "SHARED": ["True 0"],
+        "DATES": ["True True True True False False True True"],
+        "TYPED": ["b'one\\n' two ['three\\n'] ['four\\n']"],
+    }
+    assert {name: sorted(values) for name, values in found.items()} == {
+        name: sorted(values * size) for name, values in lines.items()
+    }
+    assert (folder / "logged.log").read_text() == (folder / "rows.csv").read_text() == "old\nnew\n"
+    with h5py.File(folder / "kept.h5") as file:
+        assert (file["old"][()], file["new"][()]) == (5, 0)
+    assert (folder / "latest").readlink() == Path("runs/1") and (folder / "older").is_symlink()
+    names = ("flag", "hard.txt", "kept.h5", "latest", "logged.log", "named.txt", "older", "rows.csv", "run 0", "runs")
+    assert sorted(path.name for path in folder.iterdir()) == [*names, "script.py", "whole.txt"]
+
+
 FAILS = """
 import os, sys
+from matex_data import training
+
+rank = int(os.environ._data[b"PMI_RANK"])
 os.chdir(sys.argv[1])
 for number in range(2):
     with open("x.txt", "w") as file:
         file.write("written")
     open("x.txt").read()
 os.remove("x.txt")
-raise KeyError("of all ranks")
+if sys.argv[2] == "all ranks" or rank == 1:
+    raise KeyError(sys.argv[2])
+training.allreduce([1.0])
 """
 
 
-def test_nothing_is_left_of_what_was_kept_by_a_script_that_fails(tmp_path: Path) -> None:
+@pytest.mark.parametrize("failing", ["all ranks", "rank 1"])
+def test_nothing_is_left_of_what_was_kept_by_a_script_that_fails(failing: str, tmp_path: Path) -> None:
     folder, script = tmp_path / "files", tmp_path / "script.py"
     folder.mkdir()
     script.write_text(FAILS)
-    done = run_script(2, LAUNCHER, str(script), str(folder), timeout=60)
-    assert done.returncode == 1 and "KeyError: 'of all ranks'" in done.stderr
+    done = run_script(2, LAUNCHER, str(script), str(folder), failing, timeout=60)
+    assert done.returncode == 1 and f"KeyError: '{failing}'" in done.stderr
     assert list(folder.iterdir()) == []
 
 
@@ -297,6 +444,27 @@ class _RootThatMakes:
         taken = bool(take([] if not self._made.exists() else [(0, Change(str(self._made), existed=False, size=0))]))
         self._made.touch()
         return taken
+
+
+class _RootThatAnswers:
+    """Rank 0 by itself."""
+
+    rank, job = 0, "job"
+
+    def serve(self, about: str, reply: Any) -> None:
+        """Keep the function that answers other ranks."""
+        self.reply = reply
+
+
+def test_ranks_are_told_of_changes_that_they_do_not_know(tmp_path: Path) -> None:
+    root, path = _RootThatAnswers(), str(tmp_path / "rows.csv")
+    files = Overlay(root)  # type: ignore[arg-type]
+    for _ in range(3):
+        files.write(path, "append", lambda target: Path(target).open("a").close())
+    with files.write(str(tmp_path / "held.csv"), "replace", lambda target: Path(target).open("w")):
+        assert [(number, change.closed) for number, change in root.reply((1, []))] == [(1, True), (2, True), (3, False)]
+        assert [number for number, _ in root.reply((4, [3]))] == [3]
+    assert [(number, change.closed) for number, change in root.reply((4, [3]))] == [(3, True)]
 
 
 def test_a_file_that_rank_0_makes_while_this_rank_looks_is_not_there(tmp_path: Path) -> None:

@@ -108,6 +108,27 @@ def test_other_data_are_refused(tmp_path: Path) -> None:
     assert "call 1 of fit had other data or options" in done.stderr
 
 
+TWO_CALLS = """
+import sys
+import keras, numpy as np
+
+x = np.arange(60, dtype="float32").reshape(20, 3)
+model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+for epochs in map(int, sys.argv[1:]):
+    print("EPOCHS", len(model.fit(x, x[:, :1], epochs=epochs, verbose=0).epoch))
+"""
+
+
+def test_a_call_of_fit_after_another_training_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(TWO_CALLS)
+    for first, text in (("1", ""), ("3", "another number of epochs in the call before"), ("3", "delete this folder")):
+        command = [LAUNCHER, "--checkpoint", str(tmp_path / "saved"), str(tmp_path / "script.py"), first, "2"]
+        done = run_script(1, *command, timeout=90)
+        assert (done.returncode == 0) == (text == "") and text in done.stderr, done.stderr
+        assert done.stdout.split() == ["EPOCHS", first, *(("EPOCHS", "2") if not text else ())]
+
+
 OWN_LOOP = """
 import sys, os, signal
 import matex_data as md
