@@ -751,7 +751,8 @@ class Dataset:
         """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.
 
         Each rank reads its block of the samples once. Results do not depend on the number of ranks, up to rounding.
-        With ``on_error="skip"``, samples that cannot be read are left out.
+        Missing numbers are missing here, also if ``missing=`` replaces them, and padding does not count. With
+        ``on_error="skip"``, samples that cannot be read are left out.
 
         Parameters
         ----------
@@ -814,7 +815,9 @@ class Dataset:
         """Return how often each value of a field occurs in all samples, equal on all ranks. *Collective*.
 
         Each rank reads its block of the samples once, and keeps the different values. Missing values (NaN, empty texts,
-        codes of no category) do not count. With ``on_error="skip"``, samples that cannot be read are left out.
+        codes of no category) do not count, missing numbers not even if ``missing=`` replaces them; nor does padding. Of
+        one-hot vectors the codes of the classes count. With ``on_error="skip"``, samples that cannot be read are left
+        out.
 
         Parameters
         ----------

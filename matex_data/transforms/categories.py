@@ -11,11 +11,11 @@ import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.fields import Field, field_of
-from matex_data.index.computed import Call, compute
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
-from matex_data.transforms.counts import as_value, value_counts
+from matex_data.transforms.counts import as_value, counts_of
 
 CATEGORY = "category"
 CATEGORIES = "categories"
@@ -43,7 +43,7 @@ def _is_category(wanted: Any) -> bool:
 
 
 def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Index:
-    """Return the index with codes in place of texts or integers. *Collective*: each rank reads its block of a field.
+    """Return the index with codes in place of texts or integers. *Collective*: each rank reads its block once.
 
     Codes are positions in the sorted values of all samples, -1 for missing ones, and the attribute ``categories`` has
     the values as texts. Fields with categories stay as they are.
@@ -60,33 +60,38 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Ind
     FormatError : a field is neither of texts nor of integers, or has more than a million different values.
     DataError : the first error of any rank, on every rank.
     """
-    for name in names:
-        field = _checked(index, name)
-        if isinstance(field.attributes.get(CATEGORIES), list):
-            continue
-        values = sorted(value_counts(opened(index.select([name])), name, Runs.between(0, len(index))))
+    fields = {name: _checked(index, name) for name in names}
+    fields = {name: one for name, one in fields.items() if not isinstance(one.attributes.get(CATEGORIES), list)}
+    if not fields:
+        return index
+    counts = counts_of(opened(index.select(list(fields))), list(fields), Runs.between(0, len(index)))
+    steps: list[ComputedFields] = []
+    for name, field in fields.items():
+        values = sorted(counts[name])
         attributes = {**field.attributes, CATEGORIES: [str(value) for value in values]}
         coded = replace(field, dtype=np.dtype(np.int32), attributes=attributes)
-        index = compute(index, partial(_codes, name, tuple(values)), [name], {name: coded})
-    return index
+        steps.append(ComputedFields(partial(_codes, name, tuple(values)), [name], {name: coded}))
+    return compute_all(index, steps)
 
 
-def one_hot(index: Index, names: Sequence[str], opened: Opened) -> Index:
-    """Return the index with vectors of zeros and a one in place of classes. *Collective* like `encode_categories`.
+def one_hot(index: Index, names: Sequence[str]) -> Index:
+    """Return the index with vectors of zeros and a one in place of codes of categories.
 
     The vectors are float32 and have an entry for each category; those of missing values have zeros alone.
 
     Parameters
     ----------
-    index, names, opened : see `encode_categories`.
+    index : see `encode_categories`, which has made the codes.
+    names : of the fields.
     """
-    index = encode_categories(index, names, opened)
+    steps: list[ComputedFields] = []
     for name in names:
         field = index.fields[name]
         count = len(field.attributes[CATEGORIES])
         vectors = replace(field, shape=(*field.shape, count), dtype=np.dtype(np.float32))
-        index = compute(index, partial(_vectors, name, count), [name], {name: vectors})
-    return index
+        step = ComputedFields(partial(_vectors, name, count), [name], {name: vectors}, raw_of={name: name})
+        steps.append(step)
+    return compute_all(index, steps)
 
 
 def _checked(index: Index, name: str) -> Field:

@@ -214,3 +214,25 @@ def test_an_integer_that_is_divided_by_zero_is_an_error(tmp_path: Path, pool: Po
         file["x"] = np.arange(12)
     outcomes = pool.outcomes(_failing, str(tmp_path / "a.h5"), timeout=60)
     assert all(isinstance(error, FormatError) and "divided by others than 0" in str(error) for error in outcomes)
+
+
+@pytest.mark.parametrize("then", ["nothing", "concat", "mix", "merge", "window", "map"])
+def test_fields_are_made_of_filled_values_whatever_asks_for_them(then: str) -> None:
+    data = open_dataset({"x": np.array([1.0, np.nan] * 4)}, inputs="x", missing=0.0, comm=SELF)
+    other = open_dataset({"y": np.arange(8)}, comm=SELF)
+    made = {
+        "nothing": lambda: data,
+        "concat": lambda: concat([data, data]),
+        "mix": lambda: mix([data, data], weights=[0.5, 0.5]),
+        "merge": lambda: merge(data, other, how="rows"),
+        "window": lambda: data.window(1),
+        "map": lambda: data.map(lambda arrays: arrays),
+    }[then]()
+    low = made.derive({"low": "max(x) < 0.5" if then == "window" else "x < 0.5"})
+    half = len(made) // 2
+    assert low.load()["low"].sum() == half
+    assert low.value_counts("low") == {False: half, True: half}
+    assert low.class_weights("low") == {False: 1.0, True: 1.0}
+    assert len(low.where("low")) == half
+    assert low.statistics("low").mean == 0.5
+    assert made.statistics("x").missing == (0 if then == "map" else half)  # a function has got what is filled in
