@@ -151,8 +151,8 @@ class ComputedFields(NamedTuple):
     function, views, fills, draws : see `Computation`. The function can be pickled.
     given : names of the fields that the function gets.
     fields : those that it computes, by name.
-    raw_of : by name of a result, the field before this computation whose values ``Index.raw`` has in its place; that
-        of a result without one is the result itself.
+    raw_of : by name of a result, the field whose values ``Index.raw`` has in its place: another result, or a field
+        before this computation, such as the one that the result replaces. That of a result without one is itself.
     raw_given : those of ``given`` that the function gets as ``Index.raw`` has them.
     """
 
@@ -183,7 +183,8 @@ def compute_all(index: Index, steps: Iterable[ComputedFields]) -> Index:
         computations.append(
             Computation(step.function, inputs, results, step.fields, step.views, step.fills, step.draws)
         )
-        raw_variables |= {results[name]: raw(other) for name, other in step.raw_of.items()}
+        for name, other in step.raw_of.items():
+            raw_variables[results[name]] = results[other] if other in results and other != name else raw(other)
         delivered |= results
         fields |= step.fields
     return Computed(known.base, tuple(computations), delivered, raw_variables).index(fields, index)
@@ -546,7 +547,7 @@ def drawing(index: Index) -> Drawing | None:
     needed = [variable for step in late for variable in step.inputs.values()]
     kept = {variable: variable for variable in (*delivered.values(), *needed) if variable not in drawn}
     early = Computed(made.base, tuple(step for step in made.steps if step not in late), kept, {})
-    inner = early.index({variable: made.variables[variable] for variable in kept}, index)
+    inner = early.index({of: replace(made.variables[of], name=of) for of in kept}, index)
     number = {NUMBER: Field(NUMBER, (), np.dtype(np.int64))}
     return Drawing(compute(inner, _number, [], number), tuple(late), made.variables, delivered, index.fields)
 

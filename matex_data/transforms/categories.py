@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from matex_data.transforms.counts import as_value, counts_of
 CATEGORY = "category"
 CATEGORIES = "categories"
 """Attribute of a field of codes: list of str, the name of each code."""
+CODES = "codes of {}"  # name of the classes of one-hot vectors
 Opened = Callable[[Index], Source]
 """Callable that opens the files of an index. *Collective*."""
 
@@ -92,6 +93,27 @@ def one_hot(index: Index, names: Sequence[str]) -> Index:
         step = ComputedFields(partial(_vectors, name, count), [name], {name: vectors}, raw_of={name: name})
         steps.append(step)
     return compute_all(index, steps)
+
+
+def count_as_classes(index: Index, names: Iterable[str]) -> Index:
+    """Return the index with one-hot vectors of these names that count as classes, after a function has made them."""
+    steps: list[ComputedFields] = []
+    for name in names:
+        field, codes = index.fields[name], CODES.format(name)
+        categories = field.attributes.get(CATEGORIES)
+        if isinstance(categories, list) and field.dtype.kind == "f" and field.shape[-1:] == (len(categories),):
+            classes = replace(field, name=codes, shape=field.shape[:-1], dtype=np.dtype(np.int32))
+            fields = {name: field, codes: classes}
+            steps.append(ComputedFields(partial(_classes, name), [name], fields, dict, raw_of={name: codes}))
+    return compute_all(index, steps).select(list(index.fields)) if steps else index
+
+
+def _classes(name: str, call: Call) -> None:
+    """Fill one-hot vectors, as they are, and the codes of their classes."""
+    vectors = call.inputs[name]
+    if name not in call.placed:
+        call.fill(name, vectors)
+    call.fill(CODES.format(name), np.where(vectors.any(axis=-1), vectors.argmax(axis=-1), -1))
 
 
 def _checked(index: Index, name: str) -> Field:

@@ -73,11 +73,10 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
         steps.append(ComputedFields(partial(_order, key), [key], {descends.name: descends}))
     for name, length in lengths.items():
         field, rule, kept = index.fields[name], sort_by.get(name), KEPT.format(name)
-        fields = {name: _padded(field, length)}
+        fields = {name: _padded(field, length), kept: replace(field, name=kept)}
         if name in masked:
             fields[MASK.format(name)] = Field(MASK.format(name), (length,), np.dtype(bool))
         given = [name] if rule is None else [name, ORDER.format(rule)]
-        steps.append(ComputedFields(partial(_keep, name, rule, length), given, {kept: replace(field, name=kept)}))
         steps.append(ComputedFields(partial(_pad, name, rule, length), given, fields, raw_of={name: kept}))
     return compute_all(index, steps).select(order)
 
@@ -88,8 +87,8 @@ def _order(key: str, call: Call) -> None:
     call.fill(ORDER.format(key), descending(lists.values, lists.lengths), lists.offsets)
 
 
-def _kept(name: str, key: str | None, length: int, call: Call) -> tuple[Array, Integers]:
-    """Return the elements that dense samples of a field have, one sample after the other, and the number of each."""
+def _pad(name: str, key: str | None, length: int, call: Call) -> None:
+    """Fill the dense samples of a field, their mask, and lists of the elements that they have."""
     lists = call.lists(name)
     content, counts = lists.values, lists.lengths
     if key is not None:
@@ -104,18 +103,7 @@ def _kept(name: str, key: str | None, length: int, call: Call) -> tuple[Array, I
     kept = np.minimum(counts, length)
     if kept.sum() < len(content):
         content = content[ranges(np.cumsum(counts) - counts, kept)]
-    return content, kept
-
-
-def _keep(name: str, key: str | None, length: int, call: Call) -> None:
-    """Fill the lists of the elements that dense samples of a field have."""
-    content, kept = _kept(name, key, length, call)
     call.fill(KEPT.format(name), content, np.concatenate([[0], np.cumsum(kept)]))
-
-
-def _pad(name: str, key: str | None, length: int, call: Call) -> None:
-    """Fill the dense samples of a field, and their mask."""
-    content, kept = _kept(name, key, length, call)
     dense, filled = dense_samples(content, kept, length)
     call.fill(MASK.format(name), filled)
     call.fill(name, dense)

@@ -82,6 +82,14 @@ class Moments:
         )
 
 
+def layer_moments(moments: Moments) -> tuple[Floats, Floats]:
+    """Return mean and variance for a layer that normalizes; the variance of values that do not vary is 1.
+
+    Keras would divide by 1e-7: padding, say, at a position that one list alone reaches.
+    """
+    return moments.mean, np.where(moments.deviations > 0, moments.variance, 1.0)
+
+
 _Groups = dict[Any, dict[str, Moments]]
 
 
@@ -130,7 +138,7 @@ class Statistics(Mapping[str, Moments]):
         """Return the ``keras.layers.Normalization`` layer that gives the field mean 0 and variance 1."""
         from matex_data.epochs.tfdata import normalization
 
-        return normalization(self._axis, self[field].mean, self[field].variance, self._shapes.get(field))
+        return normalization(self._axis, *layer_moments(self[field]), self._shapes.get(field))
 
 
 def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:

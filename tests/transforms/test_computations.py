@@ -13,6 +13,7 @@ import xarray as xr
 from mpi4py import MPI
 
 from matex_data import Dataset, FormatError, PartitionError, concat, merge, mix, open_dataset
+from matex_data.index.computed import Computed
 from matex_data.readers.csv.rows import CsvRows
 from tests.support.ranks import Pool
 
@@ -236,3 +237,18 @@ def test_fields_are_made_of_filled_values_whatever_asks_for_them(then: str) -> N
     assert len(low.where("low")) == half
     assert low.statistics("low").mean == 0.5
     assert made.statistics("x").missing == (0 if then == "map" else half)  # a function has got what is filled in
+
+
+def test_computations_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    index = Computed.index
+    monkeypatch.setattr(Computed, "index", lambda *given: (made.append(1), index(*given))[1])
+
+    def count(fields: int) -> int:
+        made.clear()
+        arrays = {f"x{number}": [[1.0], [2.0, 3.0]] for number in range(fields)}
+        derive = {f"y{number}": f"2 * sum(x{number})" for number in range(fields)}
+        open_dataset(arrays, derive=derive, pad={"x*": 2}, comm=SELF)
+        return len(made)
+
+    assert count(3) == count(20)

@@ -219,3 +219,10 @@ def test_a_field_that_files_have_is_no_mask(tmp_path: Path) -> None:
         assert filled.load()["x_mask"].tolist() == [[5, 6], [7, 8]]
     with pytest.raises(FormatError, match="name of a mask"):
         open_dataset(arrays, inputs="x", targets="x_mask", missing="mask", comm=SELF)
+
+
+def test_padding_is_normalized_by_values_alone() -> None:
+    data = open_dataset({"pt": [[10, 20], [20, 30, 40], []]}, inputs="pt", pad={"pt": 4}, comm=SELF)
+    normalized = np.asarray(data.normalization("pt")(data.load()["pt"]))
+    expected = [[-1, -1, -40, 0], [1, 1, 0, 0], [-3, -5, -40, 0]]  # one value and none: the variance is 1
+    np.testing.assert_allclose(normalized, expected, atol=1e-5)
