@@ -32,6 +32,7 @@ from matex_data.sampling.sizing import ShuffleQuality
 from matex_data.sampling.split import Ties
 from matex_data.sampling.state import State
 from matex_data.transforms.adapting import adapt
+from matex_data.transforms.categories import count_as_classes
 from matex_data.transforms.chained import Selected
 from matex_data.transforms.counts import by_value, class_weights, value_counts
 from matex_data.transforms.imputing import Imputation
@@ -390,7 +391,9 @@ class Dataset:
             with as many samples; or one array, if it returns one field.
         schema : mapping of field name to (shape, dtype), to a dtype for one value per sample, or to a ``Field``. Fields
             that the function returns, new ones or in place of others; a shape without the samples, with None for axes
-            that vary. None: those that it returns for the first sample, with which rank 0 calls it.
+            that vary. None: those that it returns for the first sample, with which rank 0 calls it. A field that has
+            name, shape, dtype and, there, values of one that the function gets keeps its attributes, such as units and
+            categories.
         fields : sequence of str. Fields that the function gets. None: all.
         inputs, targets : str or list of str. Structure of the batches, as of ``open_dataset``. None for both: that of
             this data set, to whose inputs new fields are added. Fields that neither the batches nor the function need
@@ -432,6 +435,7 @@ class Dataset:
         elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
         draws = computes.seeds_as is not None
         index = compute(source.index, computes.compute, list(computes.given), computes.fields, draws=draws)
+        index = count_as_classes(index, computes.fields)
         return self._of(self._selected.with_fields(index, elements, f"map {computes.name} {computes.seed}"))
 
     def _of_rank(self, rank: int, ranks: int) -> Dataset:
@@ -746,7 +750,8 @@ class Dataset:
         """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.
 
         Each rank reads its block of the samples once. Results do not depend on the number of ranks, up to rounding.
-        With ``on_error="skip"``, samples that cannot be read are left out.
+        Missing numbers are missing here, also if ``missing=`` replaces them, and padding does not count. With
+        ``on_error="skip"``, samples that cannot be read are left out.
 
         Parameters
         ----------
@@ -809,7 +814,9 @@ class Dataset:
         """Return how often each value of a field occurs in all samples, equal on all ranks. *Collective*.
 
         Each rank reads its block of the samples once, and keeps the different values. Missing values (NaN, empty texts,
-        codes of no category) do not count. With ``on_error="skip"``, samples that cannot be read are left out.
+        codes of no category) do not count, missing numbers not even if ``missing=`` replaces them; nor does padding. Of
+        one-hot vectors the codes of the classes count. With ``on_error="skip"``, samples that cannot be read are left
+        out.
 
         Parameters
         ----------

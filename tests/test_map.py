@@ -267,3 +267,60 @@ def _undeclared_error(comm: MPI.Intracomm, folder: str, case: str) -> None:
 @pytest.mark.parametrize("case", UNDECLARED)
 def test_what_one_sample_does_not_tell_is_an_error_of_all_ranks(folder: str, pool: Pool, case: str) -> None:
     pool.run(_undeclared_error, folder, case)
+
+
+SPECIES = {"c": np.array(["a", "b", "b", "", "c", "a"]), "x": np.arange(6.0)}
+
+
+def raised(arrays: dict[str, Any]) -> dict[str, Any]:
+    return {**arrays, "x": arrays["x"] + 1}
+
+
+def drawn(arrays: dict[str, Any], seeds: Any) -> dict[str, Any]:
+    return {**arrays, "x": arrays["x"] + seeds % 2}
+
+
+@pytest.mark.parametrize("function", [raised, drawn])
+@pytest.mark.parametrize("options", [{"one_hot": "c"}, {"dtype": {"c": "category"}}])
+def test_fields_that_are_passed_through_keep_their_attributes(options: Any, function: Any) -> None:
+    data = open_dataset(SPECIES, inputs=["c", "x"], comm=MPI.COMM_SELF, **options)
+    mapped = data.map(function)
+    assert mapped.schema["c"].attributes == data.schema["c"].attributes
+    assert mapped.class_weights("c") == data.class_weights("c") == {0: 5 / 6, 1: 5 / 6, 2: 5 / 3}
+    assert len(mapped.where("c == 'b'")) == 2
+    np.testing.assert_array_equal(mapped.load()["c"], data.load()["c"])
+    batches = [batch["c"].copy() for batch in mapped.batches(3, shuffle="global", seed=1)]
+    assert sorted(np.concatenate(batches).tolist()) == sorted(data.load()["c"].tolist())
+    with pytest.raises(FormatError, match="different categories"):
+        others = {**SPECIES, "c": np.array(["a", "b", "z"] * 2)}
+        concat([mapped, open_dataset(others, inputs=["c", "x"], comm=MPI.COMM_SELF, **options).map(function)])
+
+
+def test_times_that_are_passed_through_are_times_and_changed_ones_are_numbers() -> None:
+    times = {"time": np.array(["2020-01-05", "2020-02-05", "2020-02-06"], "M8[D]"), "x": np.array([1.0, 2.0, 4.0])}
+    data = open_dataset(times, inputs=["time", "x"], comm=MPI.COMM_SELF)
+    assert {month: one.mean for month, one in data.map(raised).statistics("x", by="month").items()} == {1: 2, 2: 4}
+    assert [len(part) for part in data.map(raised).split(at=["2020-02-01"], along="time")] == [1, 2]
+
+    def later(arrays: dict[str, Any]) -> dict[str, Any]:
+        arrays["time"] += 1  # in place
+        return arrays
+
+    assert not data.map(later).schema["time"].attributes
+
+
+@pytest.mark.parametrize("texts", [["A", "B", "B"], [b"A", "B", "B"], ["A", "B", "ü"]])
+def test_texts_in_arrays_of_objects_are_texts(texts: list[Any]) -> None:
+    data = open_dataset({"s": np.array(["a", "b", "c"]), "x": np.arange(3)}, inputs=["s", "x"], comm=MPI.COMM_SELF)
+    mapped = data.map(lambda arrays: {**arrays, "s": np.array(texts, object)[arrays["x"]]})
+    assert len(mapped.where("s == 'B'")) == texts.count("B")
+    assert mapped.load()["s"].tolist() == [text.encode() if isinstance(text, str) else text for text in texts]
+    numbers = open_dataset({"s": np.array(["A", "B", "Z"]), "y": np.arange(3)}, inputs=["s", "y"], comm=MPI.COMM_SELF)
+    assert len(merge(mapped, numbers, on="s", how="left")) == 3
+
+
+def test_objects_that_are_no_texts_are_an_error() -> None:
+    data = open_dataset({"s": np.array(["a", ""])}, comm=MPI.COMM_SELF)
+    mapped = data.map(lambda arrays: {"s": np.array([None] * len(arrays["s"]), object)})
+    with pytest.raises(FunctionError, match=r"other objects than texts(.*\n)*.*NoneType"):
+        mapped.load()

@@ -7,9 +7,10 @@ replaced, is another *variable*; the variables before it stay what they are.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, sca
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 
+RAW = "\0{}"  # variable of a field of the base as its ``Index.raw`` has it
 Views = Callable[[Mapping[str, Any]], Mapping[str, Any]]
 """Callable that gets the arrays of results, and returns by argument the views of them into which rows may be read."""
 
@@ -99,7 +101,7 @@ class Computation:
     results : the variable of each result, by name.
     fields : of the results, by name.
     views : see `Views`; None: arguments are read to arrays of their own.
-    fills : it replaces missing values, and does no more: text that identifies by what. "": it does not.
+    fills : it replaces missing values: text that identifies by what. "": it does not.
     draws : the function draws numbers by the epoch and the number of a sample.
     """
 
@@ -119,7 +121,6 @@ def compute(
     fields: Schema,
     *,
     views: Views | None = None,
-    fills: str = "",
     draws: bool = False,
 ) -> Index:
     """Return the index with fields that a function computes, new ones or in place of others.
@@ -127,9 +128,7 @@ def compute(
     Parameters
     ----------
     index : of the samples.
-    function, views, fills, draws : see `Computation`. The function can be pickled.
-    given : names of the fields that the function gets.
-    fields : those that it computes, by name.
+    function, given, fields, views, draws : see `ComputedFields`.
 
     Examples
     --------
@@ -141,11 +140,21 @@ def compute(
     >>> list(compute(index, double, ["t"], {"twice": Field("twice", (), np.dtype("f8"))}).fields)
     ['t', 'twice']
     """
-    return compute_all(index, [ComputedFields(function, given, fields, views, fills, draws)])
+    return compute_all(index, [ComputedFields(function, given, fields, views, draws=draws)])
 
 
 class ComputedFields(NamedTuple):
-    """Arguments of ``compute``."""
+    """Fields that a function computes, new ones or in place of others.
+
+    Parameters
+    ----------
+    function, views, fills, draws : see `Computation`. The function can be pickled.
+    given : names of the fields that the function gets.
+    fields : those that it computes, by name.
+    raw_of : by name of a result, the field whose values ``Index.raw`` has in its place: another result, or a field
+        before this computation, such as the one that the result replaces. That of a result without one is itself.
+    raw_given : those of ``given`` that the function gets as ``Index.raw`` has them.
+    """
 
     function: Callable[[Call], None]
     given: Sequence[str]
@@ -153,23 +162,32 @@ class ComputedFields(NamedTuple):
     views: Views | None = None
     fills: str = ""
     draws: bool = False
+    raw_of: Mapping[str, str] = MappingProxyType({})
+    raw_given: Collection[str] = ()
 
 
 def compute_all(index: Index, steps: Iterable[ComputedFields]) -> Index:
     """Return the index with the fields of computations, one after the other, in time linear in their number."""
     known = index.made
     if not isinstance(known, Computed):
-        known = Computed(index, (), {name: name for name in index.fields})
+        known = Computed(index, (), {name: name for name in index.fields}, {})
     computations, delivered, fields = list(known.steps), dict(known.delivered), dict(index.fields)
+    raw_variables = dict(known.raw_variables)
+
+    def raw(name: str) -> str:
+        return known.raw_leaf(raw_variables.get(delivered[name], delivered[name]))
+
     for step in steps:
-        inputs = {name: delivered[name] for name in step.given}
+        inputs = {name: raw(name) if name in step.raw_given else delivered[name] for name in step.given}
         results = {name: f"{name}\0{len(computations)}" for name in step.fields}
         computations.append(
             Computation(step.function, inputs, results, step.fields, step.views, step.fills, step.draws)
         )
+        for name, other in step.raw_of.items():
+            raw_variables[results[name]] = results[other] if other in results and other != name else raw(other)
         delivered |= results
         fields |= step.fields
-    return Computed(known.base, tuple(computations), delivered).index(fields, index)
+    return Computed(known.base, tuple(computations), delivered, raw_variables).index(fields, index)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,34 +198,47 @@ class Computed(FromOne):
     ----------
     steps : computations, each of variables of the index or of those before it.
     delivered : the variable of each field.
+    raw_variables : by variable, the one that ``Index.raw`` has in its place, if it is another one.
     """
 
     steps: tuple[Computation, ...]
     delivered: Mapping[str, str]
+    raw_variables: Mapping[str, str]
 
     @property
     def draws(self) -> bool:
         return self.base.draws or any(step.draws for step in self.steps)
 
-    def raw(self) -> Computed:
-        before = {step.results[name]: step.inputs[name] for step in self.steps if step.fills for name in step.inputs}
-        delivered = dict(self.delivered)
-        for name, variable in delivered.items():
-            while variable in before:
-                variable = before[variable]
-            delivered[name] = variable
-        return Computed(self.base.raw, self.steps, delivered)
+    @property
+    def raw(self) -> Schema:
+        return {name: replace(self.variables[of], name=name) for name, of in self._raw_delivered.items()}
+
+    @cached_property
+    def _raw_delivered(self) -> Mapping[str, str]:
+        """The variable of each field of ``Index.raw``."""
+        return {name: self.raw_leaf(self.raw_variables.get(of, of)) for name, of in self.delivered.items()}
+
+    @cached_property
+    def _raw_leaves(self) -> Mapping[str, str]:
+        """Names of the fields of the base by their variables of ``Index.raw``, where these are others."""
+        return {} if self.base.made is None else {RAW.format(name): name for name in self.base.fields}
+
+    def raw_leaf(self, variable: str) -> str:
+        """Return a variable; of a field of the base, that of ``Index.raw``."""
+        return RAW.format(variable) if RAW.format(variable) in self._raw_leaves else variable
 
     @cached_property
     def variables(self) -> Schema:
         """Fields of all variables."""
+        raw = {variable: self.base.raw.fields[name] for variable, name in self._raw_leaves.items()}
         computed = {step.results[name]: one for step in self.steps for name, one in step.fields.items()}
-        return {**self.base.fields, **computed}
+        return {**self.base.fields, **raw, **computed}
 
     @cached_property
     def leaves(self) -> Mapping[str, tuple[str, ...]]:
         """Fields of the base that each variable is made of."""
         of_variables: dict[str, tuple[str, ...]] = {name: (name,) for name in self.base.fields}
+        of_variables |= {variable: (name,) for variable, name in self._raw_leaves.items()}
         for step in self.steps:
             of_step = tuple(dict.fromkeys(leaf for variable in step.inputs.values() for leaf in of_variables[variable]))
             of_variables.update(dict.fromkeys(step.results.values(), of_step))
@@ -248,11 +279,15 @@ class Computed(FromOne):
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
         if not len(wanted.destination):  # no function is asked to compute nothing
             return None
-        steps = self._needed([self.delivered[name] for name in wanted.arrays])
-        window = _Window(self, steps, wanted, epoch)
-        leaves = {name: array for name, array in window.memory.items() if name in self.base.fields}
-        finish = read(0, replace(wanted, destination=window.rows, arrays=leaves))
-        return partial(window.compute, finish)
+        delivered = self._raw_delivered if wanted.raw else self.delivered
+        window = _Window(self, self._needed([delivered[name] for name in wanted.arrays]), delivered, wanted, epoch)
+        finishes = []
+        plain = {name: array for name, array in window.memory.items() if name in self.base.fields}
+        raw = {self._raw_leaves[of]: array for of, array in window.memory.items() if of in self._raw_leaves}
+        for arrays, is_raw in ((plain, False), (raw, True)):
+            if arrays:
+                finishes.append(read(0, replace(wanted, destination=window.rows, arrays=arrays, raw=is_raw)))
+        return partial(window.compute, finishes)
 
     def _needed(self, variables: Sequence[str]) -> list[Computation]:
         """Return the computations of these variables, in order."""
@@ -273,11 +308,14 @@ class _Window:
     ----------
     made : the computations.
     steps : those that the window needs, in order.
+    delivered : the variable of each field.
     wanted : the samples.
     epoch : number of the epoch.
     """
 
-    def __init__(self, made: Computed, steps: Sequence[Computation], wanted: Wanted, epoch: int) -> None:
+    def __init__(
+        self, made: Computed, steps: Sequence[Computation], delivered: Mapping[str, str], wanted: Wanted, epoch: int
+    ) -> None:
         self._made, self._steps, self._wanted, self._epoch = made, steps, wanted, epoch
         count = len(wanted.destination)
         low = int(wanted.destination.min()) if count else 0
@@ -286,7 +324,7 @@ class _Window:
         self.memory: dict[str, Any] = {}
         self._copies: list[tuple[Any, str]] = []
         for name, out in wanted.arrays.items():
-            self._deliver(made.delivered[name], out, slice(low, low + count))
+            self._deliver(delivered[name], out, slice(low, low + count))
         self._placed = self._allocate(count)
 
     def _deliver(self, variable: str, out: Any, rows: slice) -> None:
@@ -318,10 +356,11 @@ class _Window:
         own, base = self._made.variables[variable], self._made.base
         return empty_output(own, count, base.inner_bytes(variable) if variable in base.fields else 0)
 
-    def compute(self, finish: Finish | None) -> None:
+    def compute(self, finishes: Sequence[Finish | None]) -> None:
         """Run the computations, once all fields of the files are read, and fill the output arrays."""
-        if finish is not None:
-            finish()
+        for finish in finishes:
+            if finish is not None:
+                finish()
         numbers = np.empty(len(self.rows), np.int64)
         numbers[self.rows] = self._wanted.runs.numbers(np.arange(len(self.rows)))
         located, of_set = partial(self._located, numbers), numbers + self._wanted.first
@@ -507,8 +546,8 @@ def drawing(index: Index) -> Drawing | None:
     delivered = {name: made.delivered[name] for name in index.fields}
     needed = [variable for step in late for variable in step.inputs.values()]
     kept = {variable: variable for variable in (*delivered.values(), *needed) if variable not in drawn}
-    early = Computed(made.base, tuple(step for step in made.steps if step not in late), kept)
-    inner = early.index({variable: made.variables[variable] for variable in kept}, index)
+    early = Computed(made.base, tuple(step for step in made.steps if step not in late), kept, {})
+    inner = early.index({of: replace(made.variables[of], name=of) for of in kept}, index)
     number = {NUMBER: Field(NUMBER, (), np.dtype(np.int64))}
     return Drawing(compute(inner, _number, [], number), tuple(late), made.variables, delivered, index.fields)
 

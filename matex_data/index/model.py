@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from threading import Lock
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -367,12 +367,18 @@ class Wanted:
     destination : int64[runs.total], a row of the arrays for each sample.
     arrays : the output array of each wanted field, by name.
     first : added to the numbers of samples that functions get: those of a data set behind others.
+    raw : the arrays are of the fields of ``Index.raw``.
     """
 
     runs: Runs
     destination: Integers
     arrays: Mapping[str, Array]
     first: int = 0
+    raw: bool = False
+
+    def fields(self, index: Index) -> Schema:
+        """Return the fields of an index as they are wanted."""
+        return index.raw.fields if self.raw else index.fields
 
 
 Finish = Callable[[], None]
@@ -395,13 +401,10 @@ class Derivation(ABC):
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
         """Plan the reads of what the samples are made of, by calls of ``read``; return what makes them then."""
 
+    @property
     @abstractmethod
-    def on(self, bases: Sequence[Index]) -> Derivation:
-        """Return the same derivation from other indexes, which have the same samples."""
-
-    def raw(self) -> Derivation:
-        """Return the derivation in which missing values stay missing."""
-        return self.on([base.raw for base in self.bases])
+    def raw(self) -> Schema:
+        """Fields of the samples, of those of ``Index.raw`` of the bases."""
 
     @property
     def draws(self) -> bool:
@@ -424,8 +427,17 @@ class FromOne(Derivation):
     def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
         return (self.base,)
 
-    def on(self, bases: Sequence[Index]) -> Self:
-        return replace(self, base=bases[0])
+
+@dataclass(frozen=True, eq=False)
+class _Raw(FromOne):
+    """Samples of an index with the fields of ``Index.raw``."""
+
+    @property
+    def raw(self) -> Schema:
+        return self.base.raw.fields
+
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        return read(0, replace(wanted, raw=True))
 
 
 class Index:
@@ -517,10 +529,15 @@ class Index:
 
     @cached_property
     def raw(self) -> Index:
-        """The index in which missing values stay missing, whatever replaces them."""
+        """The index of the values that statistics and counts are about.
+
+        These are missing numbers, whatever replaces them, the elements of lists without their padding, and classes in
+        place of one-hot vectors.
+        """
         if self.made is None:
             return self
-        return Index(self.fields, self.files, self.static, self.facts, self.made.raw())
+        raw = self.made.raw
+        return Index({name: raw[name] for name in self.fields}, self.files, self.static, self.facts, _Raw(self))
 
     @property
     def draws(self) -> bool:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
+from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
 from matex_data.fields import LISTED, WEIGHT, ElementSpec, Names, Schema, as_list, matching
 from matex_data.index.model import Index
@@ -20,13 +21,14 @@ from matex_data.transforms.continuity import continuing
 from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.file_fields import add_static_fields
 from matex_data.transforms.flatten import flatten_fields
-from matex_data.transforms.missing import Missing, check_missing, fill_missing
+from matex_data.transforms.imputing import Imputation, find_rules
+from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
 from matex_data.transforms.names import fields_to_read
 from matex_data.transforms.new_fields import NewFields
 from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
 from matex_data.transforms.patches import PatchShape, patch_shape, ties_of
 from matex_data.transforms.remade import Remade
-from matex_data.transforms.sequences import SequenceShape, sequence_shape, sliding_sequences
+from matex_data.transforms.sequences import SequenceShape, Slid, sequence_shape, sliding_sequences
 from matex_data.transforms.stack import Stack, check_stack, stack_fields
 from matex_data.transforms.where import find_where
 
@@ -127,16 +129,21 @@ class SampleOptions:
             where = self.expression.quoted(lambda name: name in created or is_field(name)).text
         return replace(self, created=created, where=where)
 
-    def names(self, files: int) -> list[str] | None:
+    def names(self, files: int, is_field: Callable[[str], bool]) -> list[str] | None:
         """Return the fields of the files to read; None: all.
 
         Parameters
         ----------
         files : number of the files.
+        is_field : whether the files have a field; asked for names that may be those of masks.
         """
         made = [STACKED] if self.stack else []
         masked = ["*"] if self.missing == "mask" or isinstance(self.missing, Mapping) else list(self.pad or ())
-        named = fields_to_read(self.elements.required, masked, *made, *self.created.expressions)
+
+        def exists(name: str) -> bool:
+            return name in self.created or is_field(name)
+
+        named = fields_to_read(self.elements.required, masked, exists, *made, *self.created.expressions)
         if named is None:
             return None
         named += [*(self.expression.fields if self.expression else ()), *(sort_fields(self.keep) if self.pad else ())]
@@ -152,7 +159,7 @@ class SampleOptions:
 
 def assemble(
     request: SampleOptions, index: Index, names: list[str] | None, by_value: bool, opened: Callable[[Index], Source]
-) -> tuple[Remade, ElementSpec, Samples | None]:
+) -> tuple[Remade, ElementSpec, Samples | None, Imputation | None]:
     """Return the samples that a request makes of the rows of the files, before their missing values are known.
 
     *Collective*.
@@ -167,7 +174,8 @@ def assemble(
 
     Returns
     -------
-    The samples, the structure of a batch, and the selected ones of the samples; None: all.
+    The samples, the structure of a batch, the selected ones of the samples (None: all), and the treatment of missing
+    values by field, which is to be fitted.
 
     Raises
     ------
@@ -191,16 +199,44 @@ def assemble(
         index = pad_fields(index, request.pad, request.keep, elements.names)
     index = _only(index, elements.required)
     check_weights(elements, index.fields)
-    index = make_one_hot(index, as_list(request.one_hot), opened)
+    rows = encode_categories(index, as_list(request.one_hot), opened)
+    if request.missing == "drop":
+        samples = find_complete(opened, _slid(request, continues, rows, elements)[0].index, samples)
+    whole, arranged = _arranged(request, continues, rows, elements)
+    made = made or whole
+    identity = made.identity + (repr(request.keep) if request.keep != FIRST else "")
+    index = fill_missing(whole.index, request.missing, arranged.names)
+    imputation: Imputation | None = None
+    if isinstance(request.missing, Mapping):
+        rules, finish = find_rules(rows.fields, request.missing), partial(_finished, request, continues, elements)
+        rows_of = whole.index.made.rows_of if isinstance(whole.index.made, Slid) else None
+        imputation = Imputation(rules, rows, finish, identity, rows_of)
+    return replace(made, index=index, identity=identity), arranged, samples, imputation
+
+
+def _finished(request: SampleOptions, continues: Array | None, elements: ElementSpec, rows: Index) -> Index:
+    """Return the index of samples that a request makes of rows whose missing values are replaced by field."""
+    whole, arranged = _arranged(request, continues, rows, elements)
+    return fill_missing(whole.index, request.missing, arranged.names)
+
+
+def _arranged(
+    request: SampleOptions, continues: Array | None, rows: Index, elements: ElementSpec
+) -> tuple[Remade, ElementSpec]:
+    """Return rows with one-hot vectors and stacked, or sequence windows of them, and the structure of a batch."""
+    index = make_one_hot(rows, as_list(request.one_hot))
     if request.stack:
         index, elements = _stacked(index, elements, request.stack)
+    return _slid(request, continues, index, elements)
+
+
+def _slid(
+    request: SampleOptions, continues: Array | None, rows: Index, elements: ElementSpec
+) -> tuple[Remade, ElementSpec]:
+    """Return sequence windows of rows, or the rows where a request has none, and the structure of a batch."""
     if request.window is not None:
-        made, elements = sliding_sequences(index, elements, request.window, continues)
-        index = made.index
-    made = made or Remade(index, Ties() if request.patches is None else ties_of(index), _unchanged)
-    identity = made.identity + (repr(request.keep) if request.keep != FIRST else "")
-    index = fill_missing(index, request.missing, elements.names)
-    return replace(made, index=index, identity=identity), elements, samples
+        return sliding_sequences(rows, elements, request.window, continues)
+    return Remade(rows, Ties() if request.patches is None else ties_of(rows), _unchanged), elements
 
 
 def _stacked(index: Index, elements: ElementSpec, stack: Stack) -> tuple[Index, ElementSpec]:

@@ -24,8 +24,7 @@ from matex_data.opening.indexing import Reading, index_files, resolve_format, sh
 from matex_data.reading.source import ReadOptions, open_source, taken
 from matex_data.transforms.categories import requested_categories, without_categories
 from matex_data.transforms.file_fields import FileFields
-from matex_data.transforms.imputing import Imputation
-from matex_data.transforms.missing import Missing, Sentinels, find_complete
+from matex_data.transforms.missing import Missing, Sentinels
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import FIRST, Keep, Pad
 from matex_data.transforms.patches import COUNT
@@ -197,7 +196,7 @@ def open_dataset(
     Notes
     -----
     The options apply in the order ``patch``, ``missing_values``, ``file_fields``, ``derive``, ``where``, ``flatten``,
-    ``pad``, ``one_hot``, ``stack``, ``window``, ``missing``.
+    ``pad``, ``missing`` by field, ``one_hot``, ``stack``, ``window``, ``missing`` of all fields.
 
     Returns
     -------
@@ -264,13 +263,10 @@ def open_dataset(
     if len(files) >= MANY_FILES:
         return_freed_memory()  # of the entries from which the columns were made
     opened = partial(open_source, sessions, options=how)
-    made, elements, samples = assemble(request, found, reading.names, "sel" in options, opened)
+    made, elements, samples, imputation = assemble(request, found, reading.names, "sel" in options, opened)
     share_facts(sessions.comm, made.index.files)
     source = open_source(sessions, made.index, how, made.identity)
-    samples = find_complete(source, samples) if missing == "drop" else samples
-    imputation = None
-    if isinstance(missing, Mapping):
-        imputation = Imputation.of(missing, made.index, made.identity)
+    if imputation is not None:
         source = imputation.fitted(source, samples or Runs.between(0, len(made.index)))
         imputation = imputation if imputation.learns else None
     rows = found.files.rows
@@ -318,7 +314,8 @@ def _prepare(
     is_field = cache(partial(is_known, comm, given.files, reading))
     request = request.with_paths(is_field)
     files = len(given.files)
-    reading = replace(reading, names=request.names(files), coordinate=request.spans(files) and request.along is None)
+    names, spans = request.names(files, is_field), request.spans(files)
+    reading = replace(reading, names=names, coordinate=spans and request.along is None)
     refuse_hidden(comm, given.files, reading, request.created)
     return request, reading
 

@@ -19,6 +19,7 @@ from matex_data.index.computed import Call
 from matex_data.index.ragged import RaggedOutput
 from matex_data.sampling.permutation import check_seed, sample_seeds
 
+_ENCODED = np.frompyfunc(lambda text: text.encode("utf-8", "surrogateescape") if isinstance(text, str) else text, 1, 1)
 SEED_PARAMETERS = ("seeds", "seed")
 """Names of the parameter by which a function gets a seed for each sample."""
 Declared = Mapping[str, Any]
@@ -82,6 +83,7 @@ class SampleFunction:
         ------
         FunctionError : the function raises an error; what it returns does not tell the fields of other samples.
         """
+        given = deepcopy(dict(arrays))  # which the function may change
         returned = self._called(arrays, np.zeros(1, np.int64), 0)
         if not isinstance(returned, Mapping) and len(self.given) == 1 and returned is not None:
             returned = {next(iter(self.given)): returned}
@@ -92,10 +94,10 @@ class SampleFunction:
                 found=type(returned).__name__,
                 remedy="name what it returns: schema={name: dtype}",
             )
-        return {str(name): self._field_of(str(name), values) for name, values in returned.items()}
+        return {str(name): self._field_of(str(name), values, given.get(name)) for name, values in returned.items()}
 
-    def _field_of(self, name: str, values: Any) -> Field:
-        """Return the field of an array of one sample."""
+    def _field_of(self, name: str, values: Any, before: Array | None) -> Field:
+        """Return the field of an array of one sample, given that of its name which the function has got."""
         given = self.given.get(name)
         if given is not None and given.ragged:
             return given
@@ -110,7 +112,9 @@ class SampleFunction:
                 found=f"{array.dtype} of shape {array.shape}",
                 remedy=f"declare it: schema={{{name!r}: (shape, dtype)}}, with None for axes that vary",
             )
-        return _field(name, (array.shape[1:], object if array.dtype.kind in "SU" else array.dtype))
+        field = _field(name, (array.shape[1:], object if array.dtype.kind in "SU" else array.dtype))
+        same = before is not None and np.array_equal(array, before, equal_nan=array.dtype.kind in "fc")
+        return given if given is not None and field == given and same else field
 
     def compute(self, call: Call) -> None:
         """Fill the fields that the function returns. It gets arrays of its own, which it may change."""
@@ -171,8 +175,8 @@ class SampleFunction:
         if field.ragged:
             return self._checked_lists(field, values, samples)
         array = np.asarray(values)
-        if field.dtype == object and array.dtype.kind in "SU":
-            array = np.char.encode(array, "utf-8").astype(object) if array.dtype.kind == "U" else array.astype(object)
+        if field.dtype == object and array.dtype.kind in "SUO":
+            array = self._encoded(field, array)
         if array.shape != (samples, *field.shape) or array.dtype != field.dtype:
             raise self._error(
                 "returns an array of another shape or dtype than is declared",
@@ -182,6 +186,22 @@ class SampleFunction:
                 remedy="declare its shape (without the samples) and dtype with schema=, or convert the array: astype()",
             )
         return array
+
+    def _encoded(self, field: Field, array: NDArray[Any]) -> NDArray[Any]:
+        """Return texts as byte strings, or raise ``FunctionError``."""
+        if array.dtype.kind == "U":
+            return np.char.encode(array, "utf-8", "surrogateescape").astype(object)
+        array = array.astype(object)
+        kinds = set(map(type, array.flat))
+        other = next((kind for kind in kinds if not issubclass(kind, str | bytes)), None)
+        if other is not None:
+            raise self._error(
+                "returns other objects than texts",
+                field.name,
+                expected="str or bytes, empty where a text is missing",
+                found=other.__name__,
+            )
+        return array if kinds <= {bytes} else np.asarray(_ENCODED(array), object)
 
     def _checked_lists(self, field: Field, values: Any, samples: int) -> NDArray[Any]:
         """Return samples of a ragged field as an object array."""
@@ -193,6 +213,8 @@ class SampleFunction:
             )
         for at, value in enumerate(values):
             array = np.asarray(value)
+            if field.dtype == object and array.dtype.kind in "SUO":
+                array = self._encoded(field, array)
             fits = len(array.shape) == len(field.inner) and all(
                 length in (None, found) for length, found in zip(field.inner, array.shape, strict=True)
             )

@@ -297,8 +297,7 @@ class Source:
     ) -> None:
         """Call a function with fields of this rank's block of the samples, some megabytes at a time. *Collective*.
 
-        Missing numbers are NaN, whatever ``missing=`` of ``open_dataset``. A part may be empty. Its memory is reused
-        once no array refers to it.
+        The fields are those of ``Index.raw``. A part may be empty. Its memory is reused once no array refers to it.
 
         Parameters
         ----------
@@ -314,7 +313,7 @@ class Source:
         """
         self.comm.agree(equal=_same_read(names))
         failure: Exception | None = None
-        fields = [self.index.fields[name] for name in names]
+        fields = [self.index.raw.fields[name] for name in names]
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
         parts = list(self._ranges(self.block(runs), row_bytes))
         ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)

@@ -12,7 +12,7 @@ from matex_data.reading.plan import Arrays
 from matex_data.reading.samples import SampleReader
 from matex_data.reading.source import Source
 from matex_data.transforms.splits import SourceOf
-from matex_data.transforms.statistics import statistics
+from matex_data.transforms.statistics import layer_moments, statistics
 
 
 def adapt(
@@ -53,11 +53,13 @@ def adapt(
 
 def _normalize(layer: Any, source: Source, samples: Samples, name: str) -> None:
     """Give a layer mean and variance of a field. *Collective*."""
-    found = statistics(source, samples, [name], tuple(layer.axis) or None)[name]
+    mean, variance = layer_moments(statistics(source, samples, [name], tuple(layer.axis) or None)[name])
     if not layer.built:
-        layer.build((None, *source.index.fields[name].sample_shape))
-    layer.adapt_mean.assign(found.mean.reshape(layer.adapt_mean.shape))
-    layer.adapt_variance.assign(found.variance.reshape(layer.adapt_variance.shape))
+        shape = source.index.fields[name].sample_shape
+        layer.axis = layer.axis if shape else ()  # a scalar has no axis to keep: that of the batch is none of it
+        layer.build((None, *shape))
+    layer.adapt_mean.assign(mean.reshape(layer.adapt_mean.shape))
+    layer.adapt_variance.assign(variance.reshape(layer.adapt_variance.shape))
     layer.finalize_state()
 
 

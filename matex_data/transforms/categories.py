@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -11,15 +11,16 @@ import numpy as np
 
 from matex_data.errors import FormatError
 from matex_data.fields import Field, field_of
-from matex_data.index.computed import Call, compute
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
 from matex_data.reading.source import Source
-from matex_data.transforms.counts import as_value, value_counts
+from matex_data.transforms.counts import as_value, counts_of
 
 CATEGORY = "category"
 CATEGORIES = "categories"
 """Attribute of a field of codes: list of str, the name of each code."""
+CODES = "codes of {}"  # name of the classes of one-hot vectors
 Opened = Callable[[Index], Source]
 """Callable that opens the files of an index. *Collective*."""
 
@@ -43,7 +44,7 @@ def _is_category(wanted: Any) -> bool:
 
 
 def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Index:
-    """Return the index with codes in place of texts or integers. *Collective*: each rank reads its block of a field.
+    """Return the index with codes in place of texts or integers. *Collective*: each rank reads its block once.
 
     Codes are positions in the sorted values of all samples, -1 for missing ones, and the attribute ``categories`` has
     the values as texts. Fields with categories stay as they are.
@@ -60,33 +61,59 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Ind
     FormatError : a field is neither of texts nor of integers, or has more than a million different values.
     DataError : the first error of any rank, on every rank.
     """
-    for name in names:
-        field = _checked(index, name)
-        if isinstance(field.attributes.get(CATEGORIES), list):
-            continue
-        values = sorted(value_counts(opened(index.select([name])), name, Runs.between(0, len(index))))
+    fields = {name: _checked(index, name) for name in names}
+    fields = {name: one for name, one in fields.items() if not isinstance(one.attributes.get(CATEGORIES), list)}
+    if not fields:
+        return index
+    counts = counts_of(opened(index.select(list(fields))), list(fields), Runs.between(0, len(index)))
+    steps: list[ComputedFields] = []
+    for name, field in fields.items():
+        values = sorted(counts[name])
         attributes = {**field.attributes, CATEGORIES: [str(value) for value in values]}
         coded = replace(field, dtype=np.dtype(np.int32), attributes=attributes)
-        index = compute(index, partial(_codes, name, tuple(values)), [name], {name: coded})
-    return index
+        steps.append(ComputedFields(partial(_codes, name, tuple(values)), [name], {name: coded}))
+    return compute_all(index, steps)
 
 
-def one_hot(index: Index, names: Sequence[str], opened: Opened) -> Index:
-    """Return the index with vectors of zeros and a one in place of classes. *Collective* like `encode_categories`.
+def one_hot(index: Index, names: Sequence[str]) -> Index:
+    """Return the index with vectors of zeros and a one in place of codes of categories.
 
     The vectors are float32 and have an entry for each category; those of missing values have zeros alone.
 
     Parameters
     ----------
-    index, names, opened : see `encode_categories`.
+    index : see `encode_categories`, which has made the codes.
+    names : of the fields.
     """
-    index = encode_categories(index, names, opened)
+    steps: list[ComputedFields] = []
     for name in names:
         field = index.fields[name]
         count = len(field.attributes[CATEGORIES])
         vectors = replace(field, shape=(*field.shape, count), dtype=np.dtype(np.float32))
-        index = compute(index, partial(_vectors, name, count), [name], {name: vectors})
-    return index
+        step = ComputedFields(partial(_vectors, name, count), [name], {name: vectors}, raw_of={name: name})
+        steps.append(step)
+    return compute_all(index, steps)
+
+
+def count_as_classes(index: Index, names: Iterable[str]) -> Index:
+    """Return the index with one-hot vectors of these names that count as classes, after a function has made them."""
+    steps: list[ComputedFields] = []
+    for name in names:
+        field, codes = index.fields[name], CODES.format(name)
+        categories = field.attributes.get(CATEGORIES)
+        if isinstance(categories, list) and field.dtype.kind == "f" and field.shape[-1:] == (len(categories),):
+            classes = replace(field, name=codes, shape=field.shape[:-1], dtype=np.dtype(np.int32))
+            fields = {name: field, codes: classes}
+            steps.append(ComputedFields(partial(_classes, name), [name], fields, dict, raw_of={name: codes}))
+    return compute_all(index, steps).select(list(index.fields)) if steps else index
+
+
+def _classes(name: str, call: Call) -> None:
+    """Fill one-hot vectors, as they are, and the codes of their classes."""
+    vectors = call.inputs[name]
+    if name not in call.placed:
+        call.fill(name, vectors)
+    call.fill(CODES.format(name), np.where(vectors.any(axis=-1), vectors.argmax(axis=-1), -1))
 
 
 def _checked(index: Index, name: str) -> Field:

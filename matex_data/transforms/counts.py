@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,28 +21,34 @@ MOST_VALUES = 1_000_000  # that all ranks keep: some 100 MB of Python objects
 ValueCounts = Mapping[Any, int]
 
 
-def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
-    """Return how often each value of a field occurs. *Collective*: each rank reads its block.
+def counts_of(source: Source, names: Sequence[str], samples: Samples) -> dict[str, Counter[Any]]:
+    """Return how often each value of fields occurs, by field. *Collective*: each rank reads its block.
 
     Parameters
     ----------
     source : the opened files.
-    name : of the field. Of arrays and lists, all elements count.
+    names : of the fields. Of arrays and lists, all elements count.
     samples : samples of all ranks, ascending.
 
     Raises
     ------
     FieldNotFound, FormatError, DataError : see ``Dataset.value_counts``.
     """
-    field = _checked(source.index.fields, name)
-    own: Counter[Any] = Counter()
+    fields = {name: _checked(source.index.raw.fields, name) for name in names}
+    own: dict[str, Counter[Any]] = {name: Counter() for name in names}
 
     def count(_: Integers, arrays: Arrays) -> None:
-        own.update(_count(arrays[name], field))
-        check_number(name, len(own))
+        for name, field in fields.items():
+            own[name].update(_count(arrays[name], field))
+            check_number(name, len(own[name]))
 
-    source.use_block(samples, [name], count)
-    counts = merged_counts(source.comm, name, own)
+    source.use_block(samples, names, count)
+    return {name: merged_counts(source.comm, name, own[name]) for name in names}
+
+
+def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
+    """Return how often each value of a field occurs, the most frequent first; see `counts_of`. *Collective*."""
+    counts = counts_of(source, [name], samples)[name]
     return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
 
 

@@ -118,6 +118,12 @@ class Objects(FromOne):
     counted: str
     first_object: Integers
 
+    @property
+    def raw(self) -> Schema:
+        return {
+            n: replace(one, ragged=one.ragged and n not in self.flattened) for n, one in self.base.raw.fields.items()
+        }
+
     def index(self, fields: Schema) -> Index:
         """Return the index of objects with these fields."""
         base = self.base
@@ -130,11 +136,11 @@ class Objects(FromOne):
         event = np.searchsorted(self.first_object, objects, side="right") - 1
         begins = np.diff(event, prepend=-1) > 0
         events, number = event[begins], np.cumsum(begins) - 1
-        fields, inner = self.base.fields, self.base.inner_bytes
+        fields, inner = wanted.fields(self.base), self.base.inner_bytes
         arrays = {name: fields[name].empty(len(events)) for name in wanted.arrays if name not in self.flattened}
         for name in self.flattened.intersection(wanted.arrays):
             arrays[name] = empty_output(fields[name], len(events), inner(name))
-        finish = read(0, Wanted(compress(events), np.arange(len(events)), arrays))
+        finish = read(0, Wanted(compress(events), np.arange(len(events)), arrays, raw=wanted.raw))
         return all_of([finish, partial(self._spread, arrays, events, number, objects, wanted)])
 
     def _spread(

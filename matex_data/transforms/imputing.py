@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import partial
@@ -20,15 +20,24 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import MISSING_INTEGER, Field, Schema, by_pattern, is_pattern
-from matex_data.index.computed import Call, ComputedFields, compute_all
+from matex_data.index.computed import Call, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import merged_counts
-from matex_data.transforms.missing import KEEP, MEAN, MEDIAN, MODE, RULES, is_missing, replace_missing
-from matex_data.transforms.stack import column_axis
+from matex_data.transforms.missing import (
+    KEEP,
+    MEAN,
+    MEDIAN,
+    MODE,
+    RULES,
+    check_no_integers,
+    filling,
+    is_missing,
+    replace_missing,
+)
 
 FillRule = str | float
 Rules = Mapping[str, FillRule]
@@ -36,93 +45,60 @@ Rules = Mapping[str, FillRule]
 MOST_KEPT = 1 << 27  # numbers of a rank of which it finds the median: a gigabyte
 
 
-@dataclass(frozen=True)
-class FilledColumn:
-    """Field, or column of a stack, whose missing values are replaced.
-
-    Parameters
-    ----------
-    name : of the field.
-    number : of the column; None: the whole field.
-    axis : of an array of rows, along which the columns lie.
-    rule : the treatment.
-    """
-
-    name: str
-    number: int | None
-    axis: int
-    rule: FillRule
-
-    def of(self, array: Array) -> Array:
-        """Return the view of an array of rows that has the column."""
-        if self.number is None:
-            return array
-        return array[:, self.number] if self.axis == 1 else array[..., self.number]
-
-
-def find_columns(fields: Schema, rules: Rules) -> list[FilledColumn]:
-    """Return the columns that the rules apply to; names come before patterns, patterns in their order.
+def find_rules(fields: Schema, rules: Rules) -> dict[str, FillRule]:
+    """Return the rule of each field that one applies to; names come before patterns, patterns in their order.
 
     Raises
     ------
     FieldNotFound : a name is no field.
-    FormatError : a named field cannot have missing values, or has no mean.
+    FormatError : a named field cannot have missing values, or has no mean; nothing replaces those of integers, which
+        have no NaN.
     """
-    known = [column for field in fields.values() for column, _, _ in _columns(field)]
-    fitting = by_pattern(rules, known)
-    columns: list[FilledColumn] = []
-    for field in fields.values():
-        for column, number, axis in _columns(field):
-            pattern = fitting.get(column)
-            rule = KEEP if pattern is None else rules[pattern]
-            if rule != KEEP and _applies(field, column, rule, named=pattern == column):
-                columns.append(FilledColumn(field.name, number, axis, rule))
-    unused = next((name for name in rules if name not in fitting.values() and not is_pattern(name)), None)
+    unused = next((name for name in rules if name not in fields and not is_pattern(name)), None)
     if unused is not None:
-        raise FieldNotFound("missing= names no field", field=unused, expected=f"one of {near_matches(unused, known)}")
-    return columns
+        raise FieldNotFound("missing= names no field", field=unused, expected=f"one of {near_matches(unused, fields)}")
+    found: dict[str, FillRule] = {}
+    for name, pattern in by_pattern(rules, fields).items():
+        rule = rules[pattern]
+        if rule != KEEP and _applies(fields[name], rule, named=pattern == name):
+            found[name] = rule
+    check_no_integers({name: field for name, field in fields.items() if name not in found})
+    return found
 
 
-def _columns(field: Field) -> Iterator[tuple[str, int | None, int]]:
-    """Yield name, number and axis of each column of a field."""
-    names = field.attributes.get("columns")
-    axis = column_axis(field)
-    if axis is None or not isinstance(names, list):
-        yield field.name, None, 0
-        return
-    for number, name in enumerate(names):
-        yield name.partition("[")[0], number, axis
-
-
-def _applies(field: Field, name: str, rule: FillRule, named: bool) -> bool:
+def _applies(field: Field, rule: FillRule, named: bool) -> bool:
     """Return whether a rule applies to a field; raise ``FormatError`` if it is one for this field that cannot."""
     whole = MISSING_INTEGER in field.attributes and isinstance(rule, Real)
     numbers = (field.dtype.kind == "f" or whole) and not field.ragged
     classes = not field.ragged and (field.dtype.kind in "SUO" or isinstance(field.attributes.get("categories"), list))
     if isinstance(rule, str) and rule not in RULES:
-        return _takes_text(field, name, rule)
+        return _takes_text(field, rule, named)
     if numbers or (classes and rule == MODE):
         return True
     if named and not (field.dtype.kind in "biu" and not classes):  # integers have no missing values
         raise FormatError(
-            f"missing= has no such treatment of {name!r}",
-            field=name,
+            f"missing= has no such treatment of {field.name!r}",
+            field=field.name,
             expected='"mode", the most frequent value, or a text for texts' if classes else "a field of numbers",
             found=f"{rule!r} for {field.description}",
         )
     return False
 
 
-def _takes_text(field: Field, name: str, text: str) -> bool:
-    """Return True if a text replaces the missing texts of a field; raise ``FormatError`` if it cannot."""
+def _takes_text(field: Field, text: str, named: bool) -> bool:
+    """Return whether a text replaces the missing texts of a field; raise ``FormatError`` if it is one that cannot."""
     kind, room = field.dtype.kind, field.dtype.itemsize
-    expected = None if kind in "SUO" and not field.ragged else f"a field of texts, or one of {RULES} for numbers"
-    if expected is None and kind != "O" and np.array(text if kind == "U" else text.encode()).itemsize > room:
+    texts = kind in "SUO" and not field.ragged
+    wrong = not texts and (named or (kind == "f" and not field.ragged))  # a pattern passes over what misses nothing
+    expected = f"a field of texts, or one of {RULES} for numbers" if wrong else None
+    if texts and kind != "O" and np.array(text if kind == "U" else text.encode()).itemsize > room:
         expected = f"a text that fits into {field.dtype}"
     if expected is not None:
         found = f"{text!r} for {field.description}"
-        raise FormatError("missing= has a text that cannot replace values", field=name, expected=expected, found=found)
-    return True
+        raise FormatError(
+            "missing= has a text that cannot replace values", field=field.name, expected=expected, found=found
+        )
+    return texts
 
 
 @dataclass(frozen=True)
@@ -131,26 +107,25 @@ class Imputation:
 
     Parameters
     ----------
-    columns : that are treated.
-    index : of the samples with their missing values.
+    rules : of the fields that are treated, by name.
+    index : of rows with their missing values.
+    finish : makes the index of the samples of that of the rows.
     transforms : text that identifies the samples without it, see `Source`.
+    rows_of : returns the rows of samples, where these are sequence windows; None: each sample is a row.
     mapped : functions of ``map`` have got what it has filled in.
     """
 
-    columns: Sequence[FilledColumn]
+    rules: Mapping[str, FillRule]
     index: Index
+    finish: Callable[[Index], Index]
     transforms: str
+    rows_of: Callable[[Samples], Samples] | None = None
     mapped: bool = False
-
-    @classmethod
-    def of(cls, rules: Rules, index: Index, transforms: str) -> Imputation:
-        """Return the treatment of the fields of a data set by the rules of ``missing=``."""
-        return cls(find_columns(index.fields, rules), index, transforms)
 
     @property
     def learns(self) -> bool:
         """Return whether any value depends on samples."""
-        return any(column.rule in _TALLIES for column in self.columns)
+        return any(rule in _TALLIES for rule in self.rules.values())
 
     def fitted(self, source: Source, samples: Samples) -> Source:
         """Return the opened files with the statistics of some samples. *Collective*.
@@ -159,38 +134,34 @@ class Imputation:
 
         Raises
         ------
-        FormatError : a column has no value at all, or infinite ones.
+        FormatError : a field has no value at all, or infinite ones.
         DataError : the first error of any rank, on every rank.
         """
-        names = list(dict.fromkeys(c.name for c in self.columns if c.rule in _TALLIES))
-        fields = self.index.fields
-        tallies = [_TALLIES[c.rule](c, fields[c.name]) if c.rule in _TALLIES else None for c in self.columns]
+        fields = self.index.raw.fields
+        tallies = {name: _TALLIES[rule](fields[name]) for name, rule in self.rules.items() if rule in _TALLIES}
 
         def add(_: Integers, arrays: Arrays) -> None:
-            for column, tally in zip(self.columns, tallies, strict=True):
-                if tally is not None:
-                    tally.add(column.of(arrays[column.name]))
+            for name, tally in tallies.items():
+                tally.add(fields[name].join(arrays[name].reshape(-1)) if fields[name].ragged else arrays[name])
 
-        if names:
-            source.use_block(samples, names, add)
-        merged = [c.rule if t is None else t.merged(source.comm) for c, t in zip(self.columns, tallies, strict=True)]
-        digest = hashlib.blake2b(repr(merged).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        by_field: dict[str, list[tuple[FilledColumn, Any]]] = {}
-        for column, value in zip(self.columns, merged, strict=True):
-            by_field.setdefault(column.name, []).append((column, value))
-        steps = (
-            ComputedFields(partial(_fill, name, tuple(values)), [name], {name: fields[name]}, dict, f"missing {digest}")
-            for name, values in by_field.items()
-        )
-        return source.with_index(compute_all(self.index, steps), f"{self.transforms}missing {digest}")
+        if tallies and self.rows_of is None:
+            source.with_index(self.index, "").use_block(samples, list(tallies), add)
+        elif tallies and self.rows_of is not None:
+            source.of_index(self.index, "").use_block(self.rows_of(samples), list(tallies), add)
+        values = {n: tallies[n].merged(source.comm) if n in tallies else rule for n, rule in self.rules.items()}
+        digest = hashlib.blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
+        steps = [
+            filling(partial(_fill, name, value), name, {name: self.index.fields[name]}, f"missing {digest}")
+            for name, value in values.items()
+        ]
+        return source.with_index(self.finish(compute_all(self.index, steps)), f"{self.transforms}missing {digest}")
 
 
-def _fill(name: str, values: Sequence[tuple[FilledColumn, Any]], call: Call) -> None:
-    """Replace the missing values of the columns of a field."""
+def _fill(name: str, value: Any, call: Call) -> None:
+    """Replace the missing values of a field."""
     if name not in call.placed:
         call.fill(name, call.inputs[name])
-    for column, value in values:
-        replace_missing(column.of(call.outs[name]), call.fields[name], value)
+    replace_missing(call.outs[name], call.fields[name], value)
 
 
 class _Mean:
@@ -200,8 +171,8 @@ class _Mean:
     overflow.
     """
 
-    def __init__(self, column: FilledColumn, field: Field) -> None:
-        self._column, self._dtype = column, field.dtype
+    def __init__(self, field: Field) -> None:
+        self._field = field
         self._sums: dict[int, int] = {}
         self._count = 0
 
@@ -210,7 +181,7 @@ class _Mean:
         values = array[~np.isnan(array)].astype(np.float64)
         if not np.isfinite(values).all():
             raise FormatError(
-                "a field with infinite numbers has no mean", field=self._column.name, expected="finite numbers"
+                "a field with infinite numbers has no mean", field=self._field.name, expected="finite numbers"
             )
         fraction, exponent = np.frexp(values)
         mantissa = np.ldexp(fraction, 53).astype(np.int64)
@@ -231,15 +202,15 @@ class _Mean:
             )
             count += of_rank
         if not count:
-            raise _no_value(self._column)
-        return float(self._dtype.type(float(total / count)))
+            raise _no_value(self._field, MEAN)
+        return float(self._field.dtype.type(float(total / count)))
 
 
 class _Median:
     """Median of numbers: the middle one, or the mean of both in the middle. A rank keeps the numbers of its block."""
 
-    def __init__(self, column: FilledColumn, field: Field) -> None:
-        self._column, self._dtype = column, field.dtype
+    def __init__(self, field: Field) -> None:
+        self._field = field
         self._kept: list[Array] = []
 
     def add(self, array: Array) -> None:
@@ -249,7 +220,7 @@ class _Median:
         if count > MOST_KEPT:
             raise FormatError(
                 "a rank keeps the numbers of which it finds the median",
-                field=self._column.name,
+                field=self._field.name,
                 expected=f"at most {MOST_KEPT:,} numbers for each rank",
                 found=f"{count:,}",
                 remedy='take "mean", or more ranks',
@@ -264,7 +235,7 @@ class _Median:
 
         count = not_above(np.inf)
         if not count:
-            raise _no_value(self._column)
+            raise _no_value(self._field, MEDIAN)
         low, high = -(1 << 63), (1 << 63) - 1  # floats in their order, as integers
         while low < high:
             middle = (low + high) // 2
@@ -273,8 +244,8 @@ class _Median:
         if not_above(lower) <= count // 2:
             upper = min(comm.allgather(min(own[own > lower], default=np.inf)))
         if not np.isfinite([lower, upper]).all():
-            raise FormatError("the median of a field is infinite", field=self._column.name, expected="finite numbers")
-        return float(self._dtype.type(float((Fraction(lower) + Fraction(upper)) / 2)))
+            raise FormatError("the median of a field is infinite", field=self._field.name, expected="finite numbers")
+        return float(self._field.dtype.type(float((Fraction(lower) + Fraction(upper)) / 2)))
 
 
 def _float(number: int) -> float:
@@ -287,8 +258,8 @@ def _float(number: int) -> float:
 class _Mode:
     """Most frequent value; of several the smallest."""
 
-    def __init__(self, column: FilledColumn, field: Field) -> None:
-        self._column, self._field = column, field
+    def __init__(self, field: Field) -> None:
+        self._field = field
         self._counts: dict[Any, int] = {}
 
     def add(self, array: Array) -> None:
@@ -300,23 +271,23 @@ class _Mode:
 
     def merged(self, comm: Communicator) -> Any:
         """Return the most frequent value of all ranks. *Collective*."""
-        counts = merged_counts(comm, self._column.name, self._counts)
+        counts = merged_counts(comm, self._field.name, self._counts)
         if not counts:
-            raise _no_value(self._column)
+            raise _no_value(self._field, MODE)
         return min(counts, key=lambda value: (-counts[value], value))
 
 
-_TALLIES: dict[Any, Callable[[FilledColumn, Field], _Mean | _Median | _Mode]] = {
+_TALLIES: dict[Any, Callable[[Field], _Mean | _Median | _Mode]] = {
     MEAN: _Mean,
     MEDIAN: _Median,
     MODE: _Mode,
 }
 
 
-def _no_value(column: FilledColumn) -> FormatError:
+def _no_value(field: Field, rule: str) -> FormatError:
     return FormatError(
-        f"missing= needs the {column.rule} of a field without values",
-        field=column.name,
+        f"missing= needs the {rule} of a field without values",
+        field=field.name,
         expected="one value at least in the samples that count",
         remedy="give a number in its place",
     )

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from matex_data.errors import FormatError, PartitionError
+from matex_data.fields import Schema
 from matex_data.index.computed import Computed
 from matex_data.index.files import JoinedFiles
 from matex_data.index.model import Derivation, Finish, Index, Read, Wanted
@@ -72,8 +73,9 @@ class Joined(Derivation):
 
     bases: tuple[Index, ...]
 
-    def on(self, bases: Sequence[Index]) -> Joined:
-        return Joined(tuple(bases))
+    @property
+    def raw(self) -> Schema:
+        return self.bases[0].raw.fields
 
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
         borders = np.cumsum([0, *map(len, self.bases)])
@@ -83,9 +85,10 @@ class Joined(Derivation):
         for number in np.unique(base).tolist():
             own = np.flatnonzero(base == number)
             first = int(borders[number])
-            of_base = Runs(runs.start[own] - first, runs.count[own])
+            base_runs = Runs(runs.start[own] - first, runs.count[own])
             rows = wanted.destination[runs.first[own[0]] : runs.first[own[-1] + 1]]
-            finishes.append(read(number, Wanted(of_base, rows, wanted.arrays, wanted.first + first)))
+            of_base = replace(wanted, runs=base_runs, destination=rows, first=wanted.first + first)
+            finishes.append(read(number, of_base))
         return all_of(finishes)
 
 

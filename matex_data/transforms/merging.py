@@ -7,7 +7,7 @@ the keys of its block; all ranks keep the runs of samples that correspond, not t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import EXACT, Field, field_of, is_category, is_time
+from matex_data.fields import EXACT, Field, Schema, field_of, is_category, is_time
 from matex_data.index.combined import assign_missing, exact
 from matex_data.index.computed import Call, Made, compute
 from matex_data.index.files import DerivedFiles
@@ -128,7 +128,7 @@ class Coordinate:
     @property
     def field(self) -> Field:
         """The field; raise ``FieldNotFound`` if there is none."""
-        return field_of(self.source.index.fields, self.name)
+        return field_of(self.source.index.raw.fields, self.name)
 
     def read(self, complete: bool) -> tuple[Integers, Array, Array]:
         """Return this rank's samples, their values (of windows those of the first row), and which lack one.
@@ -485,8 +485,9 @@ class Merged(Derivation):
     def bases(self) -> tuple[Index, ...]:  # type: ignore[override]
         return self.first, self.second
 
-    def on(self, bases: Sequence[Index]) -> Merged:
-        return Merged(bases[0], bases[1], self.pairs)
+    @property
+    def raw(self) -> Schema:
+        return {**self.first.raw.fields, **self.second.raw.fields}
 
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
         own = {name: array for name, array in wanted.arrays.items() if name in self.first.fields}
@@ -497,22 +498,24 @@ class Merged(Derivation):
             order = np.argsort(samples, kind="stable")
             absent, order = np.split(order, [np.count_nonzero(samples < 0)])
             for name, array in others.items() if len(absent) else ():  # else fields need no value for missing
-                assign_missing(self.second.fields[name], array, wanted.destination[absent])
-            finishes.append(self._read(read, samples[order], wanted.destination[order], others))
+                assign_missing(wanted.fields(self.second)[name], array, wanted.destination[absent])
+            of_second = replace(wanted, destination=wanted.destination[order], arrays=others, first=0)
+            finishes.append(self._read(read, samples[order], of_second))
         return all_of(finishes)
 
-    def _read(self, read: Read, samples: Integers, destination: Integers, arrays: dict[str, Array]) -> Finish | None:
+    def _read(self, read: Read, samples: Integers, wanted: Wanted) -> Finish | None:
         """Read samples of the second index, ascending, each once, to their destinations."""
         first = np.flatnonzero(np.diff(samples, prepend=-1))
+        runs = compress(samples[first])
         if len(first) == len(samples):
-            return read(1, Wanted(compress(samples), destination, arrays))
-        once = {name: self.second.fields[name].empty(len(first)) for name in arrays}
-        finish = read(1, Wanted(compress(samples[first]), np.arange(len(first)), once))
+            return read(1, replace(wanted, runs=runs))
+        once = {name: wanted.fields(self.second)[name].empty(len(first)) for name in wanted.arrays}
+        finish = read(1, replace(wanted, runs=runs, destination=np.arange(len(first)), arrays=once))
         position = np.repeat(np.arange(len(first)), np.diff(first, append=len(samples)))
-        return all_of([finish, partial(_spread, once, position, destination, arrays)])
+        return all_of([finish, partial(_spread, once, position, wanted.destination, wanted.arrays)])
 
 
-def _spread(once: dict[str, Array], position: Integers, destination: Integers, arrays: dict[str, Array]) -> None:
+def _spread(once: dict[str, Array], position: Integers, destination: Integers, arrays: Mapping[str, Array]) -> None:
     """Copy rows to all samples that they correspond to."""
     for name, out in arrays.items():
         out[destination] = once[name][position]

@@ -27,10 +27,9 @@ from matex_data.fields import (
     is_category,
     is_pattern,
     mask_of,
-    matching,
 )
 from matex_data.index.combined import exact
-from matex_data.index.computed import Call, ComputedFields, compute_all
+from matex_data.index.computed import Call, ComputedFields, compute, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples
 from matex_data.reading.plan import Arrays
@@ -66,8 +65,8 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     Parameters
     ----------
     index : index with missing numbers as NaN.
-    missing : value of ``missing=``; for "nan" and "drop" the index is returned as it is. Of a dict, only the masks that
-        are requested are made.
+    missing : value of ``missing=``; for "nan" and "drop" the index is returned as it is. Of a dict, whose values are
+        replaced already, only the masks that are requested and that the data do not have are made.
     names : requested fields, masks among them; None: all.
 
     Raises
@@ -76,16 +75,12 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     """
     if isinstance(missing, str) and missing != "mask":
         if missing == KEEP:
-            _check_no_integers(index.fields)
+            check_no_integers(index.fields)
         return index
     by_field = isinstance(missing, Mapping)
-    if isinstance(missing, Mapping):
-        rules = [rule for rule, value in missing.items() if isinstance(value, Real)]
-        ruled = {name for rule in rules for name in matching(rule, index.fields)}
-        _check_no_integers({name: field for name, field in index.fields.items() if name not in ruled})
-    floats = [field for field in index.fields.values() if _is_nullable(field) and not field.ragged]
+    floats = [field for field in index.fields.values() if is_nullable(field) and not field.ragged]
     whole = names is None and not by_field
-    requested = set(names or ())
+    requested = set(names or ()).difference(index.fields if by_field else ())
     masked = [f for f in floats if whole or MASK.format(f.name) in requested]
     masked = masked if by_field or missing == "mask" else []
     remedy = 'select fields with inputs= and targets=; with pad=, give missing= a number or "nan"'
@@ -96,16 +91,17 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     for field in floats:
         mask = {MASK.format(field.name): Field(MASK.format(field.name), field.shape, np.dtype(bool))}
         if by_field and field.name in with_mask:
-            steps.append(ComputedFields(partial(_fill_mask, field), [field.name], mask))
+            step = ComputedFields(partial(_fill_mask, field), [field.name], mask, raw_given=[field.name])
+            steps.append(step)
         elif not isinstance(missing, Mapping):
             number = field.dtype.type(0 if isinstance(missing, str) else missing)
             fields = {field.name: field, **(mask if field.name in with_mask else {})}
             fill = partial(_fill, field, number)
-            steps.append(ComputedFields(fill, [field.name], fields, views=dict, fills=f"missing {number}"))
+            steps.append(filling(fill, field.name, fields, f"missing {number}"))
     return compute_all(index, steps) if steps else index
 
 
-def _check_no_integers(fields: Mapping[str, Field]) -> None:
+def check_no_integers(fields: Mapping[str, Field]) -> None:
     """Raise ``FormatError`` for a field of integers whose missing values could not be told from others."""
     name = next((name for name, field in fields.items() if MISSING_INTEGER in field.attributes), None)
     if name is not None:
@@ -115,6 +111,20 @@ def _check_no_integers(fields: Mapping[str, Field]) -> None:
             expected='missing="mask", "drop" or a number',
             found='missing="nan"',
         )
+
+
+def filling(fill: Callable[[Call], None], name: str, fields: Mapping[str, Field], fills: str) -> ComputedFields:
+    """Return the computation that replaces missing values of a field; of numbers, ``Index.raw`` has those before it.
+
+    Parameters
+    ----------
+    fill : the function.
+    name : of the field.
+    fields : that the function computes.
+    fills : see `Computation`.
+    """
+    raw_of = {name: name} if is_nullable(fields[name]) else {}
+    return ComputedFields(fill, [name], fields, views=dict, fills=fills, raw_of=raw_of)
 
 
 def _fill(field: Field, number: Any, call: Call) -> None:
@@ -158,21 +168,28 @@ def replace_missing(array: Array, field: Field, value: Any) -> None:
             rows[absent] = stored
 
 
-def find_complete(source: Source, samples: Samples | None) -> Samples:
+COMPLETE = "missing='drop'"  # the name of no other field
+
+
+def find_complete(opened: Callable[[Index], Source], index: Index, samples: Samples | None) -> Samples:
     """Return the samples without any missing value, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters
     ----------
-    source : opened files.
+    opened : opens the files of an index. *Collective*.
+    index : of the samples, before one-hot vectors and stacks are made of them.
     samples : samples to choose from, ascending; None: all.
 
     Raises
     ------
     DataError : the first error of any rank, on every rank.
     """
-    fields = {name: field for name, field in source.index.fields.items() if _may_be_missing(field)}
-    samples = samples or Runs.between(0, len(source.index))
-    return select_samples(source, samples, list(fields), partial(_complete, fields)) if fields else samples
+    names = [name for name, field in index.fields.items() if _may_be_missing(field)]
+    samples = samples or Runs.between(0, len(index))
+    if not names:
+        return samples
+    marked = compute(index, _complete, names, {COMPLETE: Field(COMPLETE, (), np.dtype(bool))}).select([COMPLETE])
+    return select_samples(opened(marked), samples, [COMPLETE], lambda arrays: arrays[COMPLETE])
 
 
 def use_values(
@@ -214,10 +231,10 @@ def use_values(
 
 
 def _may_be_missing(field: Field) -> bool:
-    return not field.ragged and (_is_nullable(field) or is_category(field) or _has_empty_texts(field))
+    return not field.ragged and (is_nullable(field) or is_category(field) or _has_empty_texts(field))
 
 
-def _is_nullable(field: Field) -> bool:
+def is_nullable(field: Field) -> bool:
     """Return whether a field has numbers, of which any may be missing."""
     return field.dtype.kind == "f" or MISSING_INTEGER in field.attributes
 
@@ -227,12 +244,13 @@ def _has_empty_texts(field: Field) -> bool:
     return field.dtype.kind in "SUO" and bool(field.attributes.get(EMPTY_IS_MISSING, True))
 
 
-def _complete(fields: Mapping[str, Field], arrays: Mapping[str, Array]) -> Array:
-    """Return bool[samples], True for samples without missing values."""
-    complete: Array = np.logical_and.reduce(
-        [~is_missing(array, fields[name]).any(axis=tuple(range(1, array.ndim))) for name, array in arrays.items()]
-    )
-    return complete
+def _complete(call: Call) -> None:
+    """Mark the samples without missing values."""
+    complete = [
+        ~is_missing(array, call.fields[name]).any(axis=tuple(range(1, array.ndim)))
+        for name, array in call.inputs.items()
+    ]
+    call.fill(COMPLETE, np.logical_and.reduce(complete))
 
 
 def is_missing(array: Array, field: Field) -> NDArray[np.bool_]:

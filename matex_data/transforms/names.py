@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 import numpy as np
 
@@ -33,18 +33,21 @@ def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, I
         )
 
 
-def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: str) -> list[str] | None:
-    """Return the fields to read for the named ones. Masks are left out: they are made with their fields.
+def fields_to_read(
+    names: Sequence[str] | None, masked: Iterable[str], is_field: Callable[[str], bool], *made: str
+) -> list[str] | None:
+    """Return the fields to read for the named ones. Masks that no file has are left out: they are made of fields.
 
     Parameters
     ----------
     names : requested names and patterns; None: all fields.
     masked : names and patterns of the fields that have masks.
+    is_field : whether there is a field with the name of a mask.
     made : names of fields that transforms make of others; they may have masks, too.
 
     Examples
     --------
-    >>> fields_to_read(["Muon_pt", "Muon_pt_mask", "trigger_mask"], ["Muon_*"])
+    >>> fields_to_read(["Muon_pt", "Muon_pt_mask", "trigger_mask"], ["Muon_*"], lambda name: False)
     ['Muon_pt', 'trigger_mask']
     """
     if names is None:
@@ -53,7 +56,7 @@ def fields_to_read(names: Sequence[str] | None, masked: Iterable[str], *made: st
 
     def is_mask(name: str) -> bool:
         base = name.removesuffix(MASK.format(""))
-        return base != name and requested(base) and has_mask(base)
+        return base != name and requested(base) and has_mask(base) and not is_field(name)
 
     return [name for name in names if not is_mask(name)]
 

@@ -9,8 +9,8 @@ from functools import cache, partial
 import numpy as np
 
 from matex_data.errors import FieldNotFound, near_matches
-from matex_data.fields import Field, Schema, is_pattern, name_taken
-from matex_data.index.computed import Call, compute
+from matex_data.fields import Field, Schema, is_category, is_pattern, name_taken
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.ragged import RAGGED_BYTES
 from matex_data.transforms.evaluation import Values, delivered_dtype, evaluate
@@ -40,11 +40,23 @@ def add_expressions(index: Index, expressions: Expressions) -> Index:
     taken = next((name for name in expressions if name in index.fields), None)
     if taken is not None:
         raise name_taken(taken, "derive=", next(iter(index.files.paths), None))
+    depth: dict[str, int] = {}
     for name in in_order(expressions, expressions):
-        bound = expressions[name].bound(index.fields)
-        field = replace(_field(name, bound, index.fields), scratch_bytes=_scratch_bytes(index, bound.fields))
-        index = compute(index, partial(_evaluate, field, bound), bound.fields, {name: field})
+        depth[name] = 1 + max((depth.get(other, 0) for other in expressions[name].fields), default=0)
+    for level in range(1, max(depth.values()) + 1):
+        names = [name for name in depth if depth[name] == level]
+        index = compute_all(index, [_computation(index, name, expressions[name]) for name in names])
     return index
+
+
+def _computation(index: Index, name: str, expression: Expression) -> ComputedFields:
+    """Return the computation of a field by an expression of those of an index; texts are compared with classes."""
+    raw, texts = index.raw.fields, set(expression.fields).difference(expression.numbers)
+    classes = {other: raw[other] for other in texts if other in raw and is_category(raw[other])}
+    fields = {**index.fields, **classes}
+    bound = expression.bound(fields)
+    field = replace(_field(name, bound, fields), scratch_bytes=_scratch_bytes(index, bound.fields))
+    return ComputedFields(partial(_evaluate, field, bound), bound.fields, {name: field}, raw_given=classes)
 
 
 def _evaluate(field: Field, expression: Expression, call: Call) -> None:

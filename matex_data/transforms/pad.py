@@ -11,12 +11,13 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import MASK, Field, Schema, mask_of
-from matex_data.index.computed import Call, compute
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index, ranges
 from matex_data.transforms.names import check_lengths, ragged_fields
 
 FIRST = "first"
 ORDER = "order of {}"  # name of the order in which the elements of a field descend
+KEPT = "kept of {}"  # name of the lists of the elements that a dense field has
 Pad = Mapping[str, int]
 """Length of the dense samples, by field name or pattern."""
 Keep = str | Mapping[str, str]
@@ -47,7 +48,7 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
     index : index of the data set.
     pad : length of each dense field.
     keep : rule by which elements are kept if there are more.
-    names : requested fields, masks among them; None: all fields, with all masks.
+    names : requested fields, masks that the data do not have among them; None: all fields, with all masks.
 
     Raises
     ------
@@ -58,25 +59,26 @@ def pad_fields(index: Index, pad: Pad, keep: Keep, names: Sequence[str] | None) 
     patterns = ragged_fields(index.fields, pad, "pad", of_arrays=True)
     lengths = {name: int(pad[pattern]) for name, pattern in patterns.items()}
     sort_by = _sort_by(index.fields, list(lengths), keep)
-    masked = [name for name in lengths if names is None or MASK.format(name) in names]
+    wanted = None if names is None else set(names).difference(index.fields)
+    masked = [name for name in lengths if wanted is None or MASK.format(name) in wanted]
     order: list[str] = []
     for name in index.fields:
         order.append(name)
         if name in masked:
             remedy = f"select fields with inputs= and targets=, or leave {name!r} out of pad="
             order.append(mask_of(name, index.fields, remedy))
+    steps: list[ComputedFields] = []
     for key in dict.fromkeys(sort_by.values()):
         descends = Field(ORDER.format(key), (), np.dtype(np.int64), ragged=True)
-        index = compute(index, partial(_order, key), [key], {descends.name: descends})
-    unpadded = index.fields
+        steps.append(ComputedFields(partial(_order, key), [key], {descends.name: descends}))
     for name, length in lengths.items():
-        fields = {name: _padded(unpadded[name], length)}
+        field, rule, kept = index.fields[name], sort_by.get(name), KEPT.format(name)
+        fields = {name: _padded(field, length), kept: replace(field, name=kept)}
         if name in masked:
             fields[MASK.format(name)] = Field(MASK.format(name), (length,), np.dtype(bool))
-        rule = sort_by.get(name)
         given = [name] if rule is None else [name, ORDER.format(rule)]
-        index = compute(index, partial(_pad, name, rule, length), given, fields)
-    return index.select(order)
+        steps.append(ComputedFields(partial(_pad, name, rule, length), given, fields, raw_of={name: kept}))
+    return compute_all(index, steps).select(order)
 
 
 def _order(key: str, call: Call) -> None:
@@ -86,7 +88,7 @@ def _order(key: str, call: Call) -> None:
 
 
 def _pad(name: str, key: str | None, length: int, call: Call) -> None:
-    """Fill the dense samples of a field, and their mask."""
+    """Fill the dense samples of a field, their mask, and lists of the elements that they have."""
     lists = call.lists(name)
     content, counts = lists.values, lists.lengths
     if key is not None:
@@ -99,9 +101,12 @@ def _pad(name: str, key: str | None, length: int, call: Call) -> None:
         )
         content = content[order.values]
     kept = np.minimum(counts, length)
-    filled = np.arange(length) < kept[:, None]
+    if kept.sum() < len(content):
+        content = content[ranges(np.cumsum(counts) - counts, kept)]
+    call.fill(KEPT.format(name), content, np.concatenate([[0], np.cumsum(kept)]))
+    dense, filled = dense_samples(content, kept, length)
     call.fill(MASK.format(name), filled)
-    call.fill(name, _dense(content, counts, kept, filled))
+    call.fill(name, dense)
 
 
 def _padded(field: Field, length: int) -> Field:
@@ -150,10 +155,21 @@ def descending(values: Array, counts: Integers) -> Integers:
     return np.lexsort((opposite, np.repeat(np.arange(len(counts)), counts)))
 
 
-def _dense(content: Array, counts: Integers, kept: Integers, filled: Array) -> Array:
-    """Return an array of the shape of ``filled`` with the first ``kept`` elements of each sample, and zeros behind."""
-    if kept.sum() < len(content):
-        content = content[ranges(np.cumsum(counts) - counts, kept)]
+def dense_samples(content: Array, counts: Integers, length: int) -> tuple[Array, Array]:
+    """Return lists as dense samples with zeros behind, and bool[samples, length], where these have elements.
+
+    Parameters
+    ----------
+    content : elements, one sample after the other.
+    counts : int64[samples], elements of each sample, at most ``length``.
+
+    Examples
+    --------
+    >>> dense, filled = dense_samples(np.array([1, 2, 3]), np.array([2, 0, 1]), 2)
+    >>> dense.tolist(), filled.tolist()
+    ([[1, 2], [0, 0], [3, 0]], [[True, True], [False, False], [True, False]])
+    """
+    filled = np.arange(length) < counts[:, None]
     dense = np.zeros((*filled.shape, *content.shape[1:]), content.dtype)
     dense[filled] = content
-    return dense
+    return dense, filled

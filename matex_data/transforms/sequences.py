@@ -14,13 +14,14 @@ from matex_data.fields import ElementSpec, Field, Names, Schema, as_list
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Finish, FromOne, Index, Read, Wanted
-from matex_data.index.runs import compress
+from matex_data.index.runs import Chosen, Samples, compress
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 from matex_data.sampling.split import Ties
 from matex_data.transforms.joining import all_of
 from matex_data.transforms.remade import Remade
 
+AT_ONCE = 1 << 16  # sequence windows whose rows are computed at once
 AHEAD = "{}_ahead"  # name of the field with the rows behind a sequence window
 BLOCK_SEQUENCES = 8  # least length of a block, in sequence windows: neighbouring ones share most of their rows
 
@@ -131,27 +132,47 @@ class Slid(FromOne):
     shape: SequenceShape
     chains: Chains
 
+    @property
+    def raw(self) -> Schema:
+        rows, lengths = self.base.raw.fields, (self.shape.length, self.shape.horizon)
+        return {n: _extended(rows[base], n, lengths[ahead]) for n, (base, ahead) in self.columns.items()}
+
     @cached_property
     def _first(self) -> Integers:
         """First sequence window of each file, int64[files]."""
         return np.cumsum(self.chains.counts) - self.chains.counts
 
     def index(self, fields: Schema) -> Index:
-        """Return the index of sequence windows with these fields."""
+        """Return the index of sequence windows with these fields; raise ``FormatError`` if one is ragged."""
+        uneven = next((name for name, one in fields.items() if one.ragged), None)
+        if uneven is not None:
+            raise FormatError("a field with samples of varying length has no windows", field=uneven)
         slide = partial(_slide, self.columns, self.chains, self.shape)
         files = DerivedFiles(self.base.files, slide, self.chains.counts)
         return Index(fields, files, self.base.static, self.base.facts, self)
 
-    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
-        sequences = wanted.runs.numbers(np.arange(wanted.runs.total))
+    def rows_of(self, samples: Samples) -> Samples:
+        """Return the rows of sequence windows and of their targets."""
+        used = np.zeros(len(self.base), bool)
+        for low in range(0, samples.total, AT_ONCE):
+            begin = self._begins(samples.numbers(np.arange(low, min(low + AT_ONCE, samples.total))))
+            for ahead in {ahead for _, ahead in self.columns.values()}:
+                used[self.shape.rows(begin, ahead)] = True
+        return Chosen.of(used)
+
+    def _begins(self, sequences: Integers) -> Integers:
+        """Return the first row of each sequence window."""
         file = np.searchsorted(self._first, sequences, side="right") - 1
         begin = self.base.first_row[file] + -self.chains.begin[file] % self.shape.stride
-        begin += (sequences - self._first[file]) * self.shape.stride
+        return begin + (sequences - self._first[file]) * self.shape.stride
+
+    def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
+        begin = self._begins(wanted.runs.numbers(np.arange(wanted.runs.total)))
         needed = {ahead: self.shape.rows(begin, ahead) for ahead in {self.columns[name][1] for name in wanted.arrays}}
         numbers = np.unique(np.concatenate([EMPTY, *(rows.ravel() for rows in needed.values())]))
         names = dict.fromkeys(self.columns[name][0] for name in wanted.arrays)
-        arrays = {name: self.base.fields[name].empty(len(numbers)) for name in names}
-        finish = read(0, Wanted(compress(numbers), np.arange(len(numbers)), arrays))
+        arrays = {name: wanted.fields(self.base)[name].empty(len(numbers)) for name in names}
+        finish = read(0, Wanted(compress(numbers), np.arange(len(numbers)), arrays, raw=wanted.raw))
         positions = {ahead: np.searchsorted(numbers, rows) for ahead, rows in needed.items()}
         return all_of([finish, partial(self._spread, arrays, positions, wanted)])
 
@@ -253,6 +274,4 @@ def _slide(
 
 def _extended(one: Field, name: str, rows: int) -> Field:
     """Return the field with an axis of ``rows`` rows in front."""
-    if one.ragged:
-        raise FormatError("a field with samples of varying length has no windows", field=one.name)
     return replace(one, name=name, shape=(rows, *one.shape))

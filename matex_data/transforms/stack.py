@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -10,13 +11,12 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import MISSING_INTEGER, Field
-from matex_data.index.computed import Call, compute
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 
 AXES = {"last": -1, "first": 1}
 """Axis of an array of rows along which ``stack=`` puts the fields."""
-COLUMNS_AXIS = "columns_axis"
-"""Attribute of a stack: axis of an array of rows along which the columns lie."""
+RAW_STACK = "raw {}"  # name of a stack with the numbers of its fields before missing ones were replaced
 Stack = bool | str
 
 
@@ -73,11 +73,17 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
     axis = AXES["last" if isinstance(stack, bool | np.bool_) else stack]
     dtype = np.result_type(*(f.dtype for f in fields))
     whole = (*shape, len(columns)) if axis == -1 else (len(columns), *shape)
-    field = Field(name, whole, dtype, attributes={"columns": columns, COLUMNS_AXIS: axis})
-    views = partial(_views, name, tuple(names), axis, counts)
+    field = Field(name, whole, dtype, attributes={"columns": columns})
     same = tuple(n for n, own in zip(names, fields, strict=True) if own.dtype == dtype)
-    stacked = compute(index, partial(_fill, name, views), names, {name: field}, views=partial(_read_views, views, same))
-    return stacked.select([name, *kept])
+    raw = RAW_STACK.format(name)
+    raw_given = [one.name for one in fields if one == index.raw.fields[one.name]]
+    steps: list[ComputedFields] = []
+    for result, raw_of, given in ((raw, {}, raw_given), (name, {name: raw}, [])):
+        views = partial(_views, result, tuple(names), axis, counts)
+        read = partial(_read_views, views, same)
+        made = {result: replace(field, name=result)}
+        steps.append(ComputedFields(partial(_fill, views), names, made, read, raw_of=raw_of, raw_given=given))
+    return compute_all(index, steps).select([name, *kept])
 
 
 def _views(
@@ -102,16 +108,11 @@ def _read_views(
     return {name: every[name] for name in names}
 
 
-def _fill(name: str, views: Callable[[Mapping[str, Array]], dict[str, Array]], call: Call) -> None:
+def _fill(views: Callable[[Mapping[str, Array]], dict[str, Array]], call: Call) -> None:
     """Copy the fields that were not read to the stack itself."""
     for field, view in views(call.outs).items():
         if field not in call.placed:
             view[...] = call.inputs[field]
-
-
-def column_axis(field: Field) -> int | None:
-    """Return the axis of an array of rows along which the columns of a stack lie; None: the field is no stack."""
-    return field.attributes.get(COLUMNS_AXIS)
 
 
 def _fits(field: Field, shape: tuple[int, ...]) -> bool:

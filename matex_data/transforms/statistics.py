@@ -13,13 +13,14 @@ from numpy.typing import NDArray
 from matex_data._types import Array, Integers
 from matex_data.display import table_html
 from matex_data.errors import FormatError
-from matex_data.fields import MASK, Field, field_of
+from matex_data.fields import MASK, Field, field_of, is_category
 from matex_data.index.runs import Samples
 from matex_data.machine import check_fits
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import as_value, check_number
 from matex_data.transforms.missing import is_missing
+from matex_data.transforms.pad import dense_samples
 from matex_data.words import shortened
 
 Floats = NDArray[np.float64]
@@ -81,6 +82,14 @@ class Moments:
         )
 
 
+def layer_moments(moments: Moments) -> tuple[Floats, Floats]:
+    """Return mean and variance for a layer that normalizes; the variance of values that do not vary is 1.
+
+    Keras would divide by 1e-7: padding, say, at a position that one list alone reaches.
+    """
+    return moments.mean, np.where(moments.deviations > 0, moments.variance, 1.0)
+
+
 _Groups = dict[Any, dict[str, Moments]]
 
 
@@ -129,7 +138,7 @@ class Statistics(Mapping[str, Moments]):
         """Return the ``keras.layers.Normalization`` layer that gives the field mean 0 and variance 1."""
         from matex_data.epochs.tfdata import normalization
 
-        return normalization(self._axis, self[field].mean, self[field].variance, self._shapes.get(field))
+        return normalization(self._axis, *layer_moments(self[field]), self._shapes.get(field))
 
 
 def statistics(source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None) -> Statistics:
@@ -159,7 +168,7 @@ def statistics_by(
     ------
     FieldNotFound, FormatError : see ``Dataset.statistics``.
     """
-    field = field_of(source.index.fields, by)
+    field = field_of(source.index.raw.fields, by)
     if field.ragged or field.shape:
         raise FormatError(
             "statistics are grouped by a field with one value for each sample", field=by, found=field.description
@@ -172,7 +181,7 @@ def _by_group(
     source: Source, samples: Samples, names: Sequence[str], axis: int | Sequence[int] | None, by: str | None
 ) -> dict[Any, Statistics]:
     """Return the moments of the samples with each value of a field, or of all by the value None. *Collective*."""
-    schema = source.index.fields
+    schema, raw = source.index.fields, source.index.raw.fields
     others = [name for name, field in schema.items() if _numeric(field) and not _is_mask(schema, name) and name != by]
     names = list(names) or others
     for name in names:
@@ -184,9 +193,9 @@ def _by_group(
     nbytes = sum(MOMENTS * 8 * moments.mean.size for moments in none.values())
 
     def add(_: Integers, arrays: Arrays) -> None:
-        for value, rows in [(None, slice(None))] if by is None else _groups(schema[by], arrays[by]):
+        for value, rows in [(None, slice(None))] if by is None else _groups(raw[by], arrays[by]):
             of_group = groups.setdefault(value, none)
-            found = {n: _moments(arrays[n][rows], schema[n], axes[n]) for n in names}
+            found = {n: _moments(arrays[n][rows], raw[n], schema[n], axes[n]) for n in names}
             groups[value] = {n: reduce(Moments.merge, found[n], of_group[n]) for n in names}
         if by is not None:
             check_number(by, len(groups))
@@ -255,31 +264,50 @@ def _kept_axes(field: Field, axis: tuple[int, ...] | None) -> tuple[int, ...]:
 
 def _no_moments(field: Field, kept: tuple[int, ...]) -> Moments:
     shape = tuple(field.sample_shape[a - 1] or 0 for a in kept)
-    zero, nan = np.zeros(shape, np.int64), np.full(shape, np.nan)
-    return Moments(zero, zero, np.zeros(shape), np.zeros(shape), nan, nan, _counts(np.empty(0, np.int64), field))
+    zero, nan, none = np.zeros(shape, np.int64), np.full(shape, np.nan), np.empty(0, np.int64)
+    return Moments(zero, zero, np.zeros(shape), np.zeros(shape), nan, nan, _counts(none, none == 0, field))
 
 
-def _counts(values: NDArray[Any], field: Field) -> NDArray[np.int64] | None:
+def _counts(values: NDArray[Any], present: Array, field: Field) -> NDArray[np.int64] | None:
     categories = field.attributes.get("categories")
     if categories is None:
         return None
-    return np.bincount(values[values >= 0].astype(np.int64), minlength=len(categories)).astype(np.int64)
+    return np.bincount(values[present].astype(np.int64), minlength=len(categories)).astype(np.int64)
 
 
-def _moments(array: NDArray[Any], field: Field, kept: tuple[int, ...]) -> Iterator[Moments]:
-    """Yield the moments of an array, some rows at a time; of a ragged field those of the elements of its samples."""
-    if field.ragged:
-        array = field.join(array.reshape(-1))
+def _moments(array: NDArray[Any], raw: Field, field: Field, kept: tuple[int, ...]) -> Iterator[Moments]:
+    """Yield the moments of an array, some rows at a time.
+
+    Those of lists are of the elements of all samples, those of classes that are delivered as vectors of the vectors.
+
+    Parameters
+    ----------
+    array : rows of the field as ``Index.raw`` has it.
+    raw, field : the field there, and as it is delivered.
+    kept : axes of the delivered field to keep.
+    """
+    filled: Array | None = None
+    vectors = field.shape[-1] if is_category(raw) and not is_category(field) else 0
+    if raw.ragged and kept and not field.ragged:
+        array, filled = _dense(array.reshape(-1), raw, field)
+    elif raw.ragged:
+        array = raw.join(array.reshape(-1))
         kept = tuple(a - len(field.sample_shape) + len(field.element_shape) for a in kept)
     step = max(1, TILE // max(1, array[:1].size))
-    others = tuple(a for a in range(array.ndim) if a not in kept)
+    others = tuple(a for a in range(array.ndim + bool(vectors)) if a not in kept)
     for begin in range(0, len(array), step):
         rows = array[begin : begin + step]
+        missing = is_missing(rows, raw)
+        if raw.attributes.get("categories") is not None:
+            missing |= rows < 0  # the code of an unknown category
+        if filled is not None:
+            missing &= filled[begin : begin + step]
+        present = ~missing if filled is None else filled[begin : begin + step] & ~missing
+        counts = _counts(rows, present, raw)
+        if vectors:
+            rows = rows[..., None] == np.arange(vectors)
+            present, missing = np.ones(rows.shape, bool), np.zeros(rows.shape, bool)
         values = rows.astype(np.float64)
-        missing = is_missing(rows, field)
-        if field.attributes.get("categories") is not None:
-            missing |= values < 0  # the code of an unknown category
-        present = ~missing
         count = present.sum(axis=others)
         mean = values.sum(axis=others, where=present) / np.maximum(count, 1)
         deviations = np.square(values - np.expand_dims(mean, others)).sum(axis=others, where=present)
@@ -292,5 +320,14 @@ def _moments(array: NDArray[Any], field: Field, kept: tuple[int, ...]) -> Iterat
             np.asarray(deviations),
             np.where(count > 0, low, np.nan),
             np.where(count > 0, high, np.nan),
-            _counts(rows, field),
+            counts,
         )
+
+
+def _dense(lists: Array, raw: Field, field: Field) -> tuple[Array, Array]:
+    """Return lists as the dense samples that are delivered, and where these have elements, to be broadcast."""
+    length = field.shape[len(raw.shape)]
+    counts = np.fromiter(map(len, lists), np.int64, len(lists))
+    dense, filled = dense_samples(raw.join(lists), counts, length)
+    shape = (-1, *raw.shape, length, *(1,) * len(raw.element_shape))
+    return dense.reshape(-1, *field.shape), filled.reshape(shape)

@@ -248,7 +248,7 @@ def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Inte
 
 
 def _checked(source: Source, name: str, slid: bool = False) -> Field:
-    field = field_of(source.index.fields, name)
+    field = field_of(source.index.raw.fields, name)
     if field.ragged or len(field.shape) != slid or field.dtype.kind not in "biufSUO":
         raise FormatError(
             "a split by values needs one value for each sample",

@@ -36,6 +36,7 @@ def _layers() -> dict[str, tuple[Any, str]]:
     return {
         "normalization": (keras.layers.Normalization(), "v"),
         "one number": (keras.layers.Normalization(axis=None), "x"),
+        "scalars": (keras.layers.Normalization(), "x"),
         "lookup": (keras.layers.StringLookup(), "name"),
         "text": (keras.layers.TextVectorization(output_mode="multi_hot"), "name"),
         "bins": (keras.layers.Discretization(num_bins=5), "x"),
@@ -50,8 +51,8 @@ def _space() -> Any:
 
 
 def _outputs(layers: dict[str, tuple[Any, str]], space: Any) -> dict[str, Any]:
-    values = {"x": X[:50], "v": V[:50], "name": NAMES[:50]}
-    found = {key: np.asarray(layer(values[name])) for key, (layer, name) in layers.items()}
+    values = {"x": X[:50], "v": V[:50], "name": NAMES[:50], "column": X[:50, None]}
+    found = {k: np.asarray(layer(values["column" if k == "scalars" else name])) for k, (layer, name) in layers.items()}
     return {**found, "space": np.asarray(space({"x": values["x"], "name": values["name"]}))}
 
 
@@ -68,8 +69,9 @@ def _of_keras(comm: Any) -> dict[str, Any]:
     import tensorflow as tf
 
     layers, space = _layers(), _space()
-    for layer, name in layers.values():
-        layer.adapt({"x": X, "v": V, "name": NAMES}[name])
+    for key, (layer, name) in layers.items():
+        values = {"x": X, "v": V, "name": NAMES}[name]
+        layer.adapt(values[:, None] if key == "scalars" else values)
     space.adapt(tf.data.Dataset.from_tensors({"x": X, "name": NAMES}))
     return _outputs(layers, space)
 

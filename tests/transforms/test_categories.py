@@ -13,7 +13,8 @@ from mpi4py import MPI
 from sklearn.impute import SimpleImputer
 from sklearn.preprocessing import OneHotEncoder
 
-from matex_data import DataError, FieldNotFound, FormatError, open_dataset
+from matex_data import DataError, FieldNotFound, FormatError, concat, open_dataset
+from matex_data.reading.source import Source
 from tests.support.ranks import Pool
 
 SELF = MPI.COMM_SELF
@@ -198,3 +199,41 @@ def test_codes_of_names_are_numbers() -> None:
 def test_errors(table: tuple[Path, pd.DataFrame], options: Any, kind: type[DataError], text: str) -> None:
     with pytest.raises(kind, match=text):
         open_dataset(str(table[0] / "*.h5"), comm=SELF, **options)
+
+
+SPECIES = np.array(["a", "b", "b", "", "c", "a"])
+
+
+@pytest.mark.parametrize("then", ["nothing", "concat", "window"])
+@pytest.mark.parametrize("options", [{"one_hot": "c"}, {"dtype": {"c": "category"}}])
+def test_classes_are_counted_and_divided_whether_or_not_they_are_vectors(options: Any, then: str) -> None:
+    data = open_dataset({"c": SPECIES, "x": np.arange(6.0)}, comm=SELF, **options)
+    times = 2 if then == "concat" else 1
+    data = {"nothing": data, "concat": concat([data, data]), "window": data.window(1)}[then]
+    assert data.value_counts("c") == {0: 2 * times, 1: 2 * times, 2: times}
+    assert data.class_weights("c") == {0: 5 / 6, 1: 5 / 6, 2: 5 / 3}
+    assert data.statistics("c").counts.tolist() == [2 * times, 2 * times, times]
+    if then != "window":
+        assert data.derive({"a": "c == 'a'"}).load()["a"].tolist() == (SPECIES == "a").tolist() * times
+        assert [len(data.where(f"c == '{name}'")) for name in ("a", "c", "d", "")] == [2 * times, times, 0, times]
+        assert {key: one.mean for key, one in data.statistics("x", by="c").items()} == {0: 2.5, 1: 1.5, 2: 4.0}
+        known = data.where("c != ''")
+        assert [part.value_counts("c").get(1) for part in known.split(0.5, 0.5, stratify="c")] == [times, times]
+        classes = [set(part.value_counts("c")) for part in known.split(0.6, 0.4, groups="c")]
+        assert classes[0].isdisjoint(classes[1])
+        with pytest.raises(FormatError, match="needs a value of each sample"):
+            data.split(0.5, 0.5, stratify="c")
+
+
+def test_vectors_have_moments_of_their_own() -> None:
+    data = open_dataset({"c": SPECIES}, one_hot="c", comm=SELF)
+    np.testing.assert_allclose(data.statistics("c", axis=-1).mean, [2 / 6, 2 / 6, 1 / 6])
+    assert data.normalization("c")(data.load()["c"]).shape == (6, 3)
+
+
+def test_vocabularies_take_one_read(table: tuple[Path, pd.DataFrame], monkeypatch: pytest.MonkeyPatch) -> None:
+    reads: list[Any] = []
+    use_block = Source.use_block
+    monkeypatch.setattr(Source, "use_block", lambda *given: (reads.append(given[2]), use_block(*given))[1])
+    open_dataset(str(table[0] / "*.h5"), one_hot=["species", "sex", "class"], comm=SELF)
+    assert reads == [["species", "sex", "class"]]

@@ -13,6 +13,7 @@ import xarray as xr
 from mpi4py import MPI
 
 from matex_data import Dataset, FormatError, PartitionError, concat, merge, mix, open_dataset
+from matex_data.index.computed import Computed
 from matex_data.readers.csv.rows import CsvRows
 from tests.support.ranks import Pool
 
@@ -222,3 +223,40 @@ def test_an_integer_that_is_divided_by_zero_is_an_error(tmp_path: Path, pool: Po
         file["x"] = np.arange(12)
     outcomes = pool.outcomes(_failing, str(tmp_path / "a.h5"), timeout=60)
     assert all(isinstance(error, FormatError) and "divided by others than 0" in str(error) for error in outcomes)
+
+
+@pytest.mark.parametrize("then", ["nothing", "concat", "mix", "merge", "window", "map"])
+def test_fields_are_made_of_filled_values_whatever_asks_for_them(then: str) -> None:
+    data = open_dataset({"x": np.array([1.0, np.nan] * 4)}, inputs="x", missing=0.0, comm=SELF)
+    other = open_dataset({"y": np.arange(8)}, comm=SELF)
+    made = {
+        "nothing": lambda: data,
+        "concat": lambda: concat([data, data]),
+        "mix": lambda: mix([data, data], weights=[0.5, 0.5]),
+        "merge": lambda: merge(data, other, how="rows"),
+        "window": lambda: data.window(1),
+        "map": lambda: data.map(lambda arrays: arrays),
+    }[then]()
+    low = made.derive({"low": "max(x) < 0.5" if then == "window" else "x < 0.5"})
+    half = len(made) // 2
+    assert low.load()["low"].sum() == half
+    assert low.value_counts("low") == {False: half, True: half}
+    assert low.class_weights("low") == {False: 1.0, True: 1.0}
+    assert len(low.where("low")) == half
+    assert low.statistics("low").mean == 0.5
+    assert made.statistics("x").missing == (0 if then == "map" else half)  # a function has got what is filled in
+
+
+def test_computations_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    index = Computed.index
+    monkeypatch.setattr(Computed, "index", lambda *given: (made.append(1), index(*given))[1])
+
+    def count(fields: int) -> int:
+        made.clear()
+        arrays = {f"x{number}": [[1.0], [2.0, 3.0]] for number in range(fields)}
+        derive = {f"y{number}": f"2 * sum(x{number})" for number in range(fields)}
+        open_dataset(arrays, derive=derive, pad={"x*": 2}, comm=SELF)
+        return len(made)
+
+    assert count(3) == count(20)

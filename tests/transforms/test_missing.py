@@ -266,3 +266,54 @@ def test_a_text_that_is_too_long_for_its_field_is_an_error(tmp_path: Path) -> No
         open_dataset(tmp_path / "x.h5", missing={"name": "unknown"}, comm=MPI.COMM_SELF)
     data = open_dataset(tmp_path / "x.h5", missing={"name": "?"}, comm=MPI.COMM_SELF)
     assert data.load()["name"].tolist() == [b"abc", b"?", b"de"]
+
+
+CLASSES = {"c": np.array(["a", "b", "b", "", "c"]), "x": np.arange(5.0)}
+
+
+@pytest.mark.parametrize("stack", [False, True])
+@pytest.mark.parametrize("classes", [{"one_hot": "c"}, {"dtype": {"c": "category"}}])
+def test_classes_may_be_missing_before_they_are_vectors_or_stacked(classes: Any, stack: bool) -> None:
+    options = {**classes, "inputs": ["c", "x"], "stack": stack, "comm": MPI.COMM_SELF}
+    assert len(open_dataset(CLASSES, missing="drop", **options)) == 4
+    assert len(open_dataset(CLASSES, missing="drop", window=2, **options)) == 2
+    filled = open_dataset(CLASSES, missing={"c": "mode"}, **options).load()
+    codes = filled["inputs"][:, :-1] if stack else filled["c"].reshape(5, -1)
+    assert codes.tolist() == (np.eye(3) if "one_hot" in classes else np.arange(3)[:, None])[[0, 1, 1, 1, 2]].tolist()
+
+
+def test_columns_of_a_stack_are_named_as_their_fields() -> None:
+    arrays = {"temp[K]": np.array([1.0, np.nan, 3.0]), "p[hPa]": np.array([4.0, 5.0, 6.0])}
+    options = {"inputs": list(arrays), "targets": "inputs_mask", "stack": True, "comm": MPI.COMM_SELF}
+    data = open_dataset(arrays, missing={"temp[K]": "mean"}, **options)
+    assert data.load()["inputs"].tolist() == [[1, 4], [2, 5], [3, 6]]
+    assert data.load()["inputs_mask"].tolist() == [[True, True], [False, True], [True, True]]
+    found = data.statistics("inputs", axis=-1)
+    assert found.missing.tolist() == [1, 0] and found.count.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_windows_are_filled_by_statistics_of_their_rows(split: bool) -> None:
+    v = np.array([0.0, 4.0, 8.0, np.nan, 16.0, 20.0, 24.0, 28.0, 32.0, 50.0])
+    data = open_dataset({"v": v}, inputs="v", window=3, horizon=1, missing={"v": "mean"}, comm=MPI.COMM_SELF)
+    parts = data.split(0.5, 0.5) if split else (data,)
+    number = np.nanmean(v[: len(parts[0]) + 3] if split else v)
+    for part in parts:
+        arrays = part.load()
+        assert not np.isnan([*arrays["v"].ravel(), *arrays["v_ahead"].ravel()]).any()
+    arrays = parts[0].load()
+    assert arrays["v_ahead"][0, 0] == number
+    assert data.statistics("v_ahead").missing == 1
+
+
+def test_a_pattern_passes_over_fields_that_it_does_not_fit() -> None:
+    arrays = {"age": np.array([1.0, np.nan]), "n": np.arange(2), "s": np.array(["a", ""])}
+    data = open_dataset(arrays, missing={"age": "mean", "*": "unknown"}, comm=MPI.COMM_SELF)
+    assert data.load()["s"].tolist() == [b"a", b"unknown"] and data.load()["age"].tolist() == [1, 1]
+
+
+def test_filled_classes_are_classes() -> None:
+    arrays = {"s": np.array(["a", "b", "b", "", "b", "a"]), "x": np.arange(6)}
+    data = open_dataset(arrays, inputs="x", targets="s", missing={"s": "mode"}, comm=MPI.COMM_SELF)
+    assert data.value_counts("s") == {"b": 4, "a": 2} and data.class_weights("s") == {"a": 1.5, "b": 0.75}
+    assert [part.value_counts("s") for part in data.split(0.5, 0.5, stratify="s")] == [{"b": 2, "a": 1}] * 2

@@ -183,3 +183,46 @@ def test_descending_order_is_that_of_awkward(dtype: str) -> None:
 
 def test_missing_numbers_are_last() -> None:
     assert descending(np.array([np.nan, -np.inf, 2.0]), np.array([3])).tolist() == [2, 1, 0]
+
+
+@pytest.mark.parametrize("length", [2, 3])
+def test_padding_does_not_count(length: int) -> None:
+    lists = [[10, 20], [20, 30, 40], []]
+    kept = [value for row in lists for value in row[:length]]
+    data = open_dataset({"pt": lists}, inputs="pt", pad={"pt": length}, comm=SELF)
+    found = data.statistics("pt")
+    assert (found.mean, found.std, found.count, found.missing) == (np.mean(kept), np.std(kept), len(kept), 0)
+    by_position = [np.mean([row[at] for row in lists if at < len(row)]) for at in range(length)]
+    assert data.statistics("pt", axis=-1).mean.tolist() == by_position
+    assert data.value_counts("pt") == {value: kept.count(value) for value in sorted(kept, key=lambda v: -kept.count(v))}
+    assert 0 not in data.class_weights("pt")
+    windows = [value for at in (0, 1, 1, 2) for value in lists[at][:length]]
+    assert data.window(2).statistics("pt").mean == np.mean(windows)
+
+
+@pytest.mark.parametrize("rule", ["mean", "median"])
+def test_padding_does_not_count_for_what_replaces_missing_values(rule: str) -> None:
+    lists = [[10.0, 20.0], [20.0, 30.0, np.nan], []]
+    data = open_dataset({"pt": lists}, inputs="pt", pad={"pt": 3}, missing={"pt": rule}, comm=SELF)
+    assert data.load()["pt"].tolist() == [[10, 20, 0], [20, 30, 20], [0, 0, 0]]
+    assert data.statistics("pt").missing == 1
+    assert len(open_dataset({"pt": lists}, pad={"pt": 3}, missing="drop", comm=SELF)) == 2
+
+
+def test_a_field_that_files_have_is_no_mask(tmp_path: Path) -> None:
+    arrays = {"x": np.array([[1.0, np.nan], [2.0, 3.0]]), "x_mask": np.array([[5, 6], [7, 8]]), "pt": [[1], [2, 3]]}
+    arrays["pt_mask"] = np.array([3, 4])
+    padded = open_dataset(arrays, inputs="pt", targets="pt_mask", pad={"pt": 2}, comm=SELF)
+    assert padded.load()["pt_mask"].tolist() == [3, 4]
+    for rule in (0.0, "mean"):
+        filled = open_dataset(arrays, inputs="x", targets="x_mask", missing={"x": rule}, comm=SELF)
+        assert filled.load()["x_mask"].tolist() == [[5, 6], [7, 8]]
+    with pytest.raises(FormatError, match="name of a mask"):
+        open_dataset(arrays, inputs="x", targets="x_mask", missing="mask", comm=SELF)
+
+
+def test_padding_is_normalized_by_values_alone() -> None:
+    data = open_dataset({"pt": [[10, 20], [20, 30, 40], []]}, inputs="pt", pad={"pt": 4}, comm=SELF)
+    normalized = np.asarray(data.normalization("pt")(data.load()["pt"]))
+    expected = [[-1, -1, -40, 0], [1, 1, 0, 0], [-3, -5, -40, 0]]  # one value and none: the variance is 1
+    np.testing.assert_allclose(normalized, expected, atol=1e-5)

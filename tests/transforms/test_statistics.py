@@ -88,7 +88,7 @@ def test_normalization_is_a_keras_layer(path: str) -> None:
 @given(st.lists(st.lists(st.floats(-1e6, 1e6) | st.just(float("nan")), max_size=6), min_size=1, max_size=6))
 def test_merged_moments_are_those_of_all_values(sets: list[list[float]]) -> None:
     field = Field("x", (), np.dtype("f8"))
-    moments = [m for values in sets for m in _moments(np.array(values, "f8"), field, ())]
+    moments = [m for values in sets for m in _moments(np.array(values, "f8"), field, field, ())]
     found: Moments = reduce(Moments.merge, moments, _no_moments(field, ()))
     values = np.array([v for numbers in sets for v in numbers if v == v])
     assert found.count == len(values)
