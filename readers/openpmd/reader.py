@@ -85,8 +85,7 @@ def index(
             "the openPMD series cannot be read", file=path, expected="an HDF5 file by the standard", found=error
         ) from error
     rows = next(iter(layouts.values())).rows
-    facts = {f"unit of {name}": str(field.attributes.get("units")) for name, field in fields.items()}
-    return Index(fields, [FileIndex(path, rows, layouts)], facts=facts)
+    return Index(fields, [FileIndex(path, rows, layouts)])
 
 
 def _particles(
