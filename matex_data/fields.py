@@ -202,15 +202,46 @@ RANDOM = "random"
 """Attribute of a field whose samples are drawn anew in each epoch: True."""
 SAMPLE_COORDINATE = "sample_coordinate"
 """Attribute of the field that is the coordinate of the samples: True."""
+UNITS = ("units", "calendar")
+"""Attributes of a field of numbers: in what they count."""
+NAMES_OF_CODES = ("categories", "class_names", "enum")
+"""Attributes of a field of codes: what each code stands for."""
 COORDINATES = "the coordinates"
 """Begin of the fact with the values of a coordinate, before its name."""
 LISTED = "samples that sel= lists"
 """Fact of an index: number of samples that the files have to have together, as text."""
 EXACT = 1 << 53
 """Magnitude up to which float64 has all integers."""
+MOST_SHOWN = 120  # characters of an attribute in an error
 NO_MATCH = "no field matches the pattern"
 Names = str | Sequence[str] | None
 """Field names or patterns: a single one, a list, or none."""
+
+
+def unlike(first: Field, other: Field) -> str | None:
+    """Return the attribute by which equal numbers of two fields are different quantities; None: there is none.
+
+    Units that only one of them has are no difference.
+
+    >>> kelvin, celsius = (Field("t", (), np.dtype("f4"), attributes={"units": unit}) for unit in ("K", "degC"))
+    >>> unlike(kelvin, celsius), unlike(kelvin, Field("t", (), np.dtype("f4")))
+    ('units', None)
+    """
+    for key in (*UNITS, *NAMES_OF_CODES):
+        mine, theirs = first.attributes.get(key), other.attributes.get(key)
+        if mine is theirs or (key in UNITS and (mine is None or theirs is None)):
+            continue
+        if str(mine).removesuffix(" UTC") != str(theirs).removesuffix(" UTC"):  # in which times are without it, too
+            return key
+    return None
+
+
+def shown(field: Field, attribute: str | None) -> str:
+    """Return an attribute of a field as text for an error, without the end of a long one; None: dtype and shape."""
+    if attribute is None:
+        return field.description
+    text = str(field.attributes.get(attribute, "unspecified"))
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
 
 
 def as_list(names: Names) -> list[str]:

@@ -13,6 +13,7 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.fields import EXACT
 from matex_data.index.chunked import Chunked
+from matex_data.index.combined import Concatenated, Converted
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.scatter import CONVERT_ITEMS, Convert
@@ -164,7 +165,7 @@ class Decoder(Protocol):
 
 
 def decode_layout(layout: Layout, convert: Convert | None, decoder: Decoder) -> Layout:
-    """Return the layout with decoded rows; layouts of other kinds unchanged.
+    """Return the layout with decoded rows.
 
     Parameters
     ----------
@@ -175,7 +176,12 @@ def decode_layout(layout: Layout, convert: Convert | None, decoder: Decoder) -> 
         return replace(layout, convert=convert)
     if isinstance(layout, MemoryRows):
         return MemoryRows(decoder.decode(layout.values))
-    return DecodedLibraryRows(layout, decoder) if isinstance(layout, LibraryRows) else layout
+    if isinstance(layout, Concatenated):
+        return replace(layout, parts=tuple(decode_layout(part, convert, decoder) for part in layout.parts))
+    if isinstance(layout, Converted):  # some rows, or those of another file
+        return replace(layout, layout=decode_layout(layout.layout, convert, decoder))
+    assert isinstance(layout, LibraryRows), layout
+    return DecodedLibraryRows(layout, decoder)
 
 
 @declared

@@ -203,6 +203,30 @@ def test_codes_of_different_categories_are_not_concatenated(tmp_path: Path, kind
                 Image.new("L", (4, 4), number).save(path / name / "0.png")
         parts.append(open_dataset(path, comm=MPI.COMM_SELF, **options))
     for combine in (concat, functools.partial(mix, weights=[0.5, 0.5], seed=1)):
-        with pytest.raises(FormatError, match=r"(?s)different categories.*expected: 'a', 'b'.*found: 'b', 'z'"):
+        with pytest.raises(FormatError, match=r"(?s)agree on .*expected: .'a', 'b'.*found: .'b', 'z'"):
             combine(parts)
     assert len(concat([parts[0], parts[0]])) == 4
+
+
+@pytest.mark.parametrize("units", [("K", "degC"), ("K", None)])
+@pytest.mark.parametrize("kind", ["files", "concat", "memory"])
+def test_numbers_in_different_units_are_not_joined(tmp_path: Path, kind: str, units: tuple[str, str | None]) -> None:
+    paths, sets = [], []
+    for number, unit in enumerate(units):
+        attributes = {} if unit is None else {"units": unit}
+        paths.append(tmp_path / f"{number}.h5")
+        with h5py.File(paths[-1], "w") as file:
+            file["t"] = np.arange(3.0)
+            file["t"].attrs.update(attributes)
+        sets.append(open_dataset(paths[-1], comm=MPI.COMM_SELF))
+        if kind == "memory":
+            sets[-1] = open_dataset(xr.Dataset({"t": ("x", np.arange(3.0), attributes)}), comm=MPI.COMM_SELF)
+
+    def joined() -> Any:
+        return open_dataset(paths, comm=MPI.COMM_SELF) if kind == "files" else concat(sets)
+
+    if units[1] is None:
+        assert len(joined()) == 6 and joined().schema["t"].attributes["units"] == "K"
+    else:
+        with pytest.raises(FormatError, match=r"(?s)do not agree on 'units' of 't'.*expected: K,.*found: degC"):
+            joined()

@@ -11,7 +11,20 @@ from typing import Any, Protocol
 import numpy as np
 
 from matex_data.errors import FormatError
-from matex_data.fields import ALL_MISSING, ALL_ROWS, AS_TEXT, COORDINATES, PARTLY_MISSING, Field, Schema, is_category
+from matex_data.fields import (
+    ALL_MISSING,
+    ALL_ROWS,
+    AS_TEXT,
+    COORDINATES,
+    NAMES_OF_CODES,
+    PARTLY_MISSING,
+    UNITS,
+    Field,
+    Schema,
+    is_category,
+    shown,
+    unlike,
+)
 from matex_data.index.combined import MissingRows, UnitedRows
 from matex_data.index.files import FileIndex, FileList
 from matex_data.index.library import Constant, FolderValue
@@ -108,14 +121,18 @@ class UnitedFields:
             return replace(one, field=self._fillable(one, lacking), lacking=lacking)
         field = united(mine.field, theirs.field)
         if field is None:
+            key = unlike(mine.field, theirs.field)
+            shared = "have the same fields" if key is None else f"agree on {key!r} of {name!r}"
             raise FormatError(
-                "the files do not have the same fields",
+                f"the files do not {shared}",
                 file=theirs.path,
                 field=name,
-                expected=f"{mine.field.description}, as in {mine.path!r}",
-                found=theirs.field.description,
+                expected=f"{shown(mine.field, key)}, as in {mine.path!r}",
+                found=shown(theirs.field, key),
                 remedy=REMEDY,
             )
+        told = {key: theirs.field.attributes[key] for key in UNITS if key in theirs.field.attributes}
+        field = replace(field, attributes={**told, **field.attributes})
         joined = Occurrence(field, mine.path, mine.files + theirs.files, mine.lacking or theirs.lacking)
         return joined if joined.lacking is None else replace(joined, field=self._fillable(joined, joined.lacking))
 
@@ -140,7 +157,7 @@ class UnitedFields:
                     file=theirs[1] if theirs else other.path,
                     expected=f"{mine[0] if mine else 'unspecified'}, as in {mine[1] if mine else self.path!r}",
                     found=theirs[0] if theirs else "unspecified",
-                    remedy=f"open only files with the same {name}, or convert them",
+                    remedy=f"open only files that agree on {name}, or convert them",
                 )
         return {**other.facts, **self.facts}
 
@@ -249,11 +266,16 @@ def counted(
 
 def schema_key(fields: Schema, facts: Mapping[str, str]) -> Hashable:
     """Return a key that is equal for files that are united with others in the same way."""
-    marks = ((name, mark) for name, field in fields.items() for mark in _MARKS if field.attributes.get(mark))
+    marks = (
+        (name, key, str(value))
+        for name, field in fields.items()
+        for key, value in field.attributes.items()
+        if key in _MARKS
+    )
     return (*fields.values(), *marks, *facts.items())
 
 
-_MARKS = (ALL_MISSING, ALL_ROWS, PARTLY_MISSING, AS_TEXT)
+_MARKS = {ALL_MISSING, ALL_ROWS, PARTLY_MISSING, AS_TEXT, *UNITS, *NAMES_OF_CODES}
 
 
 def _reduced(unions: Iterable[UnitedFields]) -> UnitedFields | None:
@@ -274,7 +296,7 @@ def united(first: Field, other: Field) -> Field | None:
         return nullable(first)
     if first.attributes.get(ALL_MISSING):
         return nullable(other)
-    if first.attributes.get("categories") != other.attributes.get("categories"):
+    if unlike(first, other) is not None:
         return None
     if first.attributes.get(AS_TEXT) and not other.attributes.get(AS_TEXT):
         return other if _is_text(other) else united(_without(first, AS_TEXT), other)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Schema
+from matex_data.fields import Schema, shown, unlike
 from matex_data.index.computed import Computed
 from matex_data.index.files import JoinedFiles
 from matex_data.index.model import Derivation, Finish, Index, Read, Wanted
@@ -18,9 +18,6 @@ from matex_data.memory import NAME as IN_MEMORY
 from matex_data.reading.source import Source
 from matex_data.sampling.split import Ties
 
-NAMES_OF_CODES = ("categories", "class_names")
-"""Attributes of fields of codes: what each code stands for."""
-MOST_NAMED = 8  # categories in an error
 TILE = 1 << 20  # samples whose numbers are computed at once
 
 
@@ -163,14 +160,14 @@ def _check_same(first: Source, other: Source, number: int) -> None:
             remedy="select the fields that they share with inputs= and targets=, of one shape and dtype",
         )
     for name, field in own.items():
-        names, others = ([one.attributes.get(key) for key in NAMES_OF_CODES] for one in (field, fields[name]))
-        if names != others:
+        key = unlike(field, fields[name])
+        if key is not None:
             raise FormatError(
-                "the codes of the data sets stand for different categories",
+                f"the data sets do not agree on {key!r} of {name!r}",
                 field=name,
-                expected=f"{_shown(names)}, as in {named(first, 1)}",
-                found=f"{_shown(others)} in {named(other, number)}",
-                remedy="open the files of both by one open_dataset, which gives them the same codes",
+                expected=f"{shown(field, key)}, as in {named(first, 1)}",
+                found=f"{shown(fields[name], key)} in {named(other, number)}",
+                remedy="convert one of them; one open_dataset gives the texts of all its files the same codes",
             )
     facts, found = first.index.facts, other.index.facts
     unequal = [name for name in facts if name in found and facts[name] != found[name]]
@@ -179,7 +176,7 @@ def _check_same(first: Source, other: Source, number: int) -> None:
             f"the data sets do not agree on {unequal[0]}",
             expected=f"{facts[unequal[0]]}, as in {named(first, 1)}",
             found=f"{found[unequal[0]]} in {named(other, number)}",
-            remedy=f"open only files with the same {unequal[0]}, or convert them",
+            remedy=f"open only files that agree on {unequal[0]}, or convert them",
         )
     if _fills(first.index) != _fills(other.index):
         raise FormatError(
@@ -188,13 +185,6 @@ def _check_same(first: Source, other: Source, number: int) -> None:
             found=f"another one of {named(other, number)}",
             remedy="open them with the same missing=",
         )
-
-
-def _shown(names: list[Any]) -> str:
-    """Return the first categories of a field as text."""
-    found: list[Any] = next((list(of_key) for of_key in names if of_key), [])
-    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-    return ", ".join(map(repr, found[:MOST_NAMED])) + more if found else "numbers without categories"
 
 
 def _described(field: Any) -> str:

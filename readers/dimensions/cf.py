@@ -51,11 +51,13 @@ class CfDecoding:
     dtype : of the decoded values.
     convert : conversion of the stored numbers; None: the decoded values are the stored ones.
     attributes : of the decoded values.
+    letters : the stored values are letters, and ``dtype`` is that of the texts along their last axis.
     """
 
     dtype: np.dtype[Any]
     convert: Decoding | Narrowed | None
     attributes: Mapping[str, Any]
+    letters: bool = False
 
     def narrowed(self) -> CfDecoding:
         """Return the decoding to floats of 32 bits; of anything but floats of 64 bits, and of times, unchanged."""
@@ -65,10 +67,10 @@ class CfDecoding:
         return replace(self, dtype=np.dtype(np.float32), convert=Narrowed(wide))
 
     def decode(self, stored: Array) -> Array:
-        """Return the decoded values. Letters along the last axis become texts if ``dtype`` is longer than one."""
+        """Return the decoded values."""
         if self.convert is not None:
             return self.convert.decode(stored)
-        if stored.dtype.kind == "S" and self.dtype.itemsize > stored.dtype.itemsize:
+        if self.letters:
             return np.ascontiguousarray(stored).view(self.dtype)[..., 0]
         return stored.astype(self.dtype, copy=False)
 
@@ -105,10 +107,10 @@ def cf_decoding(
     kind = _stored_kind(dtype, packing)
     numbers = np.dtype(f"{kind or dtype.kind}{dtype.itemsize}")
     scale, offset = (_number(packing, key, path, name) for key in ("scale_factor", "add_offset"))
-    missing_values, has_attribute = _missing_values(numbers, packing)
+    missing_values, has_attribute = _missing_values(numbers, packing, bool(kind))
     result = _decoded_dtype(numbers, scale, offset, has_attribute, bool(missing_values))
     ranged = valid_range is True or (valid_range is None and result.kind == "f" and not has_attribute)
-    low, high = _bounds(numbers, packing) if ranged else (None, None)
+    low, high = _bounds(numbers, packing, bool(kind)) if ranged else (None, None)
     if (low, high) != (None, None) and result.kind != "f":
         result = _promoted(numbers)
     missing = tuple(dict.fromkeys(_cast(value, result) for value in missing_values if _is_castable(value, result)))
@@ -152,10 +154,10 @@ def _number(attributes: Mapping[str, Any], key: str, path: str, name: str) -> An
     )
 
 
-def _missing_values(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tuple[list[Any], bool]:
+def _missing_values(dtype: np.dtype[Any], attributes: Mapping[str, Any], other_sign: bool) -> tuple[list[Any], bool]:
     """Return the values that stand for missing numbers, and whether the variable has an attribute for them.
 
-    NaN needs no entry among floats, and cannot occur among integers.
+    NaN needs no entry among floats, and cannot occur among integers. ``other_sign``: as of `_with_sign_of`.
     """
     is_duration = str(attributes.get("dtype", "")).startswith("timedelta64")  # an attribute of xarray
     found: list[Any] = [NAT] if is_duration and dtype == np.int64 else []
@@ -163,21 +165,28 @@ def _missing_values(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tupl
     for key in ("missing_value", "_FillValue"):
         if key not in attributes:
             continue
-        values = [value for value in np.ravel(attributes[key]).tolist() if value == value]
+        values = [value for value in _with_sign_of(np.ravel(attributes[key]), dtype, other_sign) if value == value]
         has_attribute = has_attribute or bool(values) or dtype.kind == "f"
-        found += [_with_sign_of(value, dtype) for value in values]
+        found += values
     return found, has_attribute
 
 
-def _with_sign_of(value: Any, dtype: np.dtype[Any]) -> Any:
-    """Return an integer of the other signedness as the one of ``dtype`` with the same bits; other values unchanged."""
-    if dtype.kind not in "iu" or not isinstance(value, int | np.integer):
-        return value
-    limits, number = np.iinfo(dtype), int(value)
-    span = 1 << 8 * dtype.itemsize
-    if dtype.kind == "u" and -(span // 2) <= number < 0:
-        return number + span
-    return number - span if dtype.kind == "i" and limits.max < number < span else number
+def _with_sign_of(values: Array, dtype: np.dtype[Any], other_sign: bool) -> list[Any]:
+    """Return the numbers of an attribute, integers of the other signedness as those of ``dtype`` with the same bits.
+
+    Parameters
+    ----------
+    values : of the attribute.
+    dtype : of the numbers.
+    other_sign : ``_Unsigned`` has changed the signedness. Otherwise only integers of the size of ``dtype`` have its
+        bits: 255 of 32 bits is no number of 8 bits with a sign.
+    """
+    numbers: list[Any] = values.tolist()
+    if not {dtype.kind, values.dtype.kind} <= set("iu") or not (other_sign or values.dtype.itemsize == dtype.itemsize):
+        return numbers
+    limits, span = np.iinfo(dtype), 1 << 8 * dtype.itemsize
+    inside = range(limits.min, limits.max + 1)
+    return [n if n in inside or not -span // 2 <= n < span else n + span if n < 0 else n - span for n in numbers]
 
 
 def _is_castable(value: Any, dtype: np.dtype[Any]) -> bool:
@@ -232,22 +241,23 @@ def _promoted(dtype: np.dtype[Any]) -> np.dtype[Any]:
     return np.dtype(np.float32 if dtype.itemsize <= 2 else np.float64)
 
 
-def _bounds(dtype: np.dtype[Any], attributes: Mapping[str, Any]) -> tuple[Any, Any]:
+def _bounds(dtype: np.dtype[Any], attributes: Mapping[str, Any], other_sign: bool) -> tuple[Any, Any]:
     """Return the smallest and the largest valid stored value, or None.
 
     An attribute of another kind than the variable is ignored: it may apply to the stored or to the decoded numbers.
+    ``other_sign``: as of `_with_sign_of`.
     """
     both = np.ravel(attributes.get("valid_range", []))
     low, high = both if len(both) == 2 else (attributes.get("valid_min"), attributes.get("valid_max"))
-    return _bound(low, dtype), _bound(high, dtype)
+    return _bound(low, dtype, other_sign), _bound(high, dtype, other_sign)
 
 
-def _bound(value: Any, dtype: np.dtype[Any]) -> Any:
+def _bound(value: Any, dtype: np.dtype[Any], other_sign: bool) -> Any:
     found = np.ravel(value) if value is not None else np.empty(0)
-    integers = dtype.kind in "iu"
-    if len(found) != 1 or found.dtype.kind not in ("iu" if integers else "iuf"):
+    if len(found) != 1 or found.dtype.kind not in ("iu" if dtype.kind in "iu" else "iuf"):
         return None
-    return _with_sign_of(found[0], dtype)
+    (bound,) = _with_sign_of(found, dtype, other_sign)
+    return _cast(bound, dtype) if dtype.kind == "f" else bound  # 0.7 of 64 bits is more than the float32 0.7
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
 from numbers import Integral, Real
@@ -12,7 +12,7 @@ from typing import Any
 import cftime
 import numpy as np
 
-from matex_data._types import Array
+from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.index.strided import Indices
 from matex_data.index.subset import Axis
@@ -27,6 +27,22 @@ DATE_PARTS = re.compile(
 def is_list(value: Any) -> bool:
     """Return whether a value of ``sel=`` is a list of values."""
     return isinstance(value, Collection) and not isinstance(value, str | bytes | Mapping)
+
+
+def plain(value: Any) -> Any:
+    """Return a value of ``sel=`` or ``isel=`` with arrays, also those of xarray and pandas, as lists or single values.
+
+    >>> plain(np.array(850)), plain(slice(np.array([20, 30]), None))
+    (850, slice([20, 30], None, None))
+    """
+    if isinstance(value, slice):
+        return slice(*map(plain, (value.start, value.stop, value.step)))
+    if not hasattr(value, "__array__"):
+        return [plain(one) for one in value] if is_list(value) else value
+    array = np.asarray(value)
+    if array.dtype.kind in "Mm":
+        return list(array) if array.ndim else array[()]
+    return array.tolist()
 
 
 def no_entry(path: str, name: str, found: Any, expected: str) -> FormatError:
@@ -63,9 +79,9 @@ class Labels:
         """Return the entries of a value, a list, or a slice."""
         if isinstance(wanted, slice):
             return self._between(wanted)
-        if not is_list(wanted):
-            return self._entry(wanted)
-        return tuple(self._entry(value) for value in wanted)
+        values = wanted if is_list(wanted) else [wanted]
+        found = tuple(map(self._entry, values, self._equal(values)))
+        return found if is_list(wanted) else found[0]
 
     def samples(self, wanted: Any) -> Indices:
         """Return the entries of the samples; of the values of a list, another file may have those that are not here."""
@@ -73,21 +89,28 @@ class Labels:
             if wanted.step not in (None, 1):
                 raise no_entry(self.path, self.name, wanted, "a slice of samples without a step; windows have stride=")
             return self._between(wanted, empty=True)
-        if is_list(wanted):
-            found = [n for value in wanted for n in np.flatnonzero(self.values == self._number(value)).tolist()]
-            if sorted(set(found)) != found:
-                raise no_entry(self.path, self.name, wanted, "values in the order of the samples")
-            return tuple(found)
         if self._calendar is not None and isinstance(wanted, str):
             return self._between(slice(wanted, wanted), empty=True)  # "2015": all samples of the year
-        return tuple(np.flatnonzero(self.values == self._number(wanted)).tolist())
+        found = [n for entries in self._equal(wanted if is_list(wanted) else [wanted]) for n in entries.tolist()]
+        if sorted(set(found)) != found:
+            raise no_entry(self.path, self.name, wanted, "values in the order of the samples")
+        return tuple(found)
 
-    def _entry(self, value: Any) -> int:
-        number = self._number(value)
-        found = np.flatnonzero(self.values == number)
+    def _equal(self, wanted: Sequence[Any]) -> list[Integers]:
+        """Return the entries that have each of these values."""
+        numbers = np.empty(len(wanted), object)  # compared as Python does: exact also where the types differ
+        numbers[:] = [self._number(value) for value in wanted]
+        order = np.flatnonzero(self.values == self.values)
+        order = order[np.argsort(self.values[order], kind="stable")]
+        ascending = self.values[order].astype(object)
+        ends = (np.searchsorted(ascending, numbers, side).tolist() for side in ("left", "right"))
+        return [order[begin:end] for begin, end in zip(*ends, strict=True)]
+
+    def _entry(self, value: Any, found: Integers) -> int:
+        """Return the only entry of those that have a value; the nearest one if there is none, and may be another."""
         if self.nearest and not len(found) and self.values.dtype.kind in "iuf" and len(self.values):
             values = self.values.astype(np.float64)
-            distance = np.abs(values - np.float64(number))
+            distance = np.abs(values - np.float64(self._number(value)))
             near = np.flatnonzero(distance == np.nanmin(distance, initial=np.inf))
             found = near[values[near] == values[near].max(initial=-np.inf)]
         if len(found) != 1:
@@ -124,10 +147,9 @@ class Labels:
         if self._calendar is not None:
             return self._seconds(value, end)
         kind = self.values.dtype.kind
-        if kind in "SUO":
+        if kind in "SO":
             if isinstance(value, str | bytes):
-                text = value.encode() if isinstance(value, str) else value
-                return text if kind != "U" else text.decode()
+                return value.encode() if isinstance(value, str) else value
         elif isinstance(value, Real | np.number):
             if kind == "f":
                 return self.values.dtype.type(value)  # 20.1 is equal to the float32 20.1
@@ -136,7 +158,7 @@ class Labels:
             f"sel= has a value of another kind than the coordinate {self.name!r}",
             file=self.path,
             field=self.name,
-            expected="texts" if kind in "SUO" else "numbers",
+            expected="texts" if kind in "SO" else "numbers",
             found=repr(value),
         )
 
@@ -190,9 +212,8 @@ class Labels:
         values = self.values
         if values.dtype.kind not in "iuf":
             raise no_entry(self.path, self.name, wanted, "a list of values, since the coordinate has no numbers")
-        steps = np.diff(values)
-        descending = bool(len(steps)) and bool((steps < 0).all())
-        if len(steps) and not descending and not (steps >= 0).all():
+        descending = len(values) > 1 and bool((values[1:] < values[:-1]).all())
+        if not descending and not (values[1:] >= values[:-1]).all():
             raise no_entry(self.path, self.name, wanted, "a list of values, since the coordinate is not in order")
         first, last = wanted.start, wanted.stop
         low, high = first, last

@@ -52,7 +52,8 @@ class VariableOptions:
         ``{"level": [500, 850], "lat": slice(20, 70)}``. Values are exact; along a descending coordinate a slice may
         begin at either end. Of the sample dimension dates as text, such as ``slice("2015", "2016-06")``. Only the
         bytes of the selection are read, where they lie as such.
-    isel : positions, likewise, by dimension of a sample: an int, a list, or a slice as of Python.
+    isel : positions, likewise, by dimension of a sample: an int, a list, a slice as of Python, or a bool for
+        each entry.
     dtype : of packed variables and of other floats of 64 bits but times: "float32". They are decoded in double
         precision, and then rounded. None: as xarray decodes them.
     coordinate : add the coordinate of the samples, if there is one, to the variables that are named: windows need it.
@@ -188,11 +189,12 @@ def _facts(
         facts.update({f"{key!r} of {variable.name!r}": str(attributes[key]) for key in keys if key in attributes})
     others = {name for variable in indexed for name in variable.dimensions} - dimensions
     for variable in content.variables:
-        if variable.name in others and len(variable.dimensions) == 1 and variable.nbytes <= MAX_STATIC_BYTES:
-            numbers = np.atleast_1d(selection.values(decoded(variable)[0], variable.dimensions))
-            numbers = np.ascontiguousarray(numbers, _native(numbers.dtype))
-            digest = hashlib.sha256(numbers.tobytes()).hexdigest()[:16] if not numbers.dtype.hasobject else ""
-            facts[f"{COORDINATES} {variable.name!r}"] = f"{len(numbers)} values (checksum {digest})"
+        if any(map(variable.is_coordinate, others)) and variable.nbytes <= MAX_STATIC_BYTES:
+            values = np.atleast_1d(selection.values(decoded(variable)[0], variable.dimensions))
+            is_text = values.dtype.kind == "S" or values.dtype.hasobject  # as long as the longest one of its file
+            data = repr(values.tolist()).encode() if is_text else values.astype(_native(values.dtype)).tobytes()
+            digest = hashlib.sha256(data).hexdigest()[:16]
+            facts[f"{COORDINATES} {variable.name!r}"] = f"{len(values)} values (checksum {digest})"
     if selection.listed is not None:
         facts[LISTED] = str(selection.listed)
     return facts
@@ -257,14 +259,16 @@ def _decoding(
     if not numbers and not (dtype.kind == "S" and options.decode):
         return CfDecoding(_native(dtype), None, variable.attributes)
     if dtype.kind == "S":
-        last = len(variable.shape) - 1
-        texts = dtype.itemsize == 1 and variable.shape and variable.shape[-1] > 1 and axis != last
-        return CfDecoding(np.dtype(f"S{variable.shape[-1]}") if texts else dtype, None, variable.attributes)
+        length = variable.shape[-1] if variable.shape and axis != len(variable.shape) - 1 else 0
+        letters = dtype.itemsize == 1 and length > 0
+        return CfDecoding(np.dtype(f"S{length}") if letters else dtype, None, variable.attributes, letters)
     attributes = {**time_attributes.get(variable.name, {}), **variable.attributes}
     found = cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
     return found.narrowed() if options.dtype == "float32" else found
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """Return the dtype in native byte order; dtypes of other kinds than numbers and bytes unchanged."""
+    """Return the dtype in native byte order, that of texts for those of fixed length; compound dtypes unchanged."""
+    if dtype.kind == "U":
+        return np.dtype(object)
     return np.dtype(dtype.newbyteorder("=").str) if dtype.kind in "iufbcS" else dtype

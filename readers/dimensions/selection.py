@@ -13,7 +13,7 @@ from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.strided import Indices
 from matex_data.index.subset import Axis, subset, subset_rows, take, taken_shape
-from matex_data.readers.dimensions.labels import Labels, is_list, no_entry
+from matex_data.readers.dimensions.labels import Labels, is_list, no_entry, plain
 from matex_data.readers.dimensions.variables import FileContent, Variable
 
 ReadCoordinate = Callable[[Variable], tuple[Array, Mapping[str, Any]]]
@@ -89,7 +89,8 @@ def selection_of(
     rows: Indices | None = None
     listed: int | None = None
     for option, wanted in (("sel", sel), ("isel", isel)):
-        for key, value in (wanted or {}).items():
+        for key, given in (wanted or {}).items():
+            value = plain(given)
             name = _dimension(content, key, option, dimension)
             if name in axes or (name == dimension and rows is not None):
                 raise FormatError(
@@ -100,7 +101,7 @@ def selection_of(
                     raise _counts_samples(content, name)
                 axes[name] = _positions(content, name, value)
                 continue
-            values, attributes = coordinate(_variable_of(content, name))
+            values, attributes = _coordinate(content, name, coordinate)
             labels = Labels(content.path, name, values, attributes, nearest and name != dimension)
             if name == dimension:
                 rows = labels.samples(value)
@@ -133,10 +134,13 @@ def _dimension(content: FileContent, key: str, option: str, samples: str) -> str
     raise FieldNotFound(f"{option}= {problem}", file=content.path, field=key, expected=f"one of {near}")
 
 
-def _variable_of(content: FileContent, name: str) -> Variable:
+def _coordinate(content: FileContent, name: str, read: ReadCoordinate) -> tuple[Array, Mapping[str, Any]]:
+    """Return the values of the coordinate of a dimension, and its attributes."""
     for variable in content.variables:
-        if variable.name.strip("/") == name and variable.dimensions == (name,):
-            return variable
+        if variable.is_coordinate(name):
+            values, attributes = read(variable)
+            if values.ndim == 1:  # no letters, as they are with decode=False
+                return values, attributes
     raise FieldNotFound(
         f"sel= selects along {name!r}, which has no coordinate",
         file=content.path,
@@ -155,6 +159,8 @@ def _positions(content: FileContent, name: str, value: Any) -> Axis:
             raise no_entry(content.path, name, value, f"positions below {length}")
         return numbers
     given = [value] if not is_list(value) else list(value)
+    if len(given) == length and all(isinstance(one, bool) for one in given):
+        return tuple(number for number, is_chosen in enumerate(given) if is_chosen)
     for one in given:
         if not isinstance(one, Integral) or isinstance(one, bool) or not -length <= int(one) < length:
             raise no_entry(content.path, name, one, f"positions from {-length} to {length - 1}")

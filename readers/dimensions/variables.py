@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 import numpy as np
@@ -46,10 +47,16 @@ class Variable(ABC):
     def values(self) -> Array:
         """Read all values, as stored."""
 
+    def is_coordinate(self, dimension: str) -> bool:
+        """Return whether the variable has a value for each entry of a dimension, maybe as the letters of a text."""
+        first, others = self.dimensions[:1], self.dimensions[1:]
+        is_text = self.dtype == "S1" and len(others) == 1
+        return self.name.strip("/") == dimension and first == (dimension,) and (is_text or not others)
+
     @property
     def nbytes(self) -> int:
         """Size of all values as stored, in bytes."""
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+        return prod(self.shape) * self.dtype.itemsize
 
 
 def _units(variable: Variable) -> tuple[Any, Any]:

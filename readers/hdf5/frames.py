@@ -349,7 +349,8 @@ def _labels(group: h5py.Group, axis: str) -> list[str]:
     numbers = range(int(group.attrs[f"{axis}_nlevels"]))
     levels = [_values(group[f"{axis}_level{i}"]) for i in numbers]
     codes = [all_values(group[f"{axis}_label{i}"], "").tolist() for i in numbers]
-    return [_column_name([level[i] for level, i in zip(levels, row, strict=True)]) for row in zip(*codes, strict=True)]
+    rows = (zip(levels, row, strict=True) for row in zip(*codes, strict=True))
+    return [_column_name([level[i] if i >= 0 else np.nan for level, i in row]) for row in rows]
 
 
 def _values(dataset: h5py.Dataset) -> list[Any]:

@@ -90,7 +90,7 @@ class Pairings:
             if pairing is not None and not (pairing.found and field.shape):
                 paired.setdefault(pairing, []).append(name)
         sources = {source for pairing in paired for source in pairing.sources}
-        other = sources.union(*paired.values())
+        other = {name.strip("/") for name in sources.union(*paired.values())}
         lengths = {layout.rows for name, (_, layout) in rows.items() if name.strip("/") not in other}
         samples = lengths.pop() if len(lengths) == 1 else None
         jagged: Layouts = {}

@@ -30,7 +30,7 @@ from matex_data.index.subset import subset_rows
 from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.catalogue import shown, warn_of
 from matex_data.readers.decoding import decode_layout
-from matex_data.readers.hdf5.checks import check_filters, check_raw_files, check_sources
+from matex_data.readers.hdf5.checks import all_values, check_filters, check_raw_files, check_sources
 from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import OPEN_FOR_WRITING, open_file
 from matex_data.readers.hdf5.frames import (
@@ -48,7 +48,7 @@ from matex_data.readers.hdf5.jagged import Layouts, Pairings
 from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
 from matex_data.readers.hdf5.members import Compound, find_field, leaf_names, member_error, member_layouts, member_type
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of, text_of
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import (
@@ -66,7 +66,7 @@ from matex_data.storage.trust import Trust
 BLOCK_BYTES = 256 * 1024  # per read through the library, about
 PROBE_BYTES = 64 * 1024 * 1024  # largest chunk that is decoded as a check
 PROBE_ROWS = 16  # samples of variable length whose mean length is measured
-MAX_ATTRIBUTES = 64
+MAX_ATTRIBUTES = 64  # of a table, which are those of each of its members
 MAX_ATTRIBUTE_BYTES = 1024
 MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
@@ -221,7 +221,8 @@ class _Contents:
                     found[name] = _whole_column(item.dataset, self.path, name, columns[name])
                 elif isinstance(item, h5py.Dataset):
                     field, layout = _rows(item, self.path, stored, self.allow_missing, whole=unread is not None)
-                    found[name] = replace(field, name=name), layout
+                    known = {**field.attributes, **self._names_of_codes(stored)}
+                    found[name] = replace(field, name=name, attributes=known), layout
                     left_out |= _unreadable_members(item, self.path, name)
                 else:
                     table, member_path = item
@@ -246,6 +247,14 @@ class _Contents:
         else:
             unread |= left_out
         return {name: found[name] for name in names if name in found}
+
+    def _names_of_codes(self, name: str) -> dict[str, Any]:
+        """Return what AnnData keeps beside codes as the attribute of an enumeration; of other datasets nothing."""
+        group, _, last = name.rpartition("/")
+        if last != "codes" or text_of(self.file[group or "/"].attrs.get("encoding-type", "")) != "categorical":
+            return {}
+        names = all_values(self.file[f"{group}/categories"], self.path).tolist()
+        return {"enum": {n.decode() if isinstance(n, bytes) else str(n): code for code, n in enumerate(names)}}
 
     def _warn_of(self, unread: Mapping[str, FormatError]) -> None:
         """Warn of datasets and members that may hold samples and cannot be read."""
@@ -273,14 +282,15 @@ def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whol
     ----------
     whole : all fields of the file are read: single numbers and texts of MATLAB are left out.
     """
-    field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing)
+    last = -1 if is_matlab(dataset) else 0
+    field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing, axis=last)
     if is_pickled(dataset):
         raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
     encoding = text_encoding(dataset) if field.ragged and not field.shape else None
     if encoding is not None:
         texts = Field(name, (), np.dtype(object), attributes=field.attributes)
         return texts, decode_layout(layout, None, ListedTexts(encoding))
-    if not is_matlab(dataset):
+    if not last:
         return field, layout
     if whole and is_single_value(dataset):
         raise _axis_error(dataset, path, name)
@@ -328,13 +338,15 @@ def dataset_rows(
     name: str,
     field_attributes: Mapping[str, Any] | None = None,
     allow_missing: bool = False,
+    axis: int = 0,
 ) -> tuple[Field, Layout]:
-    """Return the field and the layout of a dataset of the open file ``path``.
+    """Return the field and the layout of a dataset of the open file ``path``, whose rows lie along the first axis.
 
     Parameters
     ----------
     field_attributes : attributes of the field; None: those of the dataset.
     allow_missing : sources of a virtual dataset that do not exist hold the fill value; False: they are an error.
+    axis : for which `along` gets the layout. Along another one than the first only the library reads virtual datasets.
 
     Raises
     ------
@@ -347,7 +359,7 @@ def dataset_rows(
             field_attributes = attributes(dataset)
             if element_type(dataset).names is not None:
                 field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
-        return _field_and_layout(dataset, path, name, field_attributes, allow_missing)
+        return _field_and_layout(dataset, path, name, field_attributes, allow_missing, axis)
     except HDF5_ERRORS as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
 
@@ -412,7 +424,7 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 
 
 def _field_and_layout(
-    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool
+    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool, axis: int
 ) -> tuple[Field, Layout]:
     memory = element_type(dataset)
     stored, item, ragged = array_element(memory)
@@ -421,7 +433,7 @@ def _field_and_layout(
     field = Field(name, shape, native, ragged, field_attributes)
     kind = dataset.id.get_type()
     partial = any(unreadable_members(kind))
-    plain = not ragged and not partial and has_bytes_of(kind, memory)
+    plain = not ragged and not partial and has_bytes_of(kind, memory) and not (axis and dataset.is_virtual)
     layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
     if layout is None:
         layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
@@ -532,7 +544,9 @@ def _estimate_inner(rows: Hdf5Rows, dataset: h5py.Dataset) -> int:
     return rows.rows * length * rows.dtype.itemsize // max(1, min(rows.rows, PROBE_ROWS))
 
 
-def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Mapping[str, Any]:
+def attributes(
+    dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None, most: int | None = MAX_ATTRIBUTES
+) -> Mapping[str, Any]:
     """Return the attributes that are numbers, texts or short arrays of them.
 
     The names of an enumeration type are the attribute ``"enum"``.
@@ -541,12 +555,13 @@ def attributes(dataset: h5py.Dataset, dtype: np.dtype[Any] | None = None) -> Map
     ----------
     dataset : the dataset.
     dtype : of the field; None: that of the dataset.
+    most : number of attributes of the dataset that are read; None: all.
     """
     found: dict[str, Any] = {}
     names = h5py.check_enum_dtype(element_type(dataset) if dtype is None else dtype)
-    if names is not None and len(names) <= MAX_ATTRIBUTES:
-        found["enum"] = dict(names)
-    for key in itertools.islice(_attribute_names(dataset), MAX_ATTRIBUTES):
+    if names is not None:
+        found["enum"] = dict(sorted(names.items(), key=lambda pair: pair[1]))
+    for key in itertools.islice(_attribute_names(dataset), most):
         value = _attribute(dataset, key)
         if value is not None:
             found[key] = value

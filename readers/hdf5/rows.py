@@ -216,12 +216,26 @@ def along(layout: Layout, axis: int, dataset: h5py.Dataset) -> Layout:
         return Transposed(shape[axis], layout.offset, before, after, layout.stride, layout.dtype, order)
     if isinstance(layout, Hdf5Rows):
         return replace(layout, rows=shape[axis], block_rows=(dataset.chunks or shape)[axis], axis=axis)
-    return _chunks_along(layout, axis) if isinstance(layout, Chunked) else layout
+    assert isinstance(layout, Chunked), layout
+    return _chunks_along(layout, axis)
+
+
+def extended(layout: Chunked, shape: tuple[int, ...]) -> Chunked:
+    """Return the layout of an array that is longer along some axes, where the further elements are fill."""
+    longer = replace(layout, shape=shape)
+    if not len(layout.number):
+        return longer
+    return replace(longer, number=np.ravel_multi_index(np.unravel_index(layout.number, _grid(layout)), _grid(longer)))
+
+
+def _grid(layout: Chunked) -> list[int]:
+    """Return the number of chunks along each axis."""
+    return [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
 
 
 def _chunks_along(layout: Chunked, axis: int) -> Chunked:
     """Return the layout with the chunks renumbered so that ``axis`` comes first."""
-    grid = [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
+    grid = _grid(layout)
     order = (axis, *(a for a in range(len(grid)) if a != axis))
     count = len(layout.number)
     coordinates = np.unravel_index(layout.number, grid) if count else tuple(layout.number for _ in grid)

@@ -97,7 +97,7 @@ class HepmcHeader:
     has_pdf: bool
 
     def schema(self, path: str, events: Events) -> tuple[Mapping[str, Field], Mapping[str, str]]:
-        """Return the fields of an event, and units and weights as facts."""
+        """Return the fields of an event, and the weights as a fact."""
         fields = {name: Field(name, (), dtype) for name, dtype in EVENT_FIELDS.items()}
         if self.weights:
             fields[WEIGHTS] = Field(WEIGHTS, (len(self.weights),), REAL, attributes={"names": list(self.weights)})
@@ -107,8 +107,7 @@ class HepmcHeader:
         ragged: dict[str, np.dtype[Any]] = {**PARTICLE_FIELDS, **LINK_FIELDS}
         ragged |= {VERTICES + name: dtype for name, dtype in VERTEX_FIELDS.items()}
         fields |= {name: Field(name, (), dtype, True, self._units(name)) for name, dtype in ragged.items()}
-        facts = {name: self._units(name)["units"] for name in fields if self._units(name)}
-        return fields, {**facts, WEIGHTS: f"the weights {', '.join(self.weights)}"}
+        return fields, {WEIGHTS: f"the weights {', '.join(self.weights)}"}
 
     def _units(self, name: str) -> dict[str, str]:
         units = {**dict.fromkeys(ENERGIES, self.run.energy), **dict.fromkeys(LENGTHS, self.run.length)}

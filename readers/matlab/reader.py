@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import io
 import struct
+import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -171,8 +172,10 @@ class MatlabFile:
             with open_whole(self.path) as stored:
                 file = inflated(stored, self.variables)
                 variables = scipy.io.loadmat(file, mat_dtype=False, variable_names=self.variables or None)
+                compact = [name for name, value in variables.items() if any(map(_is_compact, _arrays(name, value)))]
                 file.seek(0)
-                logical = {name for name, _, kind in scipy.io.whosmat(file) if kind == "logical"}
+                with warnings.catch_warnings(action="ignore", category=np.exceptions.ComplexWarning):
+                    typed = scipy.io.loadmat(file, mat_dtype=True, variable_names=compact) if compact else {}
         except (MemoryError, DataError):
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
@@ -185,10 +188,10 @@ class MatlabFile:
         for name, value in variables.items():
             if name.startswith("__"):
                 continue
+            of_class = dict(_arrays(name, typed.get(name, value)))
             for inner, found in _arrays(name, value):
                 try:
-                    array = self._rows(found)
-                    arrays[inner] = array.astype(bool) if inner in logical else array
+                    arrays[inner] = self._rows(_with_class(found, of_class[inner]))
                 except Unreadable as reason:
                     unread[inner] = str(reason)
         return arrays, unread
@@ -260,6 +263,23 @@ def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
         yield name, value
 
 
+def _is_compact(named: tuple[str, Any]) -> bool:
+    """Return whether an array may be stored in another type than that of its class: as integers, or in cells."""
+    return isinstance(named[1], np.ndarray) and named[1].dtype.kind in "iuO"
+
+
+def _with_class(stored: Any, typed: Any) -> Any:
+    """Return an array in the type of its class; complex ones, of which SciPy converts a part alone, as they are."""
+    if not isinstance(stored, np.ndarray) or stored.dtype.kind == "c":
+        return stored
+    if stored.dtype.kind != "O":
+        return typed
+    cells = np.empty(stored.shape, object)
+    for at in np.ndindex(stored.shape):
+        cells[at] = _with_class(stored[at], typed[at])
+    return cells
+
+
 def _holds_arrays(value: Array) -> bool:
     """Return whether a vector of cells has arrays of numbers alone."""
     cells = value.ravel().tolist()
@@ -274,6 +294,8 @@ def _cells(value: Array) -> Array:
     except ValueError as error:
         raise Unreadable(str(error)) from error
     dtype = np.result_type(*[cell.dtype.newbyteorder("=") for cell in cells])
+    if dtype.kind in "fc" and any(cell.dtype.kind in "iu" and cell.dtype.itemsize == 8 for cell in cells):
+        raise Unreadable("cells of integers of 64 bits beside others, of which no type has all numbers")
     return cell_rows(cells, shapes, dtype, len(set(shapes)) == 1)
 
 

@@ -14,7 +14,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
-from matex_data.index.strided import Strided, Transposed
+from matex_data.index.strided import Strided, Transposed, c_strides
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
@@ -23,6 +23,8 @@ from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows, content
 from matex_data.storage.files import open_binary, size_of_open
 
 GZIP_MAGIC = b"\x1f\x8b"
+BLOCK_BYTES = 1 << 20  # of records that are read as one
+PAGE_BYTES = 4096  # of a longer record the file system need not read all
 
 
 def read_content(path: str) -> FileContent:
@@ -87,7 +89,7 @@ class ClassicVariable(Variable):
         shape = self.shape[:axis] + self.shape[axis + 1 :]
         stored, convert = self.dtype, decoding.convert
         if decoding.dtype.kind == "S":
-            shape, stored = shape[:-1] if decoding.dtype.itemsize > 1 else shape, decoding.dtype
+            shape, stored = shape[:-1] if decoding.letters else shape, decoding.dtype
         elif convert is None and not stored.isnative:
             convert = Decoding(decoding.dtype)
         field = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
@@ -109,13 +111,18 @@ class ClassicVariable(Variable):
             return self._read_from(file)
 
     def _read_from(self, file: IO[bytes]) -> Array:
-        row = np.dtype((self.dtype, self.shape[1:]))
-        rows = self.shape[0] if self.shape else 1
-        if self.step == row.itemsize or rows == 1:
-            file.seek(self.offset)
-            return np.frombuffer(file.read(rows * row.itemsize), self.dtype).reshape(self.shape)
-        values = np.empty(self.shape, self.dtype)
-        for i in range(rows):
+        rows, *inner = self.shape or (1,)
+        row_bytes = prod(inner) * self.dtype.itemsize
+        block = 1
+        if self.step == row_bytes:
+            block = max(1, rows)
+        elif self.step <= PAGE_BYTES:
+            block = BLOCK_BYTES // self.step
+        strides = (self.step, *c_strides(inner, self.dtype.itemsize))
+        values = np.empty((rows, *inner), self.dtype)
+        for i in range(0, rows, block):
+            count = min(block, rows - i)
             file.seek(self.offset + i * self.step)
-            values[i] = np.frombuffer(file.read(row.itemsize), self.dtype).reshape(self.shape[1:])
-        return values
+            data = file.read((count - 1) * self.step + row_bytes)
+            values[i : i + count] = np.ndarray((count, *inner), self.dtype, data, strides=strides)
+        return values.reshape(self.shape)

@@ -7,7 +7,7 @@ https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
@@ -20,13 +20,15 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
+from matex_data.machine import check_fits
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.checks import all_values
+from matex_data.readers.hdf5.chunks import fill_value
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.hdf5.rows import along
+from matex_data.readers.hdf5.rows import along, extended
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 NO_COORDINATE = "_nc4_non_coord_"  # prefix of a variable with the name of a dimension that is not its own
@@ -102,8 +104,9 @@ def read_content(file: h5py.File, path: str) -> FileContent:
         if dataset.shape is not None and not _is_dimension_only(dataset)
     ]
     lengths = axes.lengths(variables)
+    variables = [replace(v, shape=tuple(lengths[name] for name in v.dimensions)) for v in variables]
     unlimited = [name for name, scale in scales.items() if scale.maxshape and scale.maxshape[0] is None]
-    return FileContent(path, [replace(v, lengths=lengths) for v in variables], lengths, unlimited)
+    return FileContent(path, variables, lengths, unlimited)
 
 
 def _without_prefix(name: str) -> str:
@@ -119,7 +122,7 @@ def _is_dimension_only(dataset: h5py.Dataset) -> bool:
 
 def _user_attributes(dataset: h5py.Dataset) -> dict[str, Any]:
     """Return the attributes without those of the storage; arrays of one number as that number."""
-    found = {key: value for key, value in attributes(dataset).items() if key not in INTERNAL_ATTRIBUTES}
+    found = {key: value for key, value in attributes(dataset, most=None).items() if key not in INTERNAL_ATTRIBUTES}
     for key, value in found.items():
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.names is None:
             found[key] = value.reshape(-1)[0]
@@ -187,24 +190,23 @@ def _target(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]
 
 @dataclass(frozen=True)
 class Hdf5Variable(Variable):
-    """Variable in a dataset.
+    """Variable in a dataset, whose shape may be less: along unlimited dimensions the rest is fill.
 
     Parameters
     ----------
     path : of the file.
     dataset : open dataset.
-    lengths : of all dimensions of the file.
     """
 
     path: str
     dataset: h5py.Dataset
-    lengths: Mapping[str, int] = field(default_factory=dict)
 
     def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
-        field, layout = dataset_rows(self.dataset, self.path, self.dataset.name.strip("/"), self.attributes)
+        name = self.dataset.name.strip("/")
+        field, layout = dataset_rows(self.dataset, self.path, name, self.attributes, axis=axis)
         if isinstance(layout, Chunked) and self._is_unwritten():
             layout = replace(layout, fill=self._fill_value())
-        layout = _extend(along(layout, axis, self.dataset), self.lengths[self.dimensions[axis]], self)
+        layout = along(self._extended(layout), axis, self.dataset)
         shape = (*self.shape, *field.shape[len(self.shape) - 1 :])
         shape = shape[:axis] + shape[axis + 1 :]
         if field.ragged or decoding.dtype.kind not in "iufbS":
@@ -217,7 +219,16 @@ class Hdf5Variable(Variable):
     def values(self) -> Array:
         if self._is_unwritten():
             return np.full(self.shape, self._fill_value(), self.dtype)
-        return all_values(self.dataset, self.path)
+        stored = all_values(self.dataset, self.path)
+        if self.dataset.shape == self.shape:
+            return stored
+        check_fits(self.nbytes, "the variable", file=self.path, field=self.name, remedy="restore the file")
+        fill = b"" if self.dtype.hasobject else fill_value(self.dataset, self.dtype, ())
+        if self.dataset.chunks is None or fill is None:
+            raise self._shorter()
+        values = np.full(self.shape, fill, self.dtype)
+        values[tuple(map(slice, stored.shape))] = stored
+        return values
 
     def _is_unwritten(self) -> bool:
         """Return whether HDF5 has allocated no storage yet, so that netCDF shows its own fill value."""
@@ -227,26 +238,29 @@ class Hdf5Variable(Variable):
     def _fill_value(self) -> Any:
         return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
 
+    def _extended(self, layout: Layout) -> Layout:
+        """Return the layout of the rows along the first axis with the shape of the variable."""
+        if self.dataset.shape == self.shape:
+            return layout
+        if isinstance(layout, Chunked):
+            return extended(layout, (*self.shape, *layout.shape[len(self.shape) :]))
+        raise self._shorter()
 
-def _extend(layout: Layout, rows: int, variable: Hdf5Variable) -> Layout:
-    """Return the layout with ``rows`` rows, the length of the unlimited dimension; rows beyond its own are fill."""
-    if layout.rows == rows:
-        return layout
-    if isinstance(layout, Chunked):
-        return replace(layout, shape=(rows, *layout.shape[1:]))
-    raise FormatError(
-        "the field is shorter than its dimension",
-        file=variable.path,
-        field=variable.name,
-        expected=f"{rows} rows",
-        found=f"{layout.rows} rows, and data that only the HDF5 library can read",
-    )
+    def _shorter(self) -> FormatError:
+        return FormatError(
+            "the field is shorter than its dimensions",
+            file=self.path,
+            field=self.name,
+            expected=f"the shape {self.shape}, or numbers in chunks, whose rest is fill",
+            found=f"the shape {self.dataset.shape}",
+            remedy="name other fields with inputs=, and give static=False; or read it as plain HDF5 with format='hdf5'",
+        )
 
 
 def join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[Field, Layout]:
     """Return letters along the last axis as texts, if the letters of each text are contiguous; else unchanged."""
     dtype, length = decoding.dtype, decoding.dtype.itemsize
-    if field.shape and field.shape[-1] == length and field.dtype.itemsize == 1 < length:
+    if decoding.letters:
         texts = replace(field, shape=field.shape[:-1], dtype=dtype)
         if isinstance(layout, Strided):
             return texts, replace(layout, dtype=dtype, shape=texts.shape)

@@ -86,10 +86,13 @@ class Component:
         if self.offset is not None and self.offset.layout is None and not self.is_zero(self.offset):
             constant = self.offset.value * self.offset.scale
         decoding = Decoding(dtype, scale=None if self.scale == 1 else self.scale, offset=constant or None)
+        found: Layout
         if self.layout is None:
-            return Constant(count, decoding.decode(np.asarray(self.value).reshape(1))[0])
-        plain = decoding == Decoding(self.stored)
-        found = self.layout if plain else decode_layout(self.layout, decoding, decoding)
+            found = Constant(count, decoding.decode(np.asarray(self.value).reshape(1))[0])
+        else:
+            found = self.layout
+            if decoding != Decoding(self.stored):
+                found = decode_layout(found, decoding, decoding)
         if self.offset is None or self.offset.layout is None:
             return found
         return Sum(found, self.offset.rows(count, dtype), dtype)

@@ -85,8 +85,7 @@ def index(
             "the openPMD series cannot be read", file=path, expected="an HDF5 file by the standard", found=error
         ) from error
     rows = next(iter(layouts.values())).rows
-    facts = {f"unit of {name}": str(field.attributes.get("units")) for name, field in fields.items()}
-    return Index(fields, [FileIndex(path, rows, layouts)], facts=facts)
+    return Index(fields, [FileIndex(path, rows, layouts)])
 
 
 def _particles(
@@ -259,11 +258,14 @@ def _read_particles(
 
 def _count(path: str, iteration: Iteration, group: h5py.Group, read: Mapping[str, Component | None]) -> int:
     """Return the number of particles of a species in an iteration; constant components may be shorter."""
-    lengths = {name: part.shape[0] for name, part in read.items() if part is not None and part.layout is not None}
+    parts = {name: part for name, part in read.items() if part is not None}
+    offsets = {f"the offset of {name}": part.offset for name, part in parts.items() if part.offset is not None}
+    stored = {name: part for name, part in {**parts, **offsets}.items() if part.layout is not None}
+    lengths = {name: part.shape[0] for name, part in stored.items()}
     if "numParticles" in group.attrs:
         lengths["the attribute 'numParticles'"] = int(np.ravel(group.attrs["numParticles"])[0])
     if not lengths:
-        lengths = {name: part.shape[0] for name, part in read.items() if part is not None}
+        lengths = {name: part.shape[0] for name, part in parts.items()}
     if len(set(lengths.values())) > 1:
         raise FormatError(
             f"the records of iteration {iteration.number} differ in length",

@@ -283,10 +283,14 @@ def _names(names: Any, axes: int) -> tuple[str, ...]:
 
 
 def _decoded(attributes: dict[str, Any], dtype: np.dtype[Any]) -> dict[str, Any]:
-    """Return the attributes with the fill value as a number: xarray stores a float as base64 in version 3."""
+    """Return the attributes with the fill value as a number: xarray stores a float as base64 in version 3.
+
+    Eight bytes in base64 end with a sign of equality, in contrast to numbers, such as "NaN".
+    """
     fill = attributes.get("_FillValue")
     if isinstance(fill, str) and dtype.kind == "f":
-        attributes["_FillValue"] = struct.unpack("<d", base64.standard_b64decode(fill))[0]
+        is_base64 = fill.endswith("=")
+        attributes["_FillValue"] = struct.unpack("<d", base64.standard_b64decode(fill))[0] if is_base64 else float(fill)
     return attributes
 
 

@@ -22,7 +22,7 @@ from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.options import takes
-from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
+from matex_data.readers.zarr.arrays import ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
 from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, named_dimensions, of_level, read_arrays
@@ -145,8 +145,6 @@ class ZarrVariable(Variable):
             return join_letters(
                 Field(self.name, field.shape, self.dtype, attributes=field.attributes), stored, decoding
             )
-        if self.dtype.kind in "UO":
-            field = Field(self.name, field.shape, TEXT, attributes=field.attributes)
         return field, rows_of(self._array(axis), self.store.path, decoding.convert)
 
     def values(self) -> Array:

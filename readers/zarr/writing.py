@@ -188,6 +188,12 @@ def _of_variable(variables: Sequence[Variable], paths: Sequence[str]) -> Iterato
     depth, begin = (parts[0].chunk_shape or (1,))[0], 0
     if len({(part.chunk_shape, part.codecs) for part in parts}) > 1:
         raise Unreadable("its chunks differ between the files")
+    if sum(len(part.entries) for part in parts) < prod(Grid.of(shape, parts[0].chunk_shape, 0).counts):
+        # Zarr has one value for chunks that are not there, and xarray takes it for that of missing numbers.
+        expected = np.asarray(first.attributes.get("_FillValue", np.zeros((), first.dtype)), first.dtype).tobytes()
+        fills = [np.asarray(part.fill, first.dtype).tobytes() for part in parts if part.fill is not None]
+        if any(fill != expected for fill in fills):
+            raise Unreadable("chunks that were never written, whose elements are neither 0 nor missing")
     for number, part in enumerate(parts):
         if begin % depth:
             raise Unreadable(f"chunks of {depth} samples, of which a file has no whole number")
@@ -197,8 +203,6 @@ def _of_variable(variables: Sequence[Variable], paths: Sequence[str]) -> Iterato
         begin += variables[number].shape[0] if shape and len(parts) > 1 else 0
     attributes = {key: _json(value) for key, value in first.attributes.items()}
     fill = attributes.pop("_FillValue", None)
-    if fill is None and sum(len(part.entries) for part in parts) < prod(Grid.of(shape, parts[0].chunk_shape, 0).counts):
-        fill = _json(parts[0].fill)
     array = {
         "zarr_format": 2,
         "shape": shape,

@@ -80,6 +80,9 @@ def test_missing_values_of_another_type() -> None:
     assert np.isnan(_ours(np.array([1, -9999], "i2"), {"_FillValue": np.float64(-9999)})[1])
     assert np.isnan(_ours(np.array([1, 1e20], "f4"), {"missing_value": np.float64(1e20)})[1])
     assert np.isnan(_ours(np.array([1, 255], "u1"), {"_FillValue": np.int8(-1)})[1])
+    assert np.isnan(_ours(np.array([1, -1], "i1"), {"_Unsigned": "true", "_FillValue": np.int32(-1)})[1])
+    for wider in ({"missing_value": np.int32(255)}, {"valid_max": np.int32(255), "_FillValue": np.int8(-9)}):
+        assert _ours(np.array([-1, 0], "i1"), wider).tolist() == _xarray(np.array([-1, 0], "i1"), wider).tolist()
     assert _ours(np.array([1, 2], "i4"), {"missing_value": "-1.e+34f"}).tolist() == [1, 2]
     assert np.isnan(_ours(np.array([1, 2, 3]), {"missing_value": np.array([2, 3])})).tolist() == [False, True, True]
     assert _ours(np.array([1, 2], "i4"), {"_FillValue": np.float32(np.nan)}).dtype == np.int32
@@ -112,6 +115,9 @@ def test_valid_range_without_missing_values() -> None:
     packed = {"scale_factor": np.float32(2), "valid_range": np.array([0, 100], "i2")}
     assert np.isnan(_ours(stored.astype("i2"), packed)).tolist() == missing
     assert not np.isnan(_ours(stored, {**limits, "_FillValue": np.float32(-1)})).any()
+    single = np.array([0.7, 0.9, 1.1], "f4")  # neither bound is a float32
+    assert not np.isnan(_ours(single, {"valid_min": 0.7, "valid_max": 1.1})).any()
+    assert not np.isnan(_ours(np.array([-1, 5], "i1"), {"valid_max": np.int32(255), "scale_factor": 0.5})).any()
     assert not np.isnan(_ours(stored.astype("i2"), {"valid_max": "100"})).any()
 
 

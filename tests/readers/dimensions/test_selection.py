@@ -12,7 +12,9 @@ import xarray as xr
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
+from matex_data.readers.dimensions.labels import Labels
 from tests.support.ranks import Pool
+from tests.support.serial import same
 
 SELF = MPI.COMM_SELF
 KINDS = ("NETCDF4", "NETCDF3_64BIT", "NETCDF3_CLASSIC")
@@ -79,6 +81,62 @@ def test_selections_are_those_of_xarray(folder: Path, kind: str) -> None:
                 np.testing.assert_array_equal(scattered[name], values[order])
             for name in ("lat", "level", "land"):
                 np.testing.assert_array_equal(data.static[name], expected[name])
+
+
+def test_values_are_arrays_as_well(folder: Path) -> None:
+    path = folder / "NETCDF4.nc"
+    with xr.open_dataset(path) as file:
+        level, chosen = file["level"], np.arange(5) == 2
+        same: list[tuple[dict[str, Any], dict[str, Any]]] = [
+            ({"sel": {"level": level[1]}}, {"sel": {"level": 850}}),
+            ({"sel": {"level": level[:2]}}, {"sel": {"level": [1000, 850]}}),
+            ({"sel": {"level": [np.array(500)], "time": file["time"][3:5]}}, {"isel": {"level": [2], "time": [3, 4]}}),
+            ({"sel": {"level": slice(level[1], level[3])}}, {"isel": {"level": slice(1, 4)}}),
+            ({"isel": {"level": np.array(1)}}, {"isel": {"level": 1}}),
+            ({"isel": {"level": chosen}}, {"isel": {"level": chosen}}),
+        ]
+        for options, expected in same:
+            found = open_dataset(path, inputs="t", comm=SELF, **options).load()["t"]
+            values = file["t"].sel(expected.get("sel", {})).isel(expected.get("isel", {})).values
+            np.testing.assert_array_equal(found, values, err_msg=str(options))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_coordinates_of_texts(tmp_path: Path, kind: str) -> None:
+    """Of one letter and of more: they are selected by value, and all files have the same ones."""
+    for number, names in enumerate((["u", "v"], ["v", "u"], ["u", "wide"])):
+        x = (("time", "channel"), np.arange(6.0).reshape(3, 2))
+        xr.Dataset({"x": x}, {"channel": names}).to_netcdf(tmp_path / f"{number}.nc", format=kind)
+    options: dict[str, Any] = {"sample_dim": "time", "inputs": "x", "comm": SELF}
+    assert open_dataset(tmp_path / "1.nc", sel={"channel": "u"}, **options).load()["x"].tolist() == [1, 3, 5]
+    assert open_dataset(tmp_path / "2.nc", sel={"channel": ["wide"]}, **options).static["channel"].tolist() == [b"wide"]
+    assert len(open_dataset([tmp_path / "0.nc"] * 2, **options)) == 6
+    for other in ("1.nc", "2.nc"):
+        with pytest.raises(FormatError, match=r"(?s)agree on the coordinates 'channel'.*files that agree on the coord"):
+            open_dataset([tmp_path / "0.nc", tmp_path / other], **options)
+    if kind != "NETCDF4":
+        with pytest.raises(FieldNotFound, match="no coordinate"):
+            open_dataset(tmp_path / "0.nc", sel={"channel": "u"}, decode=False, **options)
+
+
+def test_the_order_of_unsigned_coordinates(tmp_path: Path) -> None:
+    coordinates = {"id": np.array([10, 30, 20, 40, 15], "u4"), "level": np.array([1000, 850, 500], "u2")}
+    data = xr.Dataset({"x": (("id", "level"), np.arange(15.0).reshape(5, 3))}, coordinates)
+    data.to_netcdf(tmp_path / "a.nc")
+    options: dict[str, Any] = {"inputs": "x", "sample_dim": "id", "comm": SELF}
+    found = open_dataset(tmp_path / "a.nc", sel={"level": slice(1000, 850)}, **options).load()["x"]
+    assert same(found, data["x"].sel(level=slice(1000, 850)).values)
+    with pytest.raises(FormatError, match="the coordinate is not in order"):
+        open_dataset(tmp_path / "a.nc", sel={"id": slice(10, 20)}, **options)
+
+
+@pytest.mark.parametrize("values", [[2**63, 2**63 + 1, 5], [0.1, np.nan, 0.3], [b"b", b"a", b"c"]], ids=str)
+def test_values_of_lists_are_exact(values: list[Any]) -> None:
+    array = np.array(values, "u8" if values[0] == 2**63 else None)
+    labels = Labels("a.nc", "x", array, {})
+    assert labels.entries([values[2], values[0]]) == (2, 0)
+    assert labels.samples([values[0], values[2]]) == (0, 2) and labels.samples(values[2]) == (2,)
+    assert labels.samples([values[2] * 2]) == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)

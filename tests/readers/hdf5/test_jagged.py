@@ -100,6 +100,10 @@ def test_all_fields_of_a_file(tmp_path: Path) -> None:
     assert {name: field.ragged for name, field in data.schema.items()} == {
         "jets/index": True, "jets/pt": True, "met": False, "jets/n": False,
     }  # fmt: skip
+    for offsets in ({"jets": "jets/n"}, {"/jets": "/jets/n"}):
+        slashes = open_dataset(tmp_path / "a.h5", inputs="/jets/pt", offsets=offsets, comm=MPI.COMM_SELF)
+        for one, other in zip(slashes.load()["/jets/pt"], data.load()["jets/pt"], strict=True):
+            assert np.array_equal(one, other)
 
 
 def test_the_chunks_are_read_once(tmp_path: Path) -> None:

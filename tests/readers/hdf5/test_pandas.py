@@ -143,6 +143,23 @@ def test_categories_are_codes_with_names(tmp_path: Path) -> None:
     found = index(str(path))
     names = {code: name for name, code in found.fields["kind"].attributes["enum"].items()}
     assert [names[code] for code in every_row(found, "kind").tolist()] == pd.read_hdf(path)["kind"].tolist()
+    other = frame.assign(kind=frame["kind"].cat.reorder_categories(["pion", "muon"]))
+    with pytest.raises(FormatError, match="do not agree on 'enum' of 'kind'"):
+        open_dataset([path, _write(tmp_path / "b.h5", other, **TABLE)], comm=MPI.COMM_SELF)
+
+
+def test_categories_of_anndata_are_those_of_all_files(tmp_path: Path) -> None:
+    paths = [tmp_path / f"{number}.h5ad" for number in range(2)]
+    for path, names in zip(paths, (["B", "T"], ["NK", "T"]), strict=True):
+        with h5py.File(path, "w") as file:
+            column = file.create_group("obs/cell_type")
+            column.attrs["encoding-type"] = "categorical"
+            column["codes"], column["categories"] = np.array([1, 0], "i1"), names
+    options: Any = {"inputs": "obs/cell_type/codes", "comm": MPI.COMM_SELF}
+    data = open_dataset(paths[0], **options)
+    assert data.schema["obs/cell_type/codes"].attributes["enum"] == {"B": 0, "T": 1}
+    with pytest.raises(FormatError, match="do not agree on 'enum'"):
+        open_dataset(paths, **options)
 
 
 FIRST = """

@@ -72,6 +72,27 @@ def test_version_4(tmp_path: Path) -> None:
         same(found[name], values)
 
 
+def test_numbers_have_the_types_of_their_classes(tmp_path: Path) -> None:
+    """MATLAB stores whole numbers of the class double as the smallest integers: the class is the first of the flags."""
+    path = tmp_path / "a.mat"
+    scipy.io.savemat(path, {"x": np.array([0, 10, 200], "u1")})
+    content = bytearray(path.read_bytes())
+    assert content[144] == 9  # uint8
+    content[144] = 6  # double
+    path.write_bytes(content)
+    same(load(path)["x"], np.array([0.0, 10.0, 200.0]))
+    cells = np.empty(2, object)
+    cells[:] = [np.array([True, False]), np.array([True])]
+    complex_numbers, large = np.array([1 + 2j, 3j]), np.array([2**63 + 1, 2], "u8")
+    struct = {"flag": np.array([True, False]), "z": complex_numbers, "n": large}
+    scipy.io.savemat(path, {"s": struct, "c": cells, "mixed": np.array([complex_numbers, large[:1]], object)})
+    with pytest.warns(UserWarning, match="'mixed': cells of integers of 64 bits"):
+        found = load(path)
+    for name, values in struct.items():
+        same(found[f"s/{name}"], values)
+    assert [cell.tolist() for cell in found["c"]] == [[True, False], [True]]
+
+
 def test_samples_along_the_last_axis(tmp_path: Path) -> None:
     content = {"X": np.arange(2 * 3 * 50, dtype="u1").reshape(2, 3, 50), "y": np.arange(50.0)[:, None]}
     scipy.io.savemat(tmp_path / "train.mat", content)

@@ -18,7 +18,7 @@ from mpi4py import MPI
 from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
 from matex_data.io.counters import process_profile
 from matex_data.readers import detect
-from matex_data.readers.netcdf.classic import ClassicVariable
+from matex_data.readers.netcdf.classic import ClassicVariable, read_content
 from matex_data.readers.netcdf.netcdf4 import Hdf5Variable
 from matex_data.readers.netcdf.reader import index
 from tests.support.format_suite import Case, FormatSuite
@@ -204,6 +204,89 @@ def test_groups_scales_and_a_partly_written_variable(tmp_path: Path) -> None:
             assert not [key for key in found.fields[name].attributes if key.isupper() or key.startswith("_N")]
 
 
+@pytest.mark.parametrize("axis", [0, 1])
+def test_dimensions_to_whose_end_a_variable_is_not_written(tmp_path: Path, axis: int) -> None:
+    path, dims = tmp_path / "a.nc", ("time", "obs")
+    with netCDF4.Dataset(path, "w") as file:
+        for name in dims:
+            file.createDimension(name, None)
+        file.createVariable("a", "f4", dims)[:] = np.ones((3, 5))
+        file.createVariable("b", "i4", dims, chunksizes=(1, 2), fill_value=-9)[:] = np.arange(9).reshape(3, 3)
+        file.createVariable("c", "i4", dims[1 - axis :][:1], fill_value=-9)[:] = [7]
+        file.createVariable("d", str, dims[1 - axis :][:1])[:] = np.array(["q"], object)
+        file.createVariable("e", str, dims)[0, 0] = "q"
+    expected = np.full((3, 5), -9)
+    expected[:, :3] = np.arange(9).reshape(3, 3)
+    other, expected = dims[1 - axis], np.moveaxis(expected, axis, 0)
+    for chosen in (slice(None), slice(2, 3), [2, 1]):
+        options = {"isel": {other: chosen}, "mask_and_scale": False, "sample_dim": dims[axis]}
+        found = index(str(path), ["a", "b"], **options)
+        assert found.fields["a"].shape == found.fields["b"].shape
+        assert same(every_row(found, "b"), expected[:, chosen].astype("i4"))
+        rest = np.array([7, -9, -9, -9, -9])[: expected.shape[1]]
+        assert found.static["c"].tolist() == rest[chosen].tolist()
+        assert found.static["d"].tolist() == np.where(rest == 7, b"q", b"")[chosen].tolist()
+    with pytest.raises(FormatError, match=r"(?s)'e'.*expected: the shape \(3, 5\).*\(1, 1\)"):
+        index(str(path), ["e"], sample_dim=dims[axis])
+
+
+def test_a_scale_that_is_longer_than_an_axis(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        file["t"], file["x"] = np.arange(6.0).reshape(2, 3), np.arange(4.0)
+        file["x"].make_scale("x")
+        file["t"].dims[1].attach_scale(file["x"])
+    with pytest.raises(FormatError, match=r"expected: the shape \(2, 4\)"):
+        index(str(tmp_path / "a.nc"), ["t"], isel={"x": 3})
+
+
+def test_scale_factors_behind_many_attributes(tmp_path: Path) -> None:
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("t", 2)
+        x = file.createVariable("x", "i2", ("t",))
+        x.setncatts({f"note_{number}": number for number in range(70)})
+        x.scale_factor = 0.5
+        x[:] = [1.0, 1.5]
+    assert every_row(index(str(tmp_path / "a.nc")), "x").tolist() == [1, 1.5]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+@pytest.mark.parametrize("how", [{}, {"chunks": (2, 2), "compression": "gzip"}], ids=str)
+def test_virtual_datasets_are_decoded(tmp_path: Path, how: dict[str, Any], axis: int) -> None:
+    path, layout = tmp_path / "a.nc", h5py.VirtualLayout((6, 3), "i2")
+    for number in range(2):
+        with h5py.File(tmp_path / f"{number}.h5", "w") as file:
+            file.create_dataset("t", data=np.arange(9, dtype="i2").reshape(3, 3) + 10 * number, **how)
+        rows = slice(1, 3) if number else slice(3)
+        layout[3 * number : 3 * number + rows.stop - (rows.start or 0)] = h5py.VirtualSource(
+            tmp_path / f"{number}.h5", "t", (3, 3)
+        )[rows]
+    with h5py.File(path, "w") as file:
+        virtual = file.create_virtual_dataset("t", layout, fillvalue=-1)
+        virtual.attrs["scale_factor"], virtual.attrs["_FillValue"] = 0.5, np.int16(-1)
+        for number, name in enumerate(("time", "x")):
+            file[name] = np.arange(virtual.shape[number], dtype="f8")
+            file[name].make_scale(name)
+            virtual.dims[number].attach_scale(file[name])
+    with xarray.open_dataset(path, engine="netcdf4") as library:
+        expected = np.moveaxis(library["t"].values, axis, 0)
+    assert same(every_row(index(str(path), ["t"], sample_dim=("time", "x")[axis]), "t"), expected)
+
+
+@pytest.mark.parametrize("inner", [(), (700,), (1500,)], ids=str)
+def test_values_of_records_are_read_in_blocks(tmp_path: Path, inner: tuple[int, ...]) -> None:
+    """Records of 20 bytes, of less than a page, and of more."""
+    path = tmp_path / "a.nc"
+    with netCDF4.Dataset(path, "w", format=CLASSIC[0]) as file:
+        file.createDimension("t", None)
+        file.createDimension("x", (*inner, 3)[0])
+        x, y = file.createVariable("x", "i2", ("t", "x")), file.createVariable("y", "f8", ("t",))
+        x[:], y[:] = np.zeros((1000, (*inner, 3)[0])), np.arange(1000)
+        x[:, 1] = np.arange(1000)
+    (x, y) = (next(v for v in read_content(str(path)).variables if v.name == name) for name in "xy")
+    assert np.array_equal(y.values(), np.arange(1000)) and np.array_equal(x.values()[:, 1], np.arange(1000))
+    assert x.values().shape == x.shape and not x.values()[:, 2].any()
+
+
 def test_letters_become_texts(tmp_path: Path) -> None:
     for kind in (CLASSIC[0], "NETCDF4"):
         with netCDF4.Dataset(tmp_path / f"{kind}.nc", "w", format=kind) as file:
@@ -214,6 +297,11 @@ def test_letters_become_texts(tmp_path: Path) -> None:
         found = index(str(tmp_path / f"{kind}.nc"))
         assert every_row(found, "name").tolist() == [b"alpha", b"beta", b"c"]
         assert index(str(tmp_path / f"{kind}.nc"), decode=False).fields["name"].shape == (5,)
+        with netCDF4.Dataset(tmp_path / f"{kind}1.nc", "w", format=kind) as file:
+            file.createDimension("t", None)
+            file.createDimension("length", 1)
+            file.createVariable("name", "S1", ("t", "length"))[:] = np.array([["a"], ["b"]], "S1")
+        assert every_row(index(str(tmp_path / f"{kind}1.nc")), "name").tolist() == [b"a", b"b"]
 
 
 def test_gzipped_as_a_whole(tmp_path: Path) -> None:

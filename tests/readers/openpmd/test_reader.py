@@ -246,6 +246,34 @@ def test_iterations_as_samples(tmp_path: Path) -> None:
         index(str(path), ["rho"], sample="iteration")
 
 
+def test_a_stored_offset_of_a_constant_record(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        begin_series(file)
+        species = iteration(file, 0).create_group("particles/e")
+        record(species, "position", METRE, {"x": (0.5, [1]), "y": (0.25, [4])}, 1.0)
+        record(species, "positionOffset", METRE, {"x": np.arange(4.0), "y": np.arange(4.0)}, 2.0)
+    same(rows_of(path)["x"], 0.5 + 2 * np.arange(4.0))
+    same(rows_of(path)["y"], 0.25 + 2 * np.arange(4.0))
+    with h5py.File(path, "a") as file:
+        del file["data/0/particles/e/positionOffset"]
+        record(file["data/0/particles/e"], "positionOffset", METRE, {"x": np.arange(4.0), "y": np.arange(3.0)}, 2.0)
+    with pytest.raises(FormatError, match="differ in length"):
+        index(str(path))
+
+
+def test_a_virtual_record_is_converted(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "source.h5", "w") as file:
+        file["x"] = np.array([10.0, 20.0])
+    layout = h5py.VirtualLayout((2,), "f8")
+    layout[:] = h5py.VirtualSource(tmp_path / "source.h5", "x", (2,))
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        begin_series(file)
+        x = iteration(file, 0).create_group("particles/e/position").create_virtual_dataset("x", layout)
+        x.attrs["unitSI"] = 0.5
+    same(rows_of(tmp_path / "a.h5")["x"], np.array([5.0, 10.0]))
+
+
 def test_species(tmp_path: Path) -> None:
     path = series(tmp_path / "data.h5", {1: 20, 2: 5})
     with h5py.File(path, "a") as file:

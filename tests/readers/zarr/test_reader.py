@@ -193,6 +193,28 @@ def test_stores_of_xarray(climate: xr.Dataset, tmp_path: Path, version: int, con
         same(values, found[name] if name != "t2m" else climate["t2m"].values)
 
 
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("version", [2, 3])
+def test_texts_of_fixed_length(tmp_path: Path, version: int) -> None:
+    path, names = f"{tmp_path}/a.zarr", np.array(["Zürich", "Genf"])
+    data = xr.Dataset({"x": (("time", "station"), np.arange(6.0).reshape(3, 2))}, {"station": names})
+    data.to_zarr(path, zarr_format=version)
+    same(load(path, inputs="x", sample_dim="time", sel={"station": "Zürich"})["x"], np.array([0.0, 2.0, 4.0]))
+    found = load(path, inputs=["x", "station"], sample_dim="station", sel={"station": ["Genf"]})
+    assert found["station"].tolist() == [b"Genf"] and found["x"].tolist() == [[1, 3, 5]]
+    data.assign_coords(station=names[::-1]).to_zarr(f"{tmp_path}/b.zarr", zarr_format=version)
+    with pytest.raises(FormatError, match="do not agree on the coordinates 'station'"):
+        load([path, f"{tmp_path}/b.zarr"], inputs="x", sample_dim="time")
+
+
+@pytest.mark.parametrize("fill", ["NaN", "-Infinity", "AAAAAAAA+H8="])
+def test_fill_values_as_texts(tmp_path: Path, fill: str) -> None:
+    array = zarr.create_array(tmp_path / "a.zarr", data=np.array([1.0, -np.inf]), attributes={"_FillValue": fill})
+    expected = np.array([1.0, np.nan if fill == "-Infinity" else -np.inf])
+    assert array.metadata.zarr_format == 3
+    same(load(tmp_path / "a.zarr")["data"], expected)
+
+
 def test_groups_patterns_and_folders_of_stores(tmp_path: Path) -> None:
     for day in range(2):
         group = zarr.open_group(tmp_path / f"day{day}.zarr", mode="w")

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 import tifffile
@@ -109,6 +110,21 @@ def test_references_are_written_for_xarray(files: list[Path], tmp_path: Path, mo
                 assert found[name].dtype == variable.dtype and found[name].dims == variable.dims
             own = open_dataset(target, comm=MPI.COMM_SELF, sample_dim="time", trusted=made.trees(target)).load()
             same(own["t2m" if number == 0 else "x"], expected["t2m" if number == 0 else "x"].values)
+
+
+@pytest.mark.parametrize("fill", [0, 7])
+def test_chunks_that_were_never_written(tmp_path: Path, fill: int) -> None:
+    """xarray takes the fill value of Zarr for that of missing numbers, and that of HDF5 for a number."""
+    values = np.where(np.arange(40000).reshape(8, 5000) < 20000, np.arange(5000) % 2, fill).astype("i4")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        x = file.create_dataset("x", values.shape, "i4", chunks=(2, 5000), fillvalue=fill)
+        x[:4] = values[:4]
+    made = references_to([str(tmp_path / "a.h5")])
+    assert list(made.left_out) == ["x"] * (fill != 0)
+    if fill == 0:
+        made.write(f"{tmp_path}/a.json")
+        same(xr.open_dataset(f"{tmp_path}/a.json", engine="kerchunk")["x"].values, values)
+        same(open_dataset(f"{tmp_path}/a.json", inputs="x", comm=MPI.COMM_SELF).load()["x"], values)
 
 
 def test_the_command(tmp_path: Path) -> None:
