@@ -162,9 +162,9 @@ class _Types:
             if None not in steps and any(name not in own for own in names):
                 absent.add(name)
             is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-            given = (to for own, to in dtype.items() if fnmatchcase(name, own) or fnmatchcase(column, own))
-            requested = next(given, None) if is_number else None
-            if requested is not None:
+            given = (dtype[key] for key in dtype if fnmatchcase(name, key) or fnmatchcase(column, key))
+            requested = next(given, None)
+            if requested is not None and is_number:
                 schema = _with_type(schema, column, steps, pa.from_numpy_dtype(np.dtype(requested)))
         return schema, self._missing | absent
 

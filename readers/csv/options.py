@@ -19,6 +19,7 @@ MISSING = (
     *("NA", "NULL", "NaN", "None", "n/a", "nan", "null"),
 )
 """Texts that stand for a missing value in pandas."""
+BOOLEANS = {"True": True, "TRUE": True, "true": True, "False": False, "FALSE": False, "false": False}
 _ASCII = bytes(range(128)) + b"\x1b$B"  # by which a text is cut; what begins Japanese characters in ISO 2022
 
 

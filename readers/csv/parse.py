@@ -19,7 +19,7 @@ from matex_data._types import Bytes
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.readers.csv.dialect import Dialect, is_blank
-from matex_data.readers.csv.options import MISSING, numbers
+from matex_data.readers.csv.options import BOOLEANS, MISSING, numbers
 from matex_data.readers.csv.records import line_ends
 from matex_data.warning import warn
 
@@ -203,6 +203,7 @@ class Parser:
 
     def _read(self, text: Bytes, types: Mapping[str, Any], dialect: Dialect, digits: bool = False) -> pa.Table:
         """Read columns as Arrow does; ``digits``: 1 and 0 are booleans."""
+        booleans = BOOLEANS | ({"1": True, "0": False} if digits else {})
         times = [self.date_format, pa.csv.ISO8601] if self.date_format else []
         if (self.date_format or "").startswith("%Y-%d"):
             times.pop()  # ISO 8601 would take days for months
@@ -224,8 +225,8 @@ class Parser:
                 column_types={name: kind for name, kind in types.items() if kind is not None},
                 include_columns=list(types),
                 null_values=list(self.na_values),
-                true_values=["True", "TRUE", "true", *["1"][: int(digits)]],
-                false_values=["False", "FALSE", "false", *["0"][: int(digits)]],
+                true_values=[text for text, value in booleans.items() if value],
+                false_values=[text for text, value in booleans.items() if not value],
                 strings_can_be_null=True,
                 decimal_point=dialect.decimal,
                 timestamp_parsers=times,

@@ -409,7 +409,7 @@ def _summarize(
 ) -> dict[str, ColumnSummary]:
     """Summarize blocks of records, in those columns whose type depends on their values."""
     distinct = {name for name in columns if options.requested_dtype(name) == "category"}
-    types = {name: None for name in columns if is_inferred(name, options.requested_dtype(name))}
+    types = {name: None for name in columns if is_inferred(options.requested_dtype(name))}
     types |= dict.fromkeys(distinct, TEXT.arrow)
     if not types:
         return {}

@@ -157,12 +157,13 @@ def _to_numpy(array: Any) -> Array:
 TEXT = ColumnType("text", np.dtype(object))
 
 
-def is_inferred(name: str, dtype: Any) -> bool:
+def is_inferred(dtype: Any) -> bool:
     """Return whether the values of a column decide on its type: without one of the user, and for times."""
-    return dtype is None or requested_type(name, dtype).kind in _TIMES
+    found = _numpy(dtype)
+    return dtype is None or (found is not None and found.kind == "M")
 
 
-def requested_type(name: str, dtype: Any, summary: ColumnSummary = ColumnSummary()) -> ColumnType:
+def requested_type(name: str, dtype: Any, summary: ColumnSummary) -> ColumnType:
     """Return the type for one of the user's ``dtype=``.
 
     Parameters
@@ -179,21 +180,23 @@ def requested_type(name: str, dtype: Any, summary: ColumnSummary = ColumnSummary
         return _category(tuple(sorted(summary.values)))
     if dtype in (str, bytes, object, "str", "string", "bytes", "object"):
         return TEXT
-    expected = "a dtype of integers, floats or booleans, 'str', 'category', a list of categories, or 'datetime'"
-    error = FormatError("there is no such type for a column", field=name, expected=expected, found=repr(dtype))
-    try:
-        found = np.dtype("datetime64[us]" if dtype in ("date", "datetime") else dtype)
-    except TypeError:
-        raise error from None
+    found = _numpy(dtype)
+    if found is None or found.kind not in "MSUbiuf" or (found.kind in "iuf" and found.itemsize > 8):
+        expected = "a dtype of integers, floats or booleans, 'str', 'category', a list of categories, or 'datetime'"
+        raise FormatError("there is no such type for a column", field=name, expected=expected, found=repr(dtype))
     if found.kind == "M":
         return _time(summary.kind if summary.kind in _TIMES else "micro")
     if found.kind in "SU":
         return TEXT
-    if found.kind == "b":
-        return ColumnType("flag", found)
-    if found.kind not in "iuf" or found.itemsize > 8:
-        raise error
-    return ColumnType("number", found.newbyteorder("="))
+    return ColumnType("flag", found) if found.kind == "b" else ColumnType("number", found.newbyteorder("="))
+
+
+def _numpy(dtype: Any) -> np.dtype[Any] | None:
+    """Return a user's type as NumPy's; None: NumPy has no such type."""
+    try:
+        return np.dtype("datetime64[us]" if dtype in ("date", "datetime") else dtype)
+    except (TypeError, ValueError):
+        return None
 
 
 def inferred_type(summary: ColumnSummary, parse_dates: bool) -> ColumnType:

@@ -14,7 +14,7 @@ from matex_data._types import Bytes
 from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.paths import existing_files
 from matex_data.readers.csv.dialect import Dialect, column_names, detect, is_binary
-from matex_data.readers.csv.options import MISSING
+from matex_data.readers.csv.options import BOOLEANS, MISSING
 from matex_data.readers.csv.records import ENCODINGS, encodings_of, first_lines, line_ends
 from matex_data.readers.images.folders.coco import read_coco
 from matex_data.readers.images.folders.contents import is_image
@@ -27,7 +27,6 @@ from matex_data.storage.trust import NONE, Trust, resolved
 
 HEAD_BYTES = 64 << 10  # in which the first record lies
 BOM = b"\xef\xbb\xbf"
-BOOLS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
 
 
 @dataclass(frozen=True)
@@ -328,8 +327,8 @@ def _value(field: str) -> bool | int | float | str | None:
     """Return the boolean, integer or float that a text stands for, None if its value is missing; or else the text."""
     if field in MISSING:
         return None
-    if field in BOOLS:
-        return BOOLS[field]
+    if field in BOOLEANS:
+        return BOOLEANS[field]
     if "_" in field or not field.isascii():
         return field  # in which Python sees numbers, and pandas does not
     for kind in (int, float):
