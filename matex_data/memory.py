@@ -16,7 +16,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names
-from matex_data.index.combined import exact
+from matex_data.index.combined import exact, in_row
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
 
@@ -25,7 +25,13 @@ EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
 SECONDS = {"units": "seconds"}
 BESIDE_FRACTIONS = "integers up to 2**53 beside fractions"
 DIGESTED = 1024  # rows at a time
-BLANKS = {"S": b"", "U": "", "M": np.datetime64("NaT"), "m": np.timedelta64("NaT"), "O": None}  # by kind of dtype
+BLANKS: dict[str, Any] = {
+    "S": b"",
+    "U": "",
+    "M": np.datetime64("NaT"),
+    "m": np.timedelta64("NaT"),
+    "O": None,
+}  # by kind of dtype
 EXAMPLE = '{"image": images, "label": labels}'
 
 
@@ -216,7 +222,7 @@ def _masked(name: str, array: Any, attributes: Mapping[str, Any]) -> tuple[Field
 
 
 def _seconds(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
-    unit, _ = np.datetime_data(array.dtype)
+    unit: Any = np.datetime_data(array.dtype)[0]
     unit = "s" if unit in ("Y", "M", "generic") else unit
     whole = array.astype(f"{array.dtype.kind}8[{unit}]").astype(np.int64)  # of single units, not of three each
     of_second = np.timedelta64(1, "s") / np.timedelta64(1, unit)
@@ -238,7 +244,7 @@ def _objects(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Fi
         dtype = np.result_type(*filled).newbyteorder("=")
         if all(row.ndim == 1 for row in rows) and dtype.kind in "biuf":
             field = Field(name, (), dtype, ragged=True, attributes=attributes)
-            ragged = (exact(row, field, BESIDE_FRACTIONS, lambda _, i=i: i) for i, row in enumerate(rows))
+            ragged = (exact(row, field, BESIDE_FRACTIONS, in_row(i)) for i, row in enumerate(rows))
             return field, np.fromiter(ragged, object, len(rows))
     present = [value for value in values if not _is_missing(value)]
     if all(isinstance(value, Integral | float | np.floating | np.bool_) for value in present) and values:

@@ -133,6 +133,11 @@ RowOf = Callable[[int], int]
 """Callable that returns the number of the row that has the value of a position."""
 
 
+def in_row(row: int) -> RowOf:
+    """Return the row of values that are all of one."""
+    return lambda at: row
+
+
 def _row_of_element(row_of: RowOf, ends: Integers) -> RowOf:
     """Return the rows of elements, given those of the samples, and the end of each sample among the elements."""
     return lambda at: row_of(int(np.searchsorted(ends, at, side="right")))
@@ -168,7 +173,7 @@ def exact(values: Array, field: Field, expected: str, row_of: RowOf | None = Non
     return converted
 
 
-def _exact_samples(samples: Sequence[Array], field: Field, expected: str, row_of: RowOf) -> Array:
+def _exact_samples(samples: Sequence[Array] | Array, field: Field, expected: str, row_of: RowOf) -> Array:
     """Return ragged samples, which may be arrays of arrays, in the dtype of a field; see `exact`."""
     ends = np.cumsum([sample.size for sample in samples], dtype=np.int64)
     content = np.concatenate([sample.ravel() for sample in samples if sample.size] or [np.empty(0, field.dtype)])

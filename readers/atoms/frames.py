@@ -18,7 +18,7 @@ from ase.io.extxyz import per_atom_properties
 from matex_data._types import Array, Bytes, Integers
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import PARTLY_MISSING, Field
-from matex_data.index.combined import exact, missing_value
+from matex_data.index.combined import exact, in_row, missing_value
 from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import EMPTY, Index, ReadRequest
 from matex_data.index.scatter import RowIndices
@@ -151,7 +151,7 @@ def _column(path: str, row: int, every: Sequence[FrameValues], field: Field) -> 
             )
         if value.dtype != field.dtype:
             kind = "integers up to 2**53, beside which others are missing or have fractions"
-            flat = exact(value.ravel(), field, kind, np.full(value.size, row + i))
+            flat = exact(value.ravel(), field, kind, in_row(row + i))
             value = flat.reshape(value.shape)
         out[i] = value[()]
     return out

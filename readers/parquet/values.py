@@ -169,9 +169,7 @@ def _numbers(array: pa.Array, member: ColumnField) -> Array:
     if member.requested:
         values = whole.astype(dtype)
     else:
-        values = exact(
-            whole, member.field, "integers up to 2**53, beside which values are missing", np.arange(len(whole))
-        )
+        values = exact(whole, member.field, "integers up to 2**53, beside which values are missing", int)
     if array.null_count:
         values[np.asarray(array.is_null())] = np.nan
     return values
