@@ -45,7 +45,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
 
     Raises
     ------
-    FormatError : the fields differ in name, shape, dtype or units.
+    FormatError : the fields differ in name, shape, dtype, units or names of codes.
     PartitionError : the data sets differ in inputs, targets, ranks or options of reading; there is none.
 
     Examples

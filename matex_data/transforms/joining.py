@@ -139,8 +139,8 @@ def join_sources(sources: Sequence[Source]) -> Index:
 
     Raises
     ------
-    FormatError : the fields differ in name, shape or dtype, or the files in units or coordinates; or missing values
-        are treated differently.
+    FormatError : the fields differ in name, shape, dtype, units or names of codes, or the files in coordinates; or
+        missing values are treated differently.
     """
     for number, source in enumerate(sources[1:], 2):
         _check_same(sources[0], source, number)
