@@ -10,6 +10,12 @@ from typing import Any, NamedTuple
 
 MODES = ("always", "proven", "first", "never")
 """Values of ``--verify``."""
+FLAGS = {
+    "--sync-batch-norm": "normalize by the global batch",
+    "--shard-optimizer": "cut the optimizer's state over the ranks",
+    "--all-output": "print the output of every rank, not of rank 0 alone",
+}
+"""Options without a value, with their help; ``--no-verify`` and ``--help`` have none, either."""
 
 
 class Arguments(NamedTuple):
@@ -36,7 +42,7 @@ def parse(arguments: Sequence[str]) -> Arguments:
     ['--no-verify', '-m', 'train', '-n', '7']
     """
     parser = _parser()
-    own, without_ranks, program = _split(parser, arguments)
+    own, without_ranks, program = _split(arguments)
     given = {name: value for name, value in vars(parser.parse_args(own)).items() if name not in ("module", "program")}
     as_module = program[:1] == ["-m"]
     if len(program) <= as_module:
@@ -58,15 +64,15 @@ def _is_pipe(path: Path) -> bool:
     return path.exists() and not (path.is_file() or path.is_dir())
 
 
-def _split(parser: argparse.ArgumentParser, arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
+def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:
     """Return the options of ``matex run``, those of each rank, and what begins with the script or with -m."""
-    with_value = {name for action in parser._actions if action.nargs != 0 for name in action.option_strings}
     own, without_ranks, rest = list[str](), list[str](), list(arguments)
     while rest and rest[0].startswith("-") and rest[0] != "-":
         option = rest[0]
         if option.startswith("-m"):
             return own, without_ranks, ["-m", *filter(None, [option[2:]]), *rest[1:]]
-        count = 2 if option in with_value else 1
+        alone = option in (*FLAGS, "--no-verify", "--help", "-h", "--") or "=" in option
+        count = 1 if alone or (option.startswith("-n") and option != "-n") else 2
         own += rest[:count]
         if not option.startswith(("-n", "--ranks=")) and option != "--ranks":
             without_ranks += rest[:count]
@@ -101,20 +107,19 @@ def _parser() -> argparse.ArgumentParser:
         default=os.environ.get("MATEX_COLLECTIVES") or "auto",
         help="by which gradients are reduced; auto: by TensorFlow's where each rank has a GPU of its own, else by MPI",
     )
-    parser.add_argument("--sync-batch-norm", action="store_true", help="normalize by the global batch")
     parser.add_argument(
         "--verify", choices=MODES, default="proven", help="which steps are checked: see docs/training.md, Self-check"
     )
     parser.add_argument("--no-verify", dest="verify", action="store_const", const="never", help="--verify never")
     parser.add_argument("--model", type=_count, default=1, metavar="N", help="cut weights of each layer over N ranks")
-    parser.add_argument("--shard-optimizer", action="store_true", help="cut the optimizer's state over the ranks")
     parser.add_argument("--stages", type=_count, default=1, help="cut the layers of models over this number of ranks")
     parser.add_argument(
         "--micro-batches", type=_count_or_auto, metavar="N", help="into which a batch is divided, or auto"
     )
     parser.add_argument("--checkpoint", type=Path, metavar="FOLDER", help="save training here, and go on from there")
     parser.add_argument("--save-every", type=_count, metavar="STEPS", help="save within epochs, too, with --checkpoint")
-    parser.add_argument("--all-output", action="store_true", help="print the output of every rank, not of rank 0 alone")
+    for name, text in FLAGS.items():
+        parser.add_argument(name, action="store_true", help=text)
     parser.add_argument("-m", dest="module", metavar="package.module", help="run a module as a script, like python -m")
     parser.add_argument("program", nargs="*", metavar="script", help="and its own arguments")
     return parser

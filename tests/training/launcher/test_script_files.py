@@ -431,7 +431,7 @@ def test_nothing_is_left_of_what_was_kept_by_a_script_that_fails(failing: str, t
 class _RootThatMakes:
     """Rank 0 that has done nothing when it is asked, and makes a file right afterwards."""
 
-    rank, job = 1, "job"
+    rank = 1
 
     def __init__(self, made: Path) -> None:
         self.before_asking: list[Any] = []
@@ -449,7 +449,7 @@ class _RootThatMakes:
 class _RootThatAnswers:
     """Rank 0 by itself."""
 
-    rank, job = 0, "job"
+    rank = 0
 
     def serve(self, about: str, reply: Any) -> None:
         """Keep the function that answers other ranks."""
