@@ -26,7 +26,7 @@ from matex_data.training.exact.determinism import FirstBatchCheck
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
-from matex_data.training.exact.rows import batch_size, is_sharded, shard_rows
+from matex_data.training.exact.rows import batch_count, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.model_parallel.layouts.cut_model import cut_model
@@ -276,7 +276,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
 
 
 def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, verify: Mode) -> Any:
-    """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*.
+    """Return validation data with the same number of batches on all ranks, as far as it is known. *Collective*.
 
     Evaluations are checked from now on.
     """
@@ -286,8 +286,7 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, v
         return dataset
     distributed.test.gathers = True
     begin_test_check(distributed, verify)
-    dataset = distributed.test.pad_batches(dataset)
-    return dataset if distributed.test.lockstep else drop_empty_batches(dataset)
+    return distributed.test.pad_batches(dataset)
 
 
 @contextlib.contextmanager
@@ -324,7 +323,7 @@ def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int
     ------
     PartitionError : on all ranks.
     """
-    steps = steps_per_epoch or int(dataset.cardinality())
+    steps = steps_per_epoch or batch_count(dataset)
     by_rank = channel.host.allgather_object(steps)
     if len(set(by_rank)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):
         raise PartitionError(
@@ -341,21 +340,3 @@ def without_keras_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
-
-
-def drop_empty_batches(dataset: Any) -> Any:
-    """Return the dataset without empty batches, whose mean loss would be 0/0.
-
-    Its number of batches is then unknown, and the step in which TensorFlow finds its end counts for metrics of one
-    number a batch (tried: TensorFlow 2.21): only where there may be empty ones.
-    """
-    if not isinstance(dataset, tf.data.Dataset):
-        return dataset
-    sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if spec.shape.rank]
-    if not sizes or sizes[0] is not None:
-        return dataset
-
-    def has_samples(*data: Any) -> Any:
-        return batch_size(data[0] if len(data) == 1 else data) > 0
-
-    return dataset.filter(has_samples)

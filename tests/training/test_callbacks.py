@@ -63,6 +63,36 @@ def test_ranks_without_validation_samples(pool: Pool) -> None:
             np.testing.assert_allclose(history[f"val_{name}"], [value, value], rtol=1e-6)
 
 
+def _unknown_validation(comm: Any, kind: str) -> Any:
+    """Evaluate 23 samples in batches of 11, whose number is not known or infinite, and some of which a mask leaves out."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    x, y = problems.table(23, seed=3)
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(11)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1)
+    model = problems.perceptron()
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"], steps_per_execution=2)
+    batches = training.shard(whole, comm=comm)
+    check = batches.repeat() if kind == "infinite" else batches.filter(lambda x, y: len(x) > 0)  # fewer on some ranks
+    steps = 4 if kind == "infinite" else None
+    options = {"validation_data": check, "validation_steps": steps, "epochs": 2}
+    data = training.shard(whole.rebatch(10), remainder="drop", comm=comm)
+    history = training.fit(model, data, comm=comm, verbose=0, **options).history
+    assert len(history["loss"]) == 2
+    return history, model.evaluate(whole if steps is None else whole.repeat(), steps=steps, verbose=0)
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("kind", ["infinite", "unknown"])
+def test_batches_of_validation_whose_number_is_not_known(pool: Pool, kind: str) -> None:
+    for history, expected in pool.run(_unknown_validation, kind):
+        for name, value in zip(("val_loss", "val_accuracy"), expected, strict=True):
+            np.testing.assert_allclose(history[name], [value, value], rtol=1e-6, err_msg=name)
+
+
 class _Stopper:
     """Factory of a callback that stops one rank after a batch, and sets another learning rate on each."""
 
