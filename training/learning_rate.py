@@ -46,7 +46,7 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
         self._factor = float(world().size if factor is None else factor)
         self._warm_up = warm_up
         self._base = self._done = 0.0
-        self._epoch = self._batches = self._seen = 0
+        self._epoch = self._batches = self._latest = 0
         self._begins = True
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -68,13 +68,13 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the learning rate of this batch during the warm-up; other callbacks may change it afterwards."""
-        steps, self._seen = self.params.get("steps") or self._batches, batch + 1
+        steps, self._latest = self.params.get("steps") or self._batches, batch
         if self._warm_up:
-            self._grow(min((self._epoch + (self._seen / steps if steps else 0)) / self._warm_up, 1.0))
+            self._grow(min((self._epoch + ((batch + 1) / steps if steps else 0)) / self._warm_up, 1.0))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Keep the number of batches."""
-        self._batches = self._seen
+        """Keep the number of batches, which is not known: Keras begins one more, and finds the end of the data."""
+        self._batches = self._latest
 
     def _grow(self, done: float) -> None:
         """Set the learning rate for a fraction of the warm-up, unless it has been set for more."""
