@@ -352,30 +352,13 @@ class DistributedModel:
         return self.combined(logs, evaluated=evaluated)
 
     def batch_logs(self, logs: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:
-        """Return the logs of a batch of ``fit``, or of an evaluation, over all ranks; the epoch's go on. *Collective*.
-
-        Those of an evaluation of ranks that may have different numbers of batches stay this rank's own, which is said.
-        """
+        """Return the logs of a batch of ``fit`` or of an evaluation over all ranks; the epoch goes on. *Collective*."""
         if self.channel.size == 1 or self.step.whole or (evaluated and self.test.whole):
-            return logs
-        if evaluated and not self.test.lockstep:
-            self._warn_of_batches()
             return logs
         if all(own_method(self.model, name) is None for name in ("test_step" if evaluated else "train_step", *LOGS)):
             return results_of_all(self.channel, self.model)
         with self.within_epoch():
             return self.combined(logs, of_batch=True, evaluated=evaluated)  # type: ignore[no-any-return]
-
-    def _warn_of_batches(self) -> None:
-        """Warn once that callbacks read logs of this rank's rows."""
-        if self.channel.rank == 0 and "on_test_batch_end" not in self._warned:
-            log.warning(
-                "callbacks get logs of single batches of an evaluation of %s that are those of this rank's rows, since "
-                "the number of batches is not known\n"
-                "  remedy: dataset.apply(tf.data.experimental.assert_cardinality(n)), with the same n on all ranks",
-                self.model.name,
-            )
-        self._warned.add("on_test_batch_end")
 
     def combined(self, logs: Any, of_batch: bool = False, evaluated: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
@@ -402,11 +385,12 @@ class DistributedModel:
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
-        """Context manager: evaluate or combine logs in a callback of ``fit``, after which the epoch's metrics go on."""
+        """Context manager: evaluate or combine logs in a callback of ``fit``; epoch and validation then go on."""
         rows = vars(self.model).get("_matex_rows")
         before = None if rows is None else rows.numpy()
         try:
-            yield
+            with replaced(self.test, agrees=self.test.agrees):
+                yield
         finally:
             if rows is not None:
                 rows.assign(before)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from matex_data.errors import ArgumentError, PartitionError
@@ -26,7 +27,7 @@ from matex_data.training.exact.determinism import FirstBatchCheck
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
-from matex_data.training.exact.rows import batch_size, is_sharded, shard_rows
+from matex_data.training.exact.rows import batch_count, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.model_parallel.layouts.cut_model import cut_model
@@ -34,6 +35,7 @@ from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.replacements import replaced
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.saving import save_by_renaming
 from matex_data.training.session import Session
@@ -178,6 +180,7 @@ def fit(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
+        _evaluating_in_callbacks(distributed, verify if mesh is None else "never"),
     ):
         session = Session(distributed, options, training_run, save_every, shard_optimizer)
         compared = FirstBatchCheck(channel, whole=False, of="training")
@@ -255,7 +258,9 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
         compared = FirstBatchCheck(channel, whole=False)
         callbacks.append(compared)
         return compared.recording(data)
-    if not isinstance(data, tuple | list) or any(not hasattr(leaf, "shape") for leaf in tf.nest.flatten(tuple(data))):
+    if isinstance(data, tuple | list):
+        data = keras.tree.lists_to_tuples(data[:-1] if data and data[-1] is None else data)  # TensorFlow stacks lists
+    if not isinstance(data, tuple) or any(not hasattr(leaf, "shape") for leaf in tf.nest.flatten(data)):
         raise PartitionError(
             "fit() knows no rows of this rank in its validation data",
             field="validation_data",
@@ -264,7 +269,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             remedy="md.training.shard(tf.data.Dataset.from_generator(...).batch(n))",
         )
     check_same(channel, "validation_data", data)
-    lengths = {len(leaf) for leaf in tf.nest.flatten(tuple(data))}
+    lengths = {len(leaf) for leaf in tf.nest.flatten(data)}
     if len(lengths) > 1:
         raise PartitionError(
             "the arrays have different numbers of samples",
@@ -272,11 +277,11 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             expected="one number of rows",
             found=", ".join(map(str, sorted(lengths))),
         )
-    return shard_rows(tf.data.Dataset.from_tensor_slices(tuple(data)).batch(batch), channel.rank, channel.size)
+    return shard_rows(tf.data.Dataset.from_tensor_slices(data).batch(batch), channel.rank, channel.size)
 
 
 def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, verify: Mode) -> Any:
-    """Return validation data with the same number of batches on all ranks, or without empty ones. *Collective*.
+    """Return validation data with the same number of batches on all ranks, as far as it is known. *Collective*.
 
     Evaluations are checked from now on.
     """
@@ -286,8 +291,29 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, v
         return dataset
     distributed.test.gathers = True
     begin_test_check(distributed, verify)
-    dataset = distributed.test.pad_batches(dataset)
-    return dataset if distributed.test.lockstep else drop_empty_batches(dataset)
+    return distributed.test.pad_batches(dataset)
+
+
+def _evaluating_in_callbacks(
+    distributed: DistributedModel | StagedModel, verify: Mode
+) -> contextlib.AbstractContextManager[Any]:
+    """Return a context manager: ``model.evaluate``, called by callbacks, has results as in one process.
+
+    Sharded data are evaluated on all ranks, other data, which each rank has as a whole, on this rank alone.
+    """
+    if isinstance(distributed, StagedModel) or distributed.channel.size == 1:
+        return contextlib.nullcontext()
+    of_keras = distributed.model.evaluate
+
+    def evaluate(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if keras_api.OF_FIT in kwargs:
+            return of_keras(x, *args, **kwargs)
+        with distributed.within_epoch() if is_sharded(x) else distributed.test.on_this_rank():
+            if is_sharded(x) and isinstance(x, tf.data.Dataset):
+                x = evaluation_data(distributed, x, verify)
+            return of_keras(x, *args, **kwargs)
+
+    return replaced(distributed.model, evaluate=evaluate)
 
 
 @contextlib.contextmanager
@@ -324,7 +350,7 @@ def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int
     ------
     PartitionError : on all ranks.
     """
-    steps = steps_per_epoch or int(dataset.cardinality())
+    steps = steps_per_epoch or batch_count(dataset)
     by_rank = channel.host.allgather_object(steps)
     if len(set(by_rank)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):
         raise PartitionError(
@@ -341,21 +367,3 @@ def without_keras_warnings() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Your input ran out of data")
         yield
-
-
-def drop_empty_batches(dataset: Any) -> Any:
-    """Return the dataset without empty batches, whose mean loss would be 0/0.
-
-    Its number of batches is then unknown, and the step in which TensorFlow finds its end counts for metrics of one
-    number a batch (tried: TensorFlow 2.21): only where there may be empty ones.
-    """
-    if not isinstance(dataset, tf.data.Dataset):
-        return dataset
-    sizes = [spec.shape[0] for spec in tf.nest.flatten(dataset.element_spec) if spec.shape.rank]
-    if not sizes or sizes[0] is not None:
-        return dataset
-
-    def has_samples(*data: Any) -> Any:
-        return batch_size(data[0] if len(data) == 1 else data) > 0
-
-    return dataset.filter(has_samples)

@@ -63,6 +63,36 @@ def test_ranks_without_validation_samples(pool: Pool) -> None:
             np.testing.assert_allclose(history[f"val_{name}"], [value, value], rtol=1e-6)
 
 
+def _unknown_validation(comm: Any, kind: str) -> Any:
+    """Validate on 23 samples, some of which a mask leaves out, in batches whose number is not known or infinite."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    x, y = problems.table(23, seed=3)
+    whole = tf.data.Dataset.from_tensor_slices((x, y)).batch(11)
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True, ignore_class=1)
+    model = problems.perceptron()
+    model.compile(keras.optimizers.SGD(0.0), loss, metrics=["accuracy"], steps_per_execution=2)
+    batches = training.shard(whole, comm=comm)
+    check = batches.repeat() if kind == "infinite" else batches.filter(lambda x, y: len(x) > 0)  # fewer on some ranks
+    steps = 4 if kind == "infinite" else None
+    options = {"validation_data": check, "validation_steps": steps, "epochs": 2}
+    data = training.shard(whole.rebatch(10), remainder="drop", comm=comm)
+    history = training.fit(model, data, comm=comm, verbose=0, **options).history
+    assert len(history["loss"]) == 2
+    return history, model.evaluate(whole if steps is None else whole.repeat(), steps=steps, verbose=0)
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("kind", ["infinite", "unknown"])
+def test_batches_of_validation_whose_number_is_not_known(pool: Pool, kind: str) -> None:
+    for history, expected in pool.run(_unknown_validation, kind):
+        for name, value in zip(("val_loss", "val_accuracy"), expected, strict=True):
+            np.testing.assert_allclose(history[name], [value, value], rtol=1e-6, err_msg=name)
+
+
 class _Stopper:
     """Factory of a callback that stops one rank after a batch, and sets another learning rate on each."""
 
@@ -249,6 +279,26 @@ def _scaled(comm: Any, warm_up: float) -> Any:
     scale = training.ScaledLearningRate(factor=3, warm_up=warm_up)
     training.fit(model, data, epochs=3, callbacks=[scale, note], comm=comm, verbose=0)
     return rates
+
+
+@pytest.mark.parametrize(("executed", "known", "rates"), [
+    (4, True, [0.12, 0.2, 0.28, *[0.3] * 6]), (1, False, [*[0.1] * 6, *np.linspace(0.22, 0.3, 5), 0.3]),
+])  # fmt: skip
+def test_learning_rate_with_executions_of_steps_and_unknown_batches(
+    executed: int, known: bool, rates: list[float]
+) -> None:
+    import keras
+
+    from matex_data import training
+
+    model, found = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.1)), list[float]()
+    model.steps_per_execution = executed
+    data = problems.shard(problems.table(50 if known else 25), 5, 0, 1)
+    note = lambda batch, logs: found.append(float(model.optimizer.learning_rate))  # noqa: E731
+    scale = training.ScaledLearningRate(3, 1 if known else 2)
+    data = data if known else data.filter(lambda x, y: True)
+    model.fit(data, epochs=3, callbacks=[scale, keras.callbacks.LambdaCallback(on_train_batch_begin=note)], verbose=0)
+    np.testing.assert_allclose(found[: len(rates)], rates, rtol=1e-5)
 
 
 @pytest.mark.rank_counts(1, 2)

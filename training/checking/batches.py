@@ -10,6 +10,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.rows import leaves_per_sample
+from matex_data.training.exact.step import empty_batch
+
 
 def until_out_of_range(iterator: Any) -> Iterator[Any]:
     """Yield elements until the iterator raises ``OutOfRangeError``."""
@@ -35,6 +39,26 @@ def taken(
     data = functools.reduce(tf.data.Dataset.concatenate, map(tf.data.Dataset.from_tensors, batches))
     again = iter(tf.data.experimental.from_variant(tf.data.experimental.to_variant(data), spec))
     return [tf.nest.map_structure(without_optionals, batch) for batch in batches], again
+
+
+def of_all_ranks(channel: Channel, iterator: Any, count: int) -> Any:
+    """Return an iterator over the next batches, to which empty ones are added: as many as on any rank. *Collective*.
+
+    Raises
+    ------
+    OutOfRangeError : no rank has another batch.
+    """
+    spec = iterator.element_spec
+    spec = union_spec(spec, has_rows=leaves_per_sample(spec))
+
+    def padded(batches: list[Any]) -> list[Any]:
+        (number,) = channel.communicator.maximum(len(batches))
+        return [*batches, *[empty_batch(spec)] * (number - len(batches))]
+
+    batches, iterator = taken(iterator, count, spec, padded)
+    if not batches:
+        raise tf.errors.OutOfRangeError(None, None, "End of sequence")
+    return iterator
 
 
 def without_optionals(leaf: Any) -> Any:

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from matex_data.mpi.activity import busy
-from matex_data.training.checking.batches import taken, union_spec
+from matex_data.training.checking.batches import of_all_ranks, taken, union_spec
 from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
 from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import CheckReport
@@ -145,10 +145,13 @@ class TestCheck:
         ----------
         run : the test function of the model, as it is when this is called.
         """
-        test, spec = self._distributed.test, iterator.element_spec
+        test, executed = self._distributed.test, self._distributed.model.steps_per_execution
+        if test.agrees:
+            iterator = of_all_ranks(self._distributed.channel, iterator, executed)
+        spec = iterator.element_spec
         begins, test.begins, test.running = test.begins, False, True
         if begins and not test.whole and self._mode != "never" and self._due(spec):
-            batches, iterator = taken(iterator, self._distributed.model.steps_per_execution, spec)
+            batches, iterator = taken(iterator, executed, spec)
             if batches:
                 with busy("its self-check"), kept_random_state():
                     self._check(batches[0], spec)
@@ -159,9 +162,6 @@ class TestCheck:
         if f"{spec}" not in self._proofs:
             self._proofs[f"{spec}"] = self._prove(spec)
         if self._proofs[f"{spec}"].proven and self._mode != "always":
-            return False
-        if not self._distributed.test.lockstep:
-            self._report.unchecked_evaluation(self._distributed.model, self._proofs[f"{spec}"])
             return False
         due = self._schedule.due(first_of_fit=True) or f"{spec}" != self._compared
         return due and (self._mode != "first" or self._schedule.checked is None)

@@ -173,15 +173,6 @@ class CheckReport:
             "  every rank predicts whole batches: as one process does, and no faster",
         )
 
-    def unchecked_evaluation(self, model: Any, proof: Proof) -> None:
-        """Report that evaluations cannot be checked, since ranks may have different numbers of batches."""
-        self._warn(
-            model,
-            f"self-check: {model.name} is evaluated on this rank's rows, and is neither proven nor checked, since the "
-            f"number of batches is not known: {_reasons(proof)}\n"
-            "  remedy: dataset.apply(tf.data.experimental.assert_cardinality(n)), with the same n on all ranks",
-        )
-
     def predicts_all(self, model: Any, proof: Proof) -> None:
         """Report that a model predicts all of its data on every rank, since nothing shows that shards are right."""
         self._print(

@@ -205,6 +205,13 @@ def is_sharded(x: Any) -> bool:
     return any(getattr(leaf, "matex_sharded", False) for leaf in tf.nest.flatten(x))
 
 
+def batch_count(dataset: tf.data.Dataset) -> int:
+    """Return the number of batches; infinite if ``shard`` has made an unknown one, which is equal on all ranks, too."""
+    count = int(dataset.cardinality())
+    equal = count == tf.data.UNKNOWN_CARDINALITY and hasattr(dataset, "matex_row_counts")
+    return tf.data.INFINITE_CARDINALITY if equal else count
+
+
 def is_batched(dataset: tf.data.Dataset) -> bool:
     """Return whether elements are batches rather than samples, as far as the pipeline shows."""
     shapes: list[Any] = [getattr(spec, "shape", None) for spec in tf.nest.flatten(dataset.element_spec)]

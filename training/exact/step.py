@@ -11,15 +11,15 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import global_moment_variables
 from matex_data.training.exact.logs import LogReduction, reductions
 from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
 from matex_data.training.exact.ownership import STAND_IN_GUARD, written_alike
-from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_rows, static_rows
+from matex_data.training.exact.rows import batch_count, batch_size, leaves_per_sample, rank_rows, static_rows
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import separate_draws
+from matex_data.training.keras_api import METRICS_OF_EPOCH
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
 from matex_data.training.replacements import replaced
@@ -53,7 +53,7 @@ class RankStep(ABC):
         self.possible: dict[str, set[LogReduction]] = {}
 
     def __call__(self, data: Any) -> Any:
-        """Compute this rank's rows. *Collective*, but for evaluations that are not in lockstep."""
+        """Compute this rank's rows. *Collective*."""
         if self.whole:
             return self.on_whole_batch(data)
         with separate_draws(self._channel.rank):
@@ -134,8 +134,8 @@ class DistributedStep(RankStep):
 class DistributedTestStep(RankStep):
     """Replacement for ``test_step`` of a model.
 
-    In lockstep, all ranks evaluate one global batch at a time. Losses that are sums, or means over masks or sample
-    weights, are then those of the global batch.
+    All ranks evaluate one global batch at a time, so that losses that are sums, or means over masks or sample weights,
+    are those of the global batch.
 
     Parameters
     ----------
@@ -144,8 +144,8 @@ class DistributedTestStep(RankStep):
 
     Attributes
     ----------
-    lockstep : all ranks have the same number of batches. Otherwise each rank evaluates its batches by itself, and the
-        metric states are combined at the end.
+    agrees : the ranks may have different numbers of batches, which are not known: before each execution they agree on
+        whether any has another one.
     gathers : the ranks have their own rows of the batches, and gather them to evaluate the whole.
     running : an evaluation has begun, and its logs are not yet computed.
     begins : the next step is the first one of an evaluation.
@@ -155,14 +155,13 @@ class DistributedTestStep(RankStep):
         super().__init__(model, reducer.channel, "test_step")
         self._reducer, self._prepare = reducer, prepare
         self._local_function: Any = None
-        self.lockstep = True
-        self.gathers = self.running = self.begins = False
+        self.agrees = self.gathers = self.running = self.begins = False
 
     def on_rows(self, data: Any) -> Any:
-        """Evaluate this rank's rows. *Collective* in lockstep."""
+        """Evaluate this rank's rows. *Collective*."""
         data = self._own(data)
         count = batch_size(data)
-        if count is None or not self.lockstep:
+        if count is None:
             return self.wrapped(data)
         self._prepare(data)
         (total,) = self._reducer([tf.cast(count, tf.float64)])
@@ -173,37 +172,25 @@ class DistributedTestStep(RankStep):
     def on_whole_batch(self, data: Any) -> Any:
         """Evaluate the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
         if self.per_sample is None and self.gathers:
-            if not self.lockstep:
-                raise PartitionError(
-                    f"{self._model.name} evaluates whole batches, which the ranks gather, and the numbers of their "
-                    "batches are not known",
-                    expected="the same number of batches on all ranks",
-                    remedy="dataset.apply(tf.data.experimental.assert_cardinality(n))",
-                )
             data = whole_batch(self._channel, data)
         return self.wrapped(data)
-
-    def set_lockstep(self, lockstep: bool) -> None:
-        """Choose whether the next evaluation runs in lockstep."""
-        if lockstep is not self.lockstep:
-            self.lockstep = lockstep
-            self._model.test_function = None
 
     def pad_batches(self, dataset: Any) -> Any:
         """Append empty batches, so that this rank has as many batches as any other. *Collective*.
 
-        If the number of batches of a rank is unknown, return the dataset as it is and leave lockstep.
+        If the number of batches of a rank is unknown, the ranks agree in each execution.
         """
-        padded, lockstep = pad_batches(self._channel, dataset)
-        self.set_lockstep(lockstep)
-        return padded
+        padded, known = pad_batches(self._channel, dataset)
+        self.agrees = not known
+        return padded if known else padded.take_while(lambda *data: True)  # Keras knows the number on no rank
 
     @contextlib.contextmanager
     def on_this_rank(self) -> Iterator[None]:
         """Context manager: evaluate whole batches on this rank alone."""
         model, distributed_function = self._model, self._model.test_function
         make = type(model).make_test_function.__get__(model)
-        with replaced(model, test_step=self.wrapped, make_test_function=make):
+        logs = getattr(type(model), METRICS_OF_EPOCH).__get__(model)
+        with replaced(model, test_step=self.wrapped, make_test_function=make, **{METRICS_OF_EPOCH: logs}):
             object.__setattr__(model, "test_function", self._local_function)
             try:
                 yield
@@ -217,19 +204,40 @@ class DistributedTestStep(RankStep):
             return type(self._model).test_on_batch(self._model, *args, **kwargs)
 
 
-def pad_batches(ranks: Channel, dataset: Any) -> tuple[Any, bool]:
-    """Return a dataset with as many batches as that of any rank, and whether all numbers are known. *Collective*."""
-    known = isinstance(dataset, tf.data.Dataset)
-    by_rank = ranks.host.allgather_object(int(dataset.cardinality()) if known else -1)
+def pad_batches(ranks: Channel, dataset: tf.data.Dataset) -> tuple[tf.data.Dataset, bool]:
+    """Return a dataset with as many batches as that of any rank, and whether that is known. *Collective*."""
+    by_rank = ranks.host.allgather_object(batch_count(dataset))
+    if min(by_rank) < 0:
+        return dataset, set(by_rank) == {tf.data.INFINITE_CARDINALITY}
     missing = max(by_rank) - by_rank[ranks.rank]
-    return append_empty_batches(dataset, missing) if missing and min(by_rank) >= 0 else dataset, min(by_rank) >= 0
+    return append_empty_batches(dataset, missing) if missing else dataset, True
 
 
 def append_empty_batches(dataset: tf.data.Dataset, count: int) -> tf.data.Dataset:
     """Return the dataset followed by ``count`` batches of no rows."""
-    spec = dataset.element_spec
-    empty_batch = tf.nest.map_structure(lambda leaf: tf.zeros([0, *leaf.shape[1:]], leaf.dtype), spec)
-    return dataset.concatenate(tf.data.Dataset.from_tensors(empty_batch).repeat(count))
+    return dataset.concatenate(tf.data.Dataset.from_tensors(empty_batch(dataset.element_spec)).repeat(count))
+
+
+def empty_batch(spec: Any) -> Any:
+    """Return a batch of no rows, with zeros where a leaf has no row per sample."""
+    leaves = zip(tf.nest.flatten(spec), leaves_per_sample(spec), strict=True)
+    return tf.nest.pack_sequence_as(spec, [_without_rows(leaf, flag is False) for leaf, flag in leaves])
+
+
+def _without_rows(spec: Any, whole: bool) -> Any:
+    """Return an empty tensor of a spec, or zeros if it is whole; None for the spec of None."""
+    shape = getattr(spec, "shape", None)
+    if shape is None:
+        return None
+    sizes = [size or 0 for size in shape]
+    sizes[:1] = sizes[:1] if whole else [0]
+    if isinstance(spec, tf.RaggedTensorSpec):
+        values = tf.zeros([0, *sizes[spec.ragged_rank + 1 :]], spec.dtype)
+        lengths = [tf.zeros([0], spec.row_splits_dtype)] * spec.ragged_rank
+        return tf.RaggedTensor.from_nested_row_lengths(values, lengths)
+    if isinstance(spec, tf.SparseTensorSpec):
+        return tf.SparseTensor(tf.zeros([0, len(sizes)], tf.int64), tf.zeros([0], spec.dtype), sizes)
+    return tf.zeros(sizes, spec.dtype)
 
 
 class StandInPredictStep:

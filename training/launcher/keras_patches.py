@@ -46,7 +46,7 @@ from matex_data.training.exact.rows import (
 )
 from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
 from matex_data.training.inference import in_order_of_batches
-from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
+from matex_data.training.keras_api import OF_FIT, EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
@@ -54,7 +54,7 @@ from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
 from matex_data.training.session import Session
-from matex_data.training.trainer import cut_over, drop_empty_batches, without_keras_warnings
+from matex_data.training.trainer import cut_over, without_keras_warnings
 
 log = logging.getLogger("matex_data.training")
 
@@ -115,7 +115,6 @@ class PatchedCall:
         """Shard the dataset that Keras is about to iterate over; in training, the steps select this rank's rows."""
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         trains = first and self.check is not None  # the first dataset is that of training
-        lockstep = self.test is not None and self.test.lockstep and not trains
         check_preprocessing(x, self._channel)
         if not is_sharded(x):
             if trains:
@@ -126,8 +125,6 @@ class PatchedCall:
                 return dataset
             dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
             dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
-        if not trains and not self._record_sizes and not lockstep:
-            dataset = drop_empty_batches(dataset)
         return dataset
 
     def trains(self) -> bool:
@@ -147,8 +144,8 @@ class PatchedCall:
         if self.test is None or (self.check is not None and self.spec is None):
             return None
         by_rank = self._channel.host.allgather_object(steps) if local else [steps]
-        self.test.set_lockstep(not local or None not in by_rank)
-        return max(by_rank) if local and self.test.lockstep else None
+        self.test.agrees = local and None in by_rank
+        return max(by_rank) if local and not self.test.agrees else None
 
     def checked_steps(self, steps: Iterator[Any], per_epoch: int | None) -> Iterator[Any]:
         """Yield the executions of a training epoch, and note where they are in training. *Collective* at first.
@@ -344,7 +341,7 @@ class KerasPatches:
         def patched(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
-            if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
+            if trained_by_fit or OF_FIT in kwargs:  # fit calls evaluate
                 return original(model, *args, **kwargs)
             if alone.get():
                 if name in TRAINING:

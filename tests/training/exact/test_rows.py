@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 from matex_data.training.exact.rows import is_batched
+from matex_data.training.exact.step import append_empty_batches
 
 
 def _batches(**options: Any) -> tf.data.Dataset:
@@ -46,3 +47,13 @@ def test_names_of_classes_tell_nothing() -> None:
     dataset = tf.data.Dataset.from_tensor_slices(tf.zeros([20, 4]))
     dataset.__class__ = type("MyBatchLoader", (type(dataset),), {})
     assert not is_batched(dataset)
+
+
+def test_empty_batches_of_any_kind_of_tensor() -> None:
+    lists = tf.ragged.constant([[1.0, 2.0], [], [3.0]])
+    sparse = tf.sparse.from_dense([[0, 1], [2, 0], [0, 0]])
+    dataset = tf.data.Dataset.from_tensor_slices((lists, sparse, tf.zeros([3, 2, 4]))).batch(2)
+    varied = tf.data.Dataset.range(3).map(lambda n: tf.ones([n])).padded_batch(2)  # of unknown length
+    _, _, (inputs, empty) = list(append_empty_batches(tf.data.Dataset.zip((dataset, varied)), 1))
+    shapes = [tuple(leaf.shape) for leaf in (*inputs, empty)]
+    assert shapes == [(0, None), (0, 2), (0, 2, 4), (0, 0)]
