@@ -127,7 +127,7 @@ class Coordinate:
 
     @property
     def field(self) -> Field:
-        """The field; raise ``FieldNotFound`` if there is none."""
+        """Field of the data set."""
         return field_of(self.source.index.raw.fields, self.name)
 
     def read(self, complete: bool) -> tuple[Integers, Array, Array]:
@@ -301,10 +301,10 @@ def _in_seconds(field: Field, other: Field, values: Array, others: Array) -> tup
     attributes = [one.attributes for one in (field, other) if one.attributes.get("units")]
     kinds = [(str(known["units"]), str(known.get("calendar", "standard"))) for known in attributes]
     origins = [time_origin(*kind) for kind in kinds]
-    are_same = len(set(kinds)) == 1
-    if not (is_time(field) or is_time(other)) or (
-        are_same and (None in origins or "f" not in (values.dtype.kind, others.dtype.kind))
-    ):
+    are_times = is_time(field) or is_time(other)
+    if len(set(kinds)) == 1:
+        are_times &= None not in origins and "f" in (values.dtype.kind, others.dtype.kind)
+    if not are_times:
         return values, others
     origin, of_second = origins[0], origins[-1]
     if origin is not None and of_second is not None:
