@@ -196,8 +196,8 @@ class Dialect:
         kept = ~(blank & np.append((blank | edge)[1:], True))
         data, blank, edge = data[kept], blank[kept], edge[kept]
         kept = ~(blank & np.append(True, edge)[:-1])
-        blanks: Bytes = np.where(blank, np.uint8(BLANK), data)[kept]
-        return blanks
+        simplified: Bytes = np.where(blank, np.uint8(BLANK), data)[kept]
+        return simplified
 
     def _begins_line(self, text: bytes, at: int) -> bool:
         begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
