@@ -118,7 +118,7 @@ def _batch_logs(distributed: TrainedModel, trained: bool, evaluated: bool) -> li
 
 
 def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
-    """Return the callbacks of an evaluation, before which logs of batches become those of all ranks. *Collective*.
+    """Return the callbacks of an evaluation on this rank, which read logs of all ranks. *Collective*.
 
     Parameters
     ----------
@@ -126,8 +126,9 @@ def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
     """
     own = isinstance(callbacks, keras.callbacks.CallbackList)
     given = [] if callbacks is None or own else keras.tree.flatten(callbacks)
+    given = _select(distributed.channel, given) if distributed.channel.size > 1 else given
     (reads,) = distributed.channel.communicator.maximum(any(map(_reads_test_logs, given)))
-    return callbacks if own or not reads else [*_batch_logs(distributed, False, True), *given]
+    return callbacks if own else [*_batch_logs(distributed, False, bool(reads)), *given]
 
 
 def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:

@@ -385,11 +385,12 @@ class DistributedModel:
 
     @contextlib.contextmanager
     def within_epoch(self) -> Iterator[None]:
-        """Context manager: evaluate or combine logs in a callback of ``fit``, after which the epoch's metrics go on."""
+        """Context manager: evaluate or combine logs in a callback of ``fit``; epoch and validation then go on."""
         rows = vars(self.model).get("_matex_rows")
         before = None if rows is None else rows.numpy()
         try:
-            yield
+            with replaced(self.test, agrees=self.test.agrees):
+                yield
         finally:
             if rows is not None:
                 rows.assign(before)

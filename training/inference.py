@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from matex_data._types import Integers
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
-from matex_data.errors import PartitionError
+from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
 from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
@@ -28,14 +28,17 @@ from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element
-from matex_data.training.exact.step import predict_stand_ins
+from matex_data.training.exact.step import StandInPredictStep
 from matex_data.training.exact.variables import build_without_optimizer
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.prediction_file import write_predictions
 from matex_data.training.reduction.gathering import gathered
-from matex_data.training.replacements import Replacements
+from matex_data.training.replacements import replaced
 from matex_data.training.trainer import BATCH, cut_over, evaluation_data, without_keras_warnings
+
+PREDICTING = "_matex_predicting"
+"""Attribute of a model: what its latest prediction of batches depended on, and the step and function of it."""
 
 
 def evaluate(
@@ -98,11 +101,10 @@ def evaluate(
         batch_weights(channel.communicator).left_to_keras(),
         _evaluating(model, channel, dataset, verify) as (distributed, by_launcher),
     ):
-        if by_launcher:
-            return model.evaluate(_marked(dataset, channel), **options)
-        data = evaluation_data(distributed, dataset, verify)
-        options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
-        return model.evaluate(data, **options)
+        if not by_launcher:
+            dataset = evaluation_data(distributed, dataset, verify)
+            options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
+        return model.evaluate(_marked(dataset, channel), **options)
 
 
 @contextlib.contextmanager
@@ -175,7 +177,7 @@ def predict(
 
     Raises
     ------
-    ArgumentError : ``model`` is no model, or ``dataset`` neither of these.
+    ArgumentError : ``model`` is no model, or ``dataset`` neither of these; ``steps`` of a ``matex_data.Dataset``.
     TypeError : with ``gather``, an output is sparse or ragged; ``to`` with ``gather`` or without a
         ``matex_data.Dataset``; ``fields`` without ``to`` or with ``on_error="skip"``.
     PartitionError : on all ranks, in a callback that runs on one rank alone; outputs do not have one row per sample;
@@ -199,6 +201,13 @@ def predict(
     {'event': [0, 1, 2], 'prediction': [2, 2, 2]}
     """
     _check_target(dataset, gather, to, fields)
+    if hasattr(dataset, "tf_dataset") and keras_predict_options.get("steps") is not None:
+        raise ArgumentError(
+            "training.predict() takes no steps= with a matex_data.Dataset, whose samples it predicts in windows",
+            expected="all samples",
+            found=f"steps={keras_predict_options['steps']}",
+            remedy='dataset.split(...), or steps= with dataset.tf_dataset(batch_size, remainder="keep")',
+        )
     channel = _begin(predict, locals(), keras_predict_options)
     options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
     if channel.rank > 0:
@@ -252,6 +261,9 @@ class _Prediction:
                 found='tf_dataset(remainder="pad")',
                 remedy='give remainder="keep", or the matex_data.Dataset itself',
             )
+        if steps := self._options.pop("steps", None):  # of whole executions, and no batch more is recorded
+            executed = self._model.steps_per_execution
+            dataset = dataset.take(-(-steps // executed) * executed)
         sizes: list[int] = []
 
         def record(*elements: Any) -> Any:
@@ -259,7 +271,7 @@ class _Prediction:
             with tf.control_dependencies([tf.numpy_function(sizes.append, [rows_of(data)], [])]):
                 return tf.nest.map_structure(tf.identity, data)
 
-        with _stand_ins(self._model):
+        with _stand_ins(self._model) if self._channel.size > 1 else contextlib.nullcontext():
             try:
                 outputs = self._predict(dataset.map(record))
             except ValueError:
@@ -353,13 +365,17 @@ def _joined(*outputs: Any) -> Any:
     return np.concatenate(outputs) if isinstance(outputs[0], np.ndarray) else tf.concat(outputs, 0)
 
 
-def _stand_ins(model: Any) -> Replacements:
-    """Return a context manager: batches without rows can be predicted."""
-    replacements = Replacements()
-    for name in ("predict_step", "predict_function"):
-        replacements.set(model, name, getattr(model, name))
-    predict_stand_ins(model)
-    return replacements
+@contextlib.contextmanager
+def _stand_ins(model: Any) -> Iterator[None]:
+    """Context manager: batches without rows can be predicted, by a step that is traced once for an unchanged model."""
+    step, options = model.predict_step, (model.predict_function, model.jit_compile, model.run_eagerly)
+    parts = [getattr(step, "__func__", step), *options, *model._flatten_layers(), *(v.value for v in model.variables)]
+    before, step, function = vars(model).get(PREDICTING, ([], None, None))
+    if len(before) != len(parts) or any(a is not b for a, b in zip(before, parts, strict=True)):
+        step, function = StandInPredictStep(model), None
+    with replaced(model, predict_step=step, predict_function=function):
+        yield
+        object.__setattr__(model, PREDICTING, (parts, step, model.predict_function))
 
 
 def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) -> None:

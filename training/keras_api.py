@@ -127,6 +127,8 @@ CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_ti
 """Attributes of ``tf.train.CheckpointManager`` that list its checkpoints."""
 METRICS_OF_EPOCH = "_get_metrics_result_or_logs"
 """Method of a model that returns the logs at the end of an epoch or an evaluation."""
+OF_FIT = "_use_cached_eval_dataset"
+"""Argument that ``fit`` gives ``evaluate`` for its validation data."""
 CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (keras.callbacks.EarlyStopping, ("wait", "stopped_epoch", "best", "best_epoch", "best_weights")),
     (keras.callbacks.ReduceLROnPlateau, ("wait", "cooldown_counter", "best")),
@@ -237,8 +239,8 @@ INITIALIZER = "_initializer"
 UNINITIALIZED = "uninitialized_variables"
 """Name in ``keras_state`` of the variables that were created in a stateless scope."""
 
-ARGUMENTS = {RUN: ((keras.Model, "_use_cached_eval_dataset"),)}
-"""Arguments that methods take by ``**kwargs``; ``fit`` passes this one when it evaluates its validation data."""
+ARGUMENTS = {TRAINING: ((keras.Model, OF_FIT),)}
+"""Arguments that methods take by ``**kwargs``."""
 
 _checked: set[str] = set()
 

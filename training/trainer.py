@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from matex_data.errors import ArgumentError, PartitionError
@@ -34,6 +35,7 @@ from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
+from matex_data.training.replacements import replaced
 from matex_data.training.restart.resume import TrainingRun
 from matex_data.training.saving import save_by_renaming
 from matex_data.training.session import Session
@@ -178,6 +180,7 @@ def fit(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
+        _evaluating_in_callbacks(distributed, verify if mesh is None else "never"),
     ):
         session = Session(distributed, options, training_run, save_every, shard_optimizer)
         compared = FirstBatchCheck(channel, whole=False, of="training")
@@ -255,7 +258,9 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
         compared = FirstBatchCheck(channel, whole=False)
         callbacks.append(compared)
         return compared.recording(data)
-    if not isinstance(data, tuple | list) or any(not hasattr(leaf, "shape") for leaf in tf.nest.flatten(tuple(data))):
+    if isinstance(data, tuple | list):
+        data = keras.tree.lists_to_tuples(data[:-1] if data and data[-1] is None else data)  # TensorFlow stacks lists
+    if not isinstance(data, tuple) or any(not hasattr(leaf, "shape") for leaf in tf.nest.flatten(data)):
         raise PartitionError(
             "fit() knows no rows of this rank in its validation data",
             field="validation_data",
@@ -264,7 +269,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             remedy="md.training.shard(tf.data.Dataset.from_generator(...).batch(n))",
         )
     check_same(channel, "validation_data", data)
-    lengths = {len(leaf) for leaf in tf.nest.flatten(tuple(data))}
+    lengths = {len(leaf) for leaf in tf.nest.flatten(data)}
     if len(lengths) > 1:
         raise PartitionError(
             "the arrays have different numbers of samples",
@@ -272,7 +277,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             expected="one number of rows",
             found=", ".join(map(str, sorted(lengths))),
         )
-    return shard_rows(tf.data.Dataset.from_tensor_slices(tuple(data)).batch(batch), channel.rank, channel.size)
+    return shard_rows(tf.data.Dataset.from_tensor_slices(data).batch(batch), channel.rank, channel.size)
 
 
 def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, verify: Mode) -> Any:
@@ -287,6 +292,28 @@ def evaluation_data(distributed: DistributedModel | StagedModel, dataset: Any, v
     distributed.test.gathers = True
     begin_test_check(distributed, verify)
     return distributed.test.pad_batches(dataset)
+
+
+def _evaluating_in_callbacks(
+    distributed: DistributedModel | StagedModel, verify: Mode
+) -> contextlib.AbstractContextManager[Any]:
+    """Return a context manager: ``model.evaluate``, called by callbacks, has results as in one process.
+
+    Sharded data are evaluated on all ranks, other data, which each rank has as a whole, on this rank alone.
+    """
+    if isinstance(distributed, StagedModel) or distributed.channel.size == 1:
+        return contextlib.nullcontext()
+    of_keras = distributed.model.evaluate
+
+    def evaluate(x: Any = None, *args: Any, **kwargs: Any) -> Any:
+        if keras_api.OF_FIT in kwargs:
+            return of_keras(x, *args, **kwargs)
+        with distributed.within_epoch() if is_sharded(x) else distributed.test.on_this_rank():
+            if is_sharded(x) and isinstance(x, tf.data.Dataset):
+                x = evaluation_data(distributed, x, verify)
+            return of_keras(x, *args, **kwargs)
+
+    return replaced(distributed.model, evaluate=evaluate)
 
 
 @contextlib.contextmanager

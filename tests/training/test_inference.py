@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from matex_data.errors import ArgumentError
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 
@@ -78,6 +79,7 @@ def test_all_samples_once_in_the_order_of_the_files(
 
 
 def _of_pipelines(comm: Any, table: str) -> None:
+    import keras
     import tensorflow as tf
 
     import matex_data as md
@@ -90,6 +92,15 @@ def _of_pipelines(comm: Any, table: str) -> None:
     for batches in (data.tf_dataset(24, remainder="keep"), training.shard(whole.batch(26), comm=comm)):
         found = training.predict(model, batches, gather=True, comm=comm, verbose=0)
         np.testing.assert_allclose(found, outputs, rtol=1e-5)
+    traces: list[Any] = []
+    tracing = keras.Sequential([model, keras.layers.Lambda(lambda x: (x, traces.append(x))[0])])
+    for steps, traced in ((2, 0), (1, None)):
+        first = training.predict(tracing, batches, steps=steps, gather=True, comm=comm, verbose=0, verify="never")
+        np.testing.assert_allclose(first, outputs[: 26 * steps], rtol=1e-5)
+        assert traced is not None or not traces  # the second call runs the step of the first
+        traces.clear()
+    with pytest.raises(ArgumentError, match="steps="):
+        training.predict(model, data, steps=1, comm=comm)
     few = training.predict(model, training.shard(whole.take(1).batch(4), comm=comm), comm=comm, verbose=0)
     assert len(few) == int(comm.rank == 0)
     with pytest.raises(md.PartitionError, match="padding"):
@@ -105,16 +116,17 @@ def _within_fit(comm: Any, table: str) -> None:
     from matex_data import training
 
     train, valid = md.open_dataset(table, inputs="x", targets="y", comm=comm).split(0.5, 0.5, seed=1)
+    held_out = valid.tf_dataset(6, remainder="keep")
 
     class Evaluation(keras.callbacks.Callback):  # type: ignore[misc]
         def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
             found = training.evaluate(self.model, valid, batch_size=6, comm=comm, verbose=0)
             assert found[0] == pytest.approx(logs["val_loss"], rel=1e-5)
+            assert self.model.evaluate(held_out, verbose=0) == pytest.approx(found, rel=1e-5)
             rows = training.predict(self.model, valid, gather=True, comm=comm)
             assert rows.shape == (len(valid), 3)
 
     model = _model(comm.rank)
-    held_out = valid.tf_dataset(6, remainder="keep")
     training.fit(model, train, validation_data=held_out, batch_size=6, callbacks=[Evaluation()], verbose=0, comm=comm)
 
     class Alone(keras.callbacks.CSVLogger):  # type: ignore[misc]

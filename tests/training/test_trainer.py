@@ -108,6 +108,35 @@ def test_a_mean_of_batches_and_rows_is_that_of_one_process(ranks: Pools, pool: P
         np.testing.assert_allclose(history["mean"], expected["mean"], rtol=1e-5)
 
 
+def _evaluated_in_a_callback(comm: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    x = np.random.default_rng(0).normal(size=(24, 3)).astype("float32")
+    y = (x[:, :1] > 0).astype("float32")
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1, "sigmoid")])
+    model.compile(keras.optimizers.SGD(0.0), keras.losses.BinaryCrossentropy("sum"), metrics=["TruePositives"])
+    found = []
+
+    def evaluate(epoch: int, logs: Any) -> None:
+        for data in ((x, y), (training.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(7), comm=comm),)):
+            found.append(model.evaluate(*data, batch_size=7 if len(data) > 1 else None, verbose=0))
+
+    data = training.shard(tf.data.Dataset.from_tensor_slices((x, y)).batch(8), comm=comm)
+    callback = keras.callbacks.LambdaCallback(on_epoch_end=evaluate)
+    training.fit(model, data, validation_data=([x], y, None), callbacks=callback, verbose=0, comm=comm)
+    return found, model.evaluate(x, y, batch_size=7, verbose=0)
+
+
+@pytest.mark.rank_counts(2)
+def test_callbacks_evaluate_as_in_one_process(pool: Pool) -> None:
+    for found, expected in pool.run(_evaluated_in_a_callback):
+        np.testing.assert_allclose(found, [expected] * 2, rtol=1e-6)
+
+
 def _save(comm: Any, folder: str) -> list[str]:
     import keras
 

@@ -19,6 +19,7 @@ from matex_data.training.exact.ownership import STAND_IN_GUARD, written_alike
 from matex_data.training.exact.rows import batch_count, batch_size, leaves_per_sample, rank_rows, static_rows
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import separate_draws
+from matex_data.training.keras_api import METRICS_OF_EPOCH
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
 from matex_data.training.replacements import replaced
@@ -188,7 +189,8 @@ class DistributedTestStep(RankStep):
         """Context manager: evaluate whole batches on this rank alone."""
         model, distributed_function = self._model, self._model.test_function
         make = type(model).make_test_function.__get__(model)
-        with replaced(model, test_step=self.wrapped, make_test_function=make):
+        logs = getattr(type(model), METRICS_OF_EPOCH).__get__(model)
+        with replaced(model, test_step=self.wrapped, make_test_function=make, **{METRICS_OF_EPOCH: logs}):
             object.__setattr__(model, "test_function", self._local_function)
             try:
                 yield

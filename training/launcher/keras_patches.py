@@ -46,7 +46,7 @@ from matex_data.training.exact.rows import (
 )
 from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
 from matex_data.training.inference import in_order_of_batches
-from matex_data.training.keras_api import EpochIterator, keras_trainer, pythonify_logs
+from matex_data.training.keras_api import OF_FIT, EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
@@ -341,7 +341,7 @@ class KerasPatches:
         def patched(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
             by_launcher = vars(model).get("_matex_distributed") is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
-            if trained_by_fit or "_use_cached_eval_dataset" in kwargs:  # fit calls evaluate
+            if trained_by_fit or OF_FIT in kwargs:  # fit calls evaluate
                 return original(model, *args, **kwargs)
             if alone.get():
                 if name in TRAINING:

@@ -12,7 +12,7 @@ import inspect
 import logging
 import os
 import pickle
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from copy import copy
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.exact.step import DistributedTestStep
-from matex_data.training.keras_api import CHECKPOINT_MANAGER, METRICS_OF_EPOCH, tf_keras_models, tf_keras_saving
+from matex_data.training.keras_api import CHECKPOINT_MANAGER, tf_keras_models, tf_keras_saving
 from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
 from matex_data.training.launcher.root import Root
 from matex_data.training.launcher.tf_openers import patch_tensorflow_openers
-from matex_data.training.replacements import patch, replaced
+from matex_data.training.replacements import patch
 from matex_data.training.saving import WAITS_FOR_ROOT
 
 log = logging.getLogger("matex_data.training")
@@ -189,10 +189,7 @@ def _set_manager_state(manager: Any, state: Any) -> None:
     vars(manager).update(attributes)
 
 
-@contextlib.contextmanager
-def local_model(model: Any) -> Iterator[None]:
-    """Context manager: evaluate a model on this rank alone, on whole batches, while all ranks train it."""
-    test, of_keras = vars(model).get("test_step"), getattr(type(model), METRICS_OF_EPOCH)
-    evaluating = test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext()
-    with replaced(model, **{METRICS_OF_EPOCH: of_keras.__get__(model)}), evaluating:
-        yield
+def local_model(model: Any) -> contextlib.AbstractContextManager[None]:
+    """Return a context manager: evaluate a model on this rank alone, on whole batches, while all ranks train it."""
+    test = vars(model).get("test_step")
+    return test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext()

@@ -16,7 +16,7 @@ from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.rows import deterministic, is_sharded, shard_rows
-from matex_data.training.keras_api import keras_trainer
+from matex_data.training.keras_api import OF_FIT, keras_trainer
 from matex_data.training.launcher.keras_patches import ShardedEpochIterator, call_within
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.model_parallel.mesh import Mesh
@@ -104,7 +104,7 @@ class StagePatches:
             return self._train(functools.partial(original, model), options.pop("self"), options)
 
         def evaluate(original: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._running is None or "_use_cached_eval_dataset" in kwargs:  # the model is whole, or fit evaluates
+            if self._running is None or OF_FIT in kwargs:  # the model is whole, or fit evaluates
                 return original(*args, **kwargs)
             return call_within(ReplicaRows(self._running.replicas), functools.partial(original, *args), kwargs)
 
