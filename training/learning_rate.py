@@ -21,7 +21,8 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
     ----------
     factor : multiple of the optimizer's learning rate after the warm-up; None: the number of ranks.
     warm_up : number of epochs, which may be a fraction, in which the learning rate grows linearly, after each batch;
-        0: multiply it at once.
+        0: multiply it at once. If the number of batches is not known, it is that of the epoch before, and the rate does
+        not grow within the first one. A training that begins after these epochs goes on with the rate that it has.
 
     Raises
     ------
@@ -44,8 +45,9 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
         super().__init__()
         self._factor = float(world().size if factor is None else factor)
         self._warm_up = warm_up
-        self._base = 0.0
-        self._epoch = 0
+        self._base = self._done = 0.0
+        self._epoch = self._batches = self._latest = 0
+        self._begins = True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Keep the optimizer's learning rate as the base."""
@@ -54,19 +56,31 @@ class ScaledLearningRate(keras.callbacks.Callback):  # type: ignore[misc]  # Ker
                 "ScaledLearningRate cannot scale a learning rate schedule\n  remedy: multiply the schedule itself"
             )
         self._base = self._base or float(self._rate().numpy())
+        self._begins = True
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Multiply the learning rate in the first epoch, if there is no warm-up."""
-        self._epoch = epoch
-        if epoch == 0 and not self._warm_up:
-            self._rate().assign(self._base * self._factor)
+        begins, self._begins, self._epoch = self._begins, False, epoch
+        if begins and not self._done and epoch and epoch >= self._warm_up:
+            self._done = 1.0  # and the rate is that of a training before
+        if not self._warm_up:
+            self._grow(1.0)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Set the learning rate of this batch during the warm-up; other callbacks may change it afterwards."""
-        steps = self.params.get("steps") or 1
-        done = (self._epoch + (batch + 1) / steps) / self._warm_up if self._warm_up else 2.0
-        if done < 1 + 1 / (steps * self._warm_up or 1):
-            self._rate().assign(self._base * (1 + (self._factor - 1) * min(done, 1.0)))
+        steps, self._latest = self.params.get("steps") or self._batches, batch
+        if self._warm_up:
+            self._grow(min((self._epoch + ((batch + 1) / steps if steps else 0)) / self._warm_up, 1.0))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Keep the number of batches, which is not known: Keras begins one more, and finds the end of the data."""
+        self._batches = self._latest
+
+    def _grow(self, done: float) -> None:
+        """Set the learning rate for a fraction of the warm-up, unless it has been set for more."""
+        if done > self._done:
+            self._done = done
+            self._rate().assign(self._base * (1 + (self._factor - 1) * done))
 
     def _rate(self) -> Any:
         return learning_rate(self.model.optimizer)

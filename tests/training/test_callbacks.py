@@ -64,7 +64,7 @@ def test_ranks_without_validation_samples(pool: Pool) -> None:
 
 
 def _unknown_validation(comm: Any, kind: str) -> Any:
-    """Evaluate 23 samples in batches of 11, whose number is not known or infinite, and some of which a mask leaves out."""
+    """Validate on 23 samples, some of which a mask leaves out, in batches whose number is not known or infinite."""
     import keras
     import tensorflow as tf
 
@@ -279,6 +279,26 @@ def _scaled(comm: Any, warm_up: float) -> Any:
     scale = training.ScaledLearningRate(factor=3, warm_up=warm_up)
     training.fit(model, data, epochs=3, callbacks=[scale, note], comm=comm, verbose=0)
     return rates
+
+
+@pytest.mark.parametrize(("executed", "known", "rates"), [
+    (4, True, [0.12, 0.2, 0.28, *[0.3] * 6]), (1, False, [*[0.1] * 6, *np.linspace(0.22, 0.3, 5), 0.3]),
+])  # fmt: skip
+def test_learning_rate_with_executions_of_steps_and_unknown_batches(
+    executed: int, known: bool, rates: list[float]
+) -> None:
+    import keras
+
+    from matex_data import training
+
+    model, found = problems.compiled(problems.perceptron(), keras.optimizers.SGD(0.1)), list[float]()
+    model.steps_per_execution = executed
+    data = problems.shard(problems.table(50 if known else 25), 5, 0, 1)
+    note = lambda batch, logs: found.append(float(model.optimizer.learning_rate))  # noqa: E731
+    scale = training.ScaledLearningRate(3, 1 if known else 2)
+    data = data if known else data.filter(lambda x, y: True)
+    model.fit(data, epochs=3, callbacks=[scale, keras.callbacks.LambdaCallback(on_train_batch_begin=note)], verbose=0)
+    np.testing.assert_allclose(found[: len(rates)], rates, rtol=1e-5)
 
 
 @pytest.mark.rank_counts(1, 2)

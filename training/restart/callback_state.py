@@ -13,7 +13,7 @@ from matex_data.training.learning_rate import ScaledLearningRate
 
 log = logging.getLogger("matex_data.training")
 
-KNOWN = (*CALLBACK_STATE, (ScaledLearningRate, ("_base",)))
+KNOWN = (*CALLBACK_STATE, (ScaledLearningRate, ("_base", "_done")))
 """Attributes that change during training, by the class of a callback."""
 IDENTITY = ("monitor", "mode")
 """Options that give the state its meaning: the best loss is no best accuracy."""
