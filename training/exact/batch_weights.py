@@ -11,6 +11,7 @@ import functools
 import logging
 import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -42,6 +43,8 @@ log = logging.getLogger("matex_data.training")
 
 Counts = tuple[int, ...] | None
 """Rows of each rank in a batch; None: equal numbers."""
+UNKNOWN: Counts = ()
+"""Unequal numbers of rows, in a batch that a loop of Keras's takes."""
 
 _weights: WeakKeyDictionary[Communicator, BatchWeights] = WeakKeyDictionary()
 
@@ -70,6 +73,7 @@ class BatchWeights:
         self._sequence = SequenceCounter()
         self._taken: WeakKeyDictionary[Any, set[Counts]] = WeakKeyDictionary()  # a loop left early forgets its batches
         self._used: WeakKeyDictionary[Any, set[Counts]] = WeakKeyDictionary()
+        self._left: set[Counts] = set()  # at the end of a loop
 
     def left_to_keras(self) -> Replacements:
         """Return a context manager: ``by_keras`` is set; iterators of this block record nothing."""
@@ -83,12 +87,13 @@ class BatchWeights:
         iterator : the iterator.
         counts : rows of each rank; None: equal numbers.
         """
+        self._left = set()
         equal_rows = counts is None or len(set(counts)) == 1
         self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)
 
     def forget(self, iterator: Any) -> None:
-        """Forget an exhausted iterator."""
-        self._taken.pop(iterator, None)
+        """Forget an exhausted iterator, but for batches before the next step, if that takes no other."""
+        self._left |= self._taken.pop(iterator, set())
         self._used.pop(iterator, None)
 
     def next_step_weight(self) -> Any:
@@ -98,8 +103,9 @@ class BatchWeights:
         ------
         PartitionError : the batches since the last step have different row counts; in a graph, when it runs.
         """
+        weight = self._weight()  # also when a step is traced, where errors are raised as they are
         if tf.executing_eagerly() or self._size == 1:
-            return tf.constant(self._weight(), tf.float64)
+            return tf.constant(weight, tf.float64)
         with self._sequence.advance() as cursor:
             cursor.number, weight = tf.numpy_function(
                 lambda number: (number, self._weight()), [cursor.number], [tf.int64, tf.float64]
@@ -110,7 +116,14 @@ class BatchWeights:
     def _weight(self) -> np.float64:
         if self._taken:
             self._used, self._taken = self._taken, WeakKeyDictionary()
-        known = set().union(*self._used.values())
+        known = self._left.union(*self._used.values())
+        if UNKNOWN in known:
+            raise PartitionError(
+                "model.fit trains on batches with unequal row counts per rank, which it does not weigh",
+                expected="batches with equal row counts on all ranks",
+                remedy="matex_data.training.fit, which weighs each rank by its rows, or drop unequal batches: "
+                'shard(dataset, remainder="drop"), or tf_dataset(remainder="drop")',
+            )
         if len(known) > 1:
             raise PartitionError(
                 "batches with different row counts per rank were taken since the last training step",
@@ -208,10 +221,15 @@ def patch_iteration() -> None:
     def iterate(dataset: Any) -> Any:
         ranks = sharding_ranks(dataset)
         by_keras = str(sys._getframe(1).f_globals.get("__name__")).startswith("keras.")
-        if ranks is None or by_keras or batch_weights(ranks).by_keras:
+        if ranks is None or batch_weights(ranks).by_keras:
             return original(dataset)
-        with_row_counts = getattr(dataset, "matex_row_counts", None)
         equal_rows = _has_equal_rows(dataset)
+        if by_keras:
+            iterator = original(dataset)
+            if not equal_rows and _is_called_by_fit(sys._getframe(2)):
+                batch_weights(ranks).record(iterator, UNKNOWN)
+            return iterator
+        with_row_counts = getattr(dataset, "matex_row_counts", None)
         if not equal_rows and not tf.executing_eagerly():
             raise _graph_error()
         iterator = original(dataset if with_row_counts is None or equal_rows else with_row_counts)
@@ -224,6 +242,11 @@ def patch_iteration() -> None:
     iterate.matex_original = original  # type: ignore[attr-defined]
     tf.data.Dataset.__iter__ = iterate
     _patch_reduce()
+
+
+def _is_called_by_fit(frame: FrameType | None) -> bool:
+    """Return whether Keras's ``fit`` advances the epoch iterator whose method a frame runs, not ``evaluate`` in it."""
+    return frame is not None and frame.f_back is not None and frame.f_back.f_code.co_name == "fit"
 
 
 def _patch_reduce() -> None:

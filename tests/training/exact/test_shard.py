@@ -155,6 +155,22 @@ def _accumulated(tf: Any, training: Any, comm: Any, plain: Any) -> None:
             _step(training, comm, tf)
 
 
+def _after_the_loop(tf: Any, training: Any, comm: Any, plain: Any) -> None:
+    for _ in training.shard(tf.data.Dataset.range(9).batch(5), comm=comm):  # 5 rows, then 4
+        pass
+    _step(training, comm, tf)
+
+
+def _by_keras(tf: Any, training: Any, comm: Any, plain: Any) -> None:
+    import keras
+
+    model = _model()
+    model.compile(training.distribute(keras.optimizers.SGD(0.1), comm), "mse")
+    data = training.shard(tf.data.Dataset.from_tensor_slices(_data(10)).batch(5), comm=comm)
+    model.evaluate(data, verbose=0)
+    model.fit(data, verbose=0)
+
+
 def _in_a_graph(tf: Any, training: Any, comm: Any, plain: Any) -> None:
     sharded = training.shard(tf.data.Dataset.range(10).batch(5), comm=comm)
 
@@ -183,6 +199,8 @@ _REFUSED: dict[str, Callable[..., None]] = {
     ),
     "zip": _zipped,
     "accumulated": _accumulated,
+    "after": _after_the_loop,
+    "keras": _by_keras,
     "graph": _in_a_graph,
     "argument": _as_an_argument,
 }
@@ -194,6 +212,8 @@ TEXTS = {
     "none left": "ValueError: batches of 5 rows cannot be split equally over 2 ranks",
     "zip": "PartitionError: batches with different row counts per rank were taken since the last training step",
     "accumulated": "PartitionError: batches with different row counts per rank were taken since the last training step",
+    "after": "PartitionError: batches with different row counts per rank were taken since the last training step",
+    "keras": "PartitionError: model.fit trains on batches with unequal row counts per rank",
     "graph": "PartitionError: a tf.function iterates over batches with unequal row counts per rank",
     "argument": "PartitionError: a tf.function iterates over batches with unequal row counts per rank",
 }
