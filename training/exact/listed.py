@@ -44,12 +44,14 @@ INNER = _names(
 )
 """Classes that contain layers, cells within layers, and layers of ``keras.applications``."""
 OPERATIONS = _names(
-    "Absolute Add Cast Cos Divide Exp Log Maximum Minimum Multiply Negative Power Relu Sigmoid Sin Sqrt Square "
-    "Subtract Tanh TrueDivide"
+    "Absolute Add Cast Cos Divide Equal Exp Greater GreaterEqual Less LessEqual Log LogicalAnd LogicalNot LogicalOr "
+    "Maximum Minimum Multiply Negative NotEqual Power Relu Sigmoid Sin Sqrt Square Subtract Tanh TrueDivide Where"
 )
 """Operations on symbolic tensors that compute each element by itself."""
 NEW_AXIS = _names("ExpandDims OneHot Stack")
 """Operations that give each row a further axis, unless that is the first one."""
+REDUCING = _names("All Any Max Mean Min Sum")
+"""Operations that combine the elements along axes, which are not that of the rows if they are given."""
 OF_NUMBERS = _names("Embedding Flatten Hashing Identity IntegerLookup Rescaling Reshape StringLookup")
 """Layers that compute each row by itself also if it is a single number, without an axis of its own."""
 LOSSES = _names(
@@ -176,6 +178,8 @@ def _of_layer(layer: Any) -> Iterator[str]:
             yield f"{layer.name}: {name} is not Keras's own"
     if any(axis == 0 for name in _AXES for axis in _numbers(getattr(layer, name, ()))):
         yield f"{layer.name}: {kind.__name__} computes along the axis of the rows"
+    if any(axis < -1 for name in _AXES for axis in _numbers(getattr(getattr(layer, "layer", None), name, ()))):
+        yield f"{layer.name}: the layer within it may compute along the axis of the rows"
     if getattr(layer, "stateful", False) or (getattr(layer, "noise_shape", None) or (None,))[0] is not None:
         yield f"{layer.name}: {kind.__name__} has something in common for all rows"
     equation = getattr(layer, "equation", None)
@@ -190,7 +194,8 @@ def _of_calls(model: Any) -> Iterator[str]:
     operations = model.operations if isinstance(model, Functional) else model.layers
     for operation in operations:
         if not isinstance(operation, keras.layers.Layer) and not (
-            type(operation).__module__.startswith("keras.") and type(operation).__name__ in OPERATIONS | NEW_AXIS
+            type(operation).__module__.startswith("keras.")
+            and type(operation).__name__ in OPERATIONS | NEW_AXIS | REDUCING
         ):
             yield f"{operation.name}: {type(operation).__name__} is not known to compute each element by itself"
         ranks = [len(x.shape) for x in tensors_of(operation, "input")]
@@ -199,10 +204,10 @@ def _of_calls(model: Any) -> Iterator[str]:
         added = kind in NEW_AXIS
         if any(rank < 2 for rank in ranks) and kind not in OF_NUMBERS | INNER | OPERATIONS | NEW_AXIS:
             yield f"{operation.name}: {kind} gets a single number for each row"
-        elif any(axis in (0, -rank - added) for axis in axes for rank in ranks):
+        elif any(axis in (0, -rank - added) for axis in axes for rank in ranks) or (kind in REDUCING and not axes):
             yield f"{operation.name}: {type(operation).__name__} computes along the axis of the rows"
     if isinstance(model, Functional):
-        known = all(type(x).__name__ in LAYERS | INNER | OPERATIONS | NEW_AXIS for x in operations)
+        known = all(type(x).__name__ in LAYERS | INNER | OPERATIONS | NEW_AXIS | REDUCING for x in operations)
         nodes = ((x, node) for x in model.get_config()["layers"] for node in x["inbound_nodes"]) if known else ()
         for config, node in nodes:
             if not _is_plain(node, config["class_name"] in INNER | {"BatchNormalization"}):
@@ -239,7 +244,9 @@ def _of_losses(model: Any) -> Iterator[str]:
         of_function = type(loss).__name__ == "LossFunctionWrapper" and f"{function.__module__}".startswith("keras.")
         if not known and not (of_function and name in {kind.lower() for kind in LOSSES}):
             yield f"{getattr(loss, 'name', loss)}: is a loss that is not known to have a value for each row"
-        elif loss.reduction not in REDUCTIONS or 0 in _numbers(getattr(loss, "_fn_kwargs", {}).get("axis", ())):
+        elif loss.reduction not in REDUCTIONS or any(
+            axis == 0 or axis < -1 for axis in _numbers(getattr(loss, "_fn_kwargs", {}).get("axis", ()))
+        ):
             yield f"{loss.name}: reduction={loss.reduction} is neither a mean nor a sum over the samples"
 
 

@@ -99,7 +99,7 @@ def _own_loss(y: Any, p: Any) -> Any:
 
 
 @pytest.mark.parametrize("loss", [_own_loss, "dice", keras.losses.MeanSquaredError(None), keras.losses.Tversky(),
-                                  keras.losses.CosineSimilarity(axis=0)])  # fmt: skip
+                                  *(keras.losses.CosineSimilarity(axis=axis) for axis in (0, -2))])  # fmt: skip
 def test_other_losses_are_checked(loss: Any) -> None:
     assert not _proof(loss=loss).proven
 
@@ -137,6 +137,13 @@ def test_graphs_of_operations() -> None:
     assert not _of_tensors(lambda x: layers.Concatenate(0)([x, x])).proven
     assert not _of_tensors(lambda x: layers.Concatenate(-1)([x, x]), ()).proven
     assert not _of_tensors(lambda x: layers.Dense(2)(x), batch_size=4).proven
+    masked = lambda x: layers.Dense(2)(layers.LSTM(3)(layers.Masking()(x)))  # noqa: E731
+    assert _of_tensors(masked, (4, 3)).proven
+    embedded = lambda x: layers.LSTM(3)(layers.Embedding(9, 2, mask_zero=True)(x))  # noqa: E731
+    assert _of_tensors(embedded, dtype="int32").proven
+    assert _of_tensors(lambda x: ops.where(ops.any(x > 0, 1, keepdims=True), x, 0)).proven
+    assert not any(_of_tensors(lambda x, axis=axis: x * ops.sum(x, axis)).proven for axis in (None, 0, -2))
+    assert not _of_tensors(lambda x: layers.TimeDistributed(layers.Softmax(-2))(x), (4, 3)).proven
 
 
 @pytest.mark.parametrize(
