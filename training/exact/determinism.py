@@ -27,8 +27,6 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     of : "training" or "validation", the data of ``fit`` of which ranks have their own rows.
     """
 
-    async_safe = True
-
     def __init__(self, channel: Channel, whole: bool = True, of: str = "validation") -> None:
         super().__init__()
         self._channel, self._whole, self._of = channel, whole, of
@@ -53,9 +51,14 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._varied = any(leaf.size and bool((leaf != leaf.flat[0]).any()) for leaf in leaves)
         return np.True_
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Compare the digests. *Collective* for the first batch."""
-        if self._whole or self._of == "training":
+    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
+        """Compare the digests before the second step. *Collective* then; ``on_train_batch_end`` may run in a thread."""
+        if batch and self._of == "training":
+            self.compare()
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        """Compare the digests. *Collective* after the first epoch, if it has one step."""
+        if self._of == "training":
             self.compare()
 
     def on_test_end(self, logs: Any = None) -> None:

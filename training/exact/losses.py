@@ -54,7 +54,7 @@ class DistributedLoss:
             return value
         divisor *= tf.cast(weight > 0, divisor.dtype)  # a stand-in row has no elements
         (total,) = self._reducer([divisor])
-        fraction = tf.math.divide_no_nan(tf.cast(divisor, tf.float64), tf.cast(total, tf.float64))
+        fraction = tf.math.divide_no_nan(divisor, total)
         return value * tf.cast(tf.math.divide_no_nan(fraction, tf.cast(weight, tf.float64)), value.dtype)
 
     def _with_mask(self, y_true: Any, y_pred: Any, sample_weight: Any) -> tuple[Any, Any]:
@@ -121,6 +121,6 @@ class SummedLoss:
 def _divisor(reduction: str, mask: Any, sample_weight: Any) -> Any:
     """Return the divisor of the loss; None if it is the number of elements, which is proportional to the samples."""
     if reduction == "mean_with_sample_weight" and sample_weight is not None:
-        weights = apply_mask(tf.cast(sample_weight, tf.float32), mask, "float32", reduction)
+        weights = apply_mask(tf.cast(sample_weight, tf.float64), mask, "float64", reduction)
         return tf.reduce_sum(weights)
-    return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float32))
+    return None if mask is None else tf.reduce_sum(tf.cast(mask, tf.float64))

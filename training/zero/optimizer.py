@@ -136,7 +136,8 @@ class PartOptimizer:
         counted = [variable.path not in self._elsewhere for variable in self._variables]
         square = tf.reduce_sum(tf.where(counted, squares, tf.zeros_like(squares)))
         limit, norm = self._inner.global_clipnorm, tf.sqrt(square if self._others is None else self._others(square))
-        return [scaled(g, limit / tf.maximum(norm, limit)) for g in gradients]
+        scale = limit / tf.maximum(norm, limit) + (norm - norm)  # as in Keras NaN for all, if the norm is infinite
+        return [scaled(g, scale) for g in gradients]
 
 
 def values(gradient: Any) -> Any:
