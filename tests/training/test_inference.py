@@ -9,6 +9,7 @@ import h5py
 import numpy as np
 import pytest
 
+from matex_data.errors import ArgumentError
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
 
@@ -98,7 +99,7 @@ def _of_pipelines(comm: Any, table: str) -> None:
         np.testing.assert_allclose(first, outputs[: 26 * steps], rtol=1e-5)
         assert traced is not None or not traces  # the second call runs the step of the first
         traces.clear()
-    with pytest.raises(md.ArgumentError, match="steps="):
+    with pytest.raises(ArgumentError, match="steps="):
         training.predict(model, data, steps=1, comm=comm)
     few = training.predict(model, training.shard(whole.take(1).batch(4), comm=comm), comm=comm, verbose=0)
     assert len(few) == int(comm.rank == 0)
