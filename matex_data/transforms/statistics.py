@@ -177,7 +177,7 @@ def _by_group(
     names = list(names) or others
     for name in names:
         _check(schema, name)
-    kept = None if axis is None else (axis,) if isinstance(axis, int) else tuple(axis)
+    kept = None if axis is None else tuple(np.atleast_1d(axis).tolist())
     axes = {name: _kept_axes(schema[name], kept) for name in names}
     none = {name: _no_moments(schema[name], axes[name]) for name in names}
     groups: dict[Any, dict[str, Moments]] = {} if by is not None else {None: none}
@@ -240,7 +240,7 @@ def _kept_axes(field: Field, axis: tuple[int, ...] | None) -> tuple[int, ...]:
     """Return the axes of a batch to keep, counted from 0."""
     rank = len(field.sample_shape) + 1
     least = rank - len(field.element_shape) if field.ragged else 1
-    kept = tuple(sorted(a + rank if a < 0 else a for a in axis or ()))
+    kept = tuple(sorted({a + rank if a < 0 else a for a in axis or ()}))
     if any(not least <= a < rank for a in kept):
         if axis == (-1,):  # a scalar field: its last axis is that of the samples
             return ()
