@@ -18,7 +18,7 @@ from matex_data.machine import free_memory
 from matex_data.mpi.communicator import Equal
 from matex_data.sampling.mixing import MixedSchedule
 from matex_data.sampling.permutation import VERSION, check_seed
-from matex_data.sampling.schedule import Schedule, check_ranks
+from matex_data.sampling.schedule import Schedule, check_batch_size, check_ranks
 from matex_data.sampling.sizing import (
     ShuffleQuality,
     block_borders,
@@ -138,7 +138,7 @@ class Batching:
 
     def quality(self, batch_size: int) -> ShuffleQuality:
         """Return how well a shuffle mixes files that are sorted by class."""
-        schedule = self._shuffled_schedule(self._schedule(batch_size, 0, "drop"))
+        schedule = self._shuffled_schedule(self._schedule(check_batch_size(batch_size), 0, "drop"))
         return estimate_quality(schedule, self.source.row_bytes)
 
     def costs(
@@ -155,6 +155,7 @@ class Batching:
         self, batch_size: int, ranks: int, shuffle: Shuffle, seed: int | None, remainder: str
     ) -> Schedule:
         """Return the schedule of batches for a number of ranks; raise ``PartitionError`` if there is none."""
+        batch_size = check_batch_size(batch_size)
         check_ranks(batch_size, ranks)
         schedule = self._schedule(batch_size, seed if shuffle else None, remainder, uniform=shuffle == "global")
         if remainder == "drop" and not schedule.full_steps:
@@ -169,8 +170,8 @@ class Batching:
     def _schedule(self, batch_size: int, seed: int | None, remainder: str, uniform: bool = False) -> Schedule:
         source, options = self.source, self.source.options
         total_bytes = len(source.index) * source.row_bytes
-        window_bytes = options.window_bytes or most_window_bytes(max(1, batch_size), source.row_bytes, total_bytes)
-        blocks = options.block_bytes or choose_block_bytes(max(1, batch_size), window_bytes, total_bytes)
+        window_bytes = options.window_bytes or most_window_bytes(batch_size, source.row_bytes, total_bytes)
+        blocks = options.block_bytes or choose_block_bytes(batch_size, window_bytes, total_bytes)
         borders, least = block_borders(source.index, blocks), choose_least_window(source.index)
 
         def schedule_of(samples: Samples, size: int) -> Schedule:
@@ -188,7 +189,7 @@ class Batching:
                 kept_bytes=source.kept_bytes,
             )
 
-        whole = schedule_of(self.samples, int(batch_size))
+        whole = schedule_of(self.samples, batch_size)
         return whole if self.mixture is None else MixedSchedule.of(self.mixture, self.samples, whole, schedule_of)
 
     def _shuffled_schedule(self, schedule: Schedule) -> Schedule:

@@ -181,9 +181,9 @@ def _array(values: Any) -> Array:
     """Return an array, masked where integers are missing; of Python objects where a dtype would round integers."""
     dtype = getattr(values, "dtype", None)
     if hasattr(values, "isna") and not isinstance(dtype, np.dtype):  # a column of pandas, of one of its own types
-        kind, missing = dtype.kind, np.asarray(values.isna())  # type: ignore[union-attr]
+        kind, missing = dtype.kind, np.asarray(values.isna())
         if getattr(dtype, "tz", None) is not None:
-            return np.asarray(values.to_numpy(f"M8[{dtype.unit}]"))  # type: ignore[union-attr]
+            return np.asarray(values.to_numpy(f"M8[{dtype.unit}]"))
         if kind in "iu" and missing.any():
             return np.ma.array(values.fillna(0).to_numpy(f"{kind}8"), mask=missing)
         if kind in "bf" and missing.any():

@@ -177,8 +177,8 @@ def _exact_samples(samples: Sequence[Array] | Array, field: Field, expected: str
     """Return ragged samples, which may be arrays of arrays, in the dtype of a field; see `exact`."""
     ends = np.cumsum([sample.size for sample in samples], dtype=np.int64)
     content = np.concatenate([sample.ravel() for sample in samples if sample.size] or [np.empty(0, field.dtype)])
-    is_nested = content.dtype == object and field.dtype != object
-    content = (_exact_samples if is_nested else exact)(content, field, expected, _row_of_element(row_of, ends))
+    is_nested, row = content.dtype == object and field.dtype != object, _row_of_element(row_of, ends)
+    content = _exact_samples(content, field, expected, row) if is_nested else exact(content, field, expected, row)
     cast = np.empty(len(samples), object)
     for i, (sample, end) in enumerate(zip(samples, ends.tolist(), strict=True)):
         cast[i] = content[end - sample.size : end].reshape(sample.shape)

@@ -371,8 +371,13 @@ class FileColumns(FileTable):
         first = self.first_row
         if int(first[0]) or not np.array_equal(np.diff(first), self.rows) or bool((first[1:] < first[:-1]).any()):
             raise damaged("files with a negative number of rows, or first rows that are not those of the files")
-        for number in np.flatnonzero(positions == 0).tolist():
-            check_file(self._made(number), self.facts)
+        for file in self.exemplars:
+            check_file(file, self.facts)
+
+    @property
+    def exemplars(self) -> Iterator[FileIndex]:
+        """Yield the first file of each group, with layouts like those of the others."""
+        return map(self._made, np.flatnonzero(self._numbers.position == 0).tolist())
 
     def entry(self, number: int) -> FileIndex:
         return self._recent.made(number, lambda: self._made(number))

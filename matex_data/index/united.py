@@ -26,7 +26,7 @@ from matex_data.fields import (
     unlike,
 )
 from matex_data.index.combined import MissingRows, UnitedRows
-from matex_data.index.files import FileIndex, FileList
+from matex_data.index.files import FileColumns, FileIndex, FileList
 from matex_data.index.library import Constant, FolderValue
 from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
@@ -502,6 +502,14 @@ def concatenate(indexes: Sequence[Index], is_first: bool = True) -> Index:
 def is_alike(fields: Schema, union: UnitedFields) -> bool:
     """Return whether a file with these fields needs no adaptation."""
     return list(fields) == list(union.occurrences) and fields == union.fields
+
+
+def is_united(index: Index) -> bool:
+    """Return whether files of a stored index have other fields than all have, which the index does not tell."""
+    assert isinstance(index.files, FileColumns)
+    layouts = (layout for file in index.files.exemplars for layout in file.layouts.values())
+    ragged = (field.ragged and field.attributes.get(ALL_ROWS) for field in index.fields.values())
+    return any(ragged) or any(isinstance(layout, UnitedRows | MissingRows) for layout in layouts)
 
 
 def _is_null(field: Field) -> bool:

@@ -23,7 +23,7 @@ from matex_data.index.descriptors import OF_JOB, Origin
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable, columns_of
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
-from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, schema_key, unite
+from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, is_united, schema_key, unite
 from matex_data.index.whole import FILE, SAMPLE
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files
@@ -123,6 +123,7 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
     if known is not None and not stale:
         return known
     usable = known is not None and len(known.files) == len(files) and 0 not in stale
+    usable &= known is not None and not reading.absent and not is_united(known)  # else their own fields are not known
     index = _index_all(comm, files, reading, known if usable else None, frozenset(stale))
     if not index.files.all_stamped:
         raise FormatError(
@@ -130,8 +131,8 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
             file=index.files.paths[0],
             remedy="leave out index=",
         )
-    named = [files[number] for number in stale[:MOST_NAMED]] if usable else files[:1]
-    comm.on_root(partial(_store, path, index, reading.key(files), named[: len(stale)], len(stale)))
+    named = [] if known is None else [known.files.paths[number] for number in stale[:MOST_NAMED]]
+    comm.on_root(partial(_store, path, index, reading.key(files), named, len(stale)))
     return index
 
 

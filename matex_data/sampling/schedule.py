@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from math import gcd
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from matex_data.errors import PartitionError
 from matex_data.index.model import ranges
 from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, sort
 from matex_data.locks import cached_property
-from matex_data.sampling.permutation import Permutation, orders, permutation, salts
+from matex_data.sampling.permutation import Permutation, orders, permutation, salts, whole_number
 
 
 def rank_range(total: int, rank: int, size: int) -> tuple[int, int]:
@@ -415,15 +414,18 @@ def _drop_others(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
     return compress(ranges(runs.start, runs.count)[own]), destination[own]
 
 
+def check_batch_size(batch_size: int) -> int:
+    """Return a global batch size as Python's integer.
+
+    Raises
+    ------
+    PartitionError : it is no integer of 1 or more.
+    """
+    return whole_number(batch_size, 1, "the batch size is no number of samples", "batch_size= an integer of 1 or more")
+
+
 def check_ranks(batch_size: int, size: int) -> None:
-    """Raise ``PartitionError`` if a global batch size is not a whole number, or ``size`` ranks do not divide it."""
-    if not isinstance(batch_size, Integral):
-        raise PartitionError(
-            "the batch size must be a whole number",
-            expected="batch_size= of type int",
-            found=f"batch_size={batch_size!r}",
-            remedy="round it, such as with int(...)",
-        )
+    """Raise ``PartitionError`` if ``size`` ranks do not divide a global batch size."""
     if batch_size % size:
         below, above = batch_size // size * size, -(-batch_size // size) * size
         near = " or ".join(str(n) for n in (below, above) if n)

@@ -10,7 +10,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Integers
-from matex_data.errors import PartitionError
 from matex_data.index.files import LayoutFacts
 from matex_data.index.model import Index, ranges
 from matex_data.index.runs import Chosen, Runs, Samples, cut
@@ -67,7 +66,7 @@ def make_schedule(
     ----------
     samples : of the data set, in the order of the files.
     borders : int64[k], first sample of each block, ascending.
-    batch_size : samples of a global batch.
+    batch_size : samples of a global batch, 1 or more.
     row_bytes : bytes of a sample in memory.
     window_bytes : most bytes of a window, over all ranks; it holds at least one step, and a block of every lane. None:
         from the data and the batch size, see `most_window_bytes`.
@@ -77,13 +76,7 @@ def make_schedule(
     least_window_bytes : of a window, unless ``window_bytes`` is less.
     kept_bytes : memory for a sample that a rank keeps while it reads the block of it, such as an archive that holds
         compressed images; 0: the samples themselves.
-
-    Raises
-    ------
-    PartitionError : the batch size is below 1.
     """
-    if batch_size < 1:
-        raise PartitionError("the batch size must be at least 1", found=batch_size)
     chosen = samples if isinstance(samples, Chosen) else None
     if chosen is not None:  # the order is one of positions: to have a run of samples for each would take gigabytes
         samples, borders = Runs.between(0, chosen.total), np.unique(chosen.rank(borders))

@@ -185,7 +185,7 @@ def _snap(runs: Runs, positions: Integers, events: Chosen | None) -> Integers:
 
 def check_fractions(fractions: Sequence[float]) -> None:
     """Raise ``PartitionError`` if the fractions of a split are negative, or do not sum to 1."""
-    if not fractions or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+    if not fractions or min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-6:  # of NaN no comparison is true
         raise PartitionError(
             "the fractions of a split must sum to 1, and none may be negative",
             expected="for example split(0.9, 0.1)",

@@ -127,6 +127,20 @@ def test_files_that_have_changed_are_indexed_anew(pool: Pool, folder: Path, tmp_
     _check(pool.run(_opened, folder, index), folder)
 
 
+@pytest.mark.parametrize("before", [{"x": [0.5]}, {}])
+@pytest.mark.filterwarnings("ignore")
+def test_the_fields_of_all_files_do_not_depend_on_what_a_file_was(tmp_path: Path, before: dict[str, Any]) -> None:
+    index, paths = tmp_path / "run.matex", [tmp_path / "0.h5", tmp_path / "1.h5"]
+    for path, columns in zip((*paths, paths[1]), ({"x": [2**60 + 1]}, before, {"x": [7]}), strict=True):
+        with h5py.File(path, "w") as file:
+            file["run"] = np.arange(1)
+            for name, values in columns.items():
+                file[name] = values
+        if path == paths[1]:
+            data = open_dataset(paths, index=index, comm=MPI.COMM_SELF)
+    assert {name: array.tolist() for name, array in data.load().items()} == {"run": [0, 0], "x": [2**60 + 1, 7]}
+
+
 @pytest.mark.rank_counts(1)
 def test_other_files_and_options_have_another_index(pool: Pool, folder: Path, tmp_path: Path) -> None:
     index = tmp_path / "run.matex"

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from mpi4py import MPI
 
+from matex_data import open_dataset
 from matex_data.errors import PartitionError
 from matex_data.index.model import ranges
 from matex_data.index.runs import Chosen, Runs, compress, cut, merge
-from matex_data.sampling.schedule import Schedule, check_ranks, rank_range
+from matex_data.sampling.schedule import Schedule, check_batch_size, check_ranks, rank_range
 from matex_data.sampling.sizing import choose_block_bytes, choose_block_rows, choose_lanes, make_schedule
 from matex_data.sampling.split import split
 
@@ -264,17 +267,21 @@ def test_batch_size_must_be_divisible_by_ranks() -> None:
         check_ranks(50, 3)
 
 
-@pytest.mark.parametrize("size", [32.5, 32.0, "32", None])
-def test_batch_size_must_be_a_whole_number(size: Any) -> None:
-    check_ranks(np.int64(32), 1)
-    with pytest.raises(PartitionError, match="whole number"):
-        check_ranks(size, 1)
+@pytest.mark.parametrize("size", [32.5, 32.0, "32", None, 0, np.int8(-4)])
+def test_batch_size_must_be_a_number_of_samples(size: Any) -> None:
+    assert type(check_batch_size(np.uint8(32))) is int
+    with pytest.raises(PartitionError, match="batch_size= an integer of 1 or more"):
+        check_batch_size(size)
 
 
-def test_a_batch_has_rows() -> None:
-    runs = Runs(np.array([0]), np.array([10]))
-    with pytest.raises(PartitionError, match="batch size must be at least 1"):
-        make_schedule(runs, np.array([0]), batch_size=0, row_bytes=1, window_bytes=1 << 20, seed=None, remainder="drop")
+@pytest.mark.parametrize("window_bytes", [None, 1000])
+def test_batch_sizes_of_numpy_and_of_no_samples(window_bytes: int | None) -> None:
+    data = open_dataset({"x": np.zeros((100, 1000))}, comm=MPI.COMM_SELF, window_bytes=window_bytes)
+    assert len(data.batches(np.uint8(20), shuffle=True, seed=1)) == 5
+    assert data.shuffle_quality(np.uint8(20)) == data.shuffle_quality(20)
+    for use in (data.batches, data.shuffle_quality, partial(data.read_plan, ranks=1)):
+        with pytest.raises(PartitionError, match="batch_size= an integer of 1 or more"):
+            use(0)
 
 
 def test_blocks_follow_the_chunks_of_the_largest_field() -> None:

@@ -294,6 +294,11 @@ def _errors(comm: MPI.Intracomm, path: str) -> list[str]:
     return found
 
 
+def test_fractions_are_numbers(table: str) -> None:
+    with pytest.raises(PartitionError, match="must sum to 1"):
+        open_dataset(table, inputs="x", comm=MPI.COMM_SELF).split(float("nan"), 1.0)
+
+
 def test_every_rank_raises_the_errors(table: str, pool: Pool) -> None:
     by_rank = pool.run(_errors, table)
     assert by_rank == [by_rank[0]] * pool.size

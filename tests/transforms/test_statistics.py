@@ -39,7 +39,9 @@ def _statistics(comm: MPI.Intracomm, path: str, name: str, axis: Any) -> dict[st
     return {key: getattr(found, key) for key in ("count", "missing", "mean", "std", "min", "max")}
 
 
-@pytest.mark.parametrize(("name", "axis"), [("image", None), ("image", -1), ("image", (1, 3)), ("label", None)])
+@pytest.mark.parametrize(
+    ("name", "axis"), [("image", None), ("image", -1), ("image", (1, 3)), ("image", (3, 1, -1)), ("label", None)]
+)
 def test_statistics_are_those_of_numpy(path: str, pool: Pool, name: str, axis: Any) -> None:
     with h5py.File(path) as file:
         values = file[name][:].astype("f8")
