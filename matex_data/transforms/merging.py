@@ -18,7 +18,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import EXACT, Field, Schema, field_of, is_category, is_time
 from matex_data.index.combined import assign_missing, exact
-from matex_data.index.computed import Call, Made, compute
+from matex_data.index.computed import Call, ComputedFields, Made, compute_all
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
 from matex_data.index.runs import Chosen, Runs, Samples, compress, merge, runs_where
@@ -456,7 +456,9 @@ def _with_missing(index: Index) -> Index:
                 found=one.description,
             )
         if field.dtype != one.dtype:
-            index = compute(index, partial(_as_float, field), [name], {name: field})
+            raw_of = {name: name} if index.raw.fields[name].ragged else {}  # lists have no missing numbers
+            step = ComputedFields(partial(_as_float, field), [name], {name: field}, raw_of=raw_of)
+            index = compute_all(index, [step])
     return index
 
 

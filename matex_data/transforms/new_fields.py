@@ -53,7 +53,7 @@ def _computation(index: Index, name: str, expression: Expression) -> ComputedFie
     """Return the computation of a field by an expression of those of an index; texts are compared with classes."""
     raw, texts = index.raw.fields, set(expression.fields).difference(expression.numbers)
     classes = {other: raw[other] for other in texts if other in raw and is_category(raw[other])}
-    fields = {**index.fields, **classes}
+    fields = {**index.fields, **classes} if classes else index.fields
     bound = expression.bound(fields)
     field = replace(_field(name, bound, fields), scratch_bytes=_scratch_bytes(index, bound.fields))
     return ComputedFields(partial(_evaluate, field, bound), bound.fields, {name: field}, raw_given=classes)

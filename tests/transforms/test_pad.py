@@ -11,7 +11,7 @@ import pytest
 from mpi4py import MPI
 from numpy.typing import NDArray
 
-from matex_data import DataError, FieldNotFound, FormatError, PartitionError, open_dataset
+from matex_data import DataError, FieldNotFound, FormatError, PartitionError, merge, open_dataset
 from matex_data.transforms.pad import descending
 from tests.support.ranks import Pool
 from tests.transforms.events import global_batches, joined, load, read, write_events
@@ -226,3 +226,10 @@ def test_padding_is_normalized_by_values_alone() -> None:
     normalized = np.asarray(data.normalization("pt")(data.load()["pt"]))
     expected = [[-1, -1, -40, 0], [1, 1, 0, 0], [-3, -5, -40, 0]]  # one value and none: the variance is 1
     np.testing.assert_allclose(normalized, expected, atol=1e-5)
+
+
+def test_padding_does_not_count_beside_missing_counterparts() -> None:
+    first = open_dataset({"k": np.arange(4), "x": np.arange(4)}, inputs="x", comm=SELF)
+    second = open_dataset({"k": np.arange(2), "pt": [[1, 2], [3]]}, inputs="pt", pad={"pt": 3}, comm=SELF)
+    found = merge(first, second, on="k", how="left").statistics("pt")
+    assert (found.mean, found.count, found.missing) == (2, 3, 0)
