@@ -179,7 +179,7 @@ def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field,
 
 def _array(values: Any) -> Array:
     """Return an array, masked where integers are missing; of Python objects where a dtype would round integers."""
-    dtype = getattr(values, "dtype", None)
+    dtype: Any = getattr(values, "dtype", None)
     if hasattr(values, "isna") and not isinstance(dtype, np.dtype):  # a column of pandas, of one of its own types
         kind, missing = dtype.kind, np.asarray(values.isna())
         if getattr(dtype, "tz", None) is not None:
