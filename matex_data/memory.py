@@ -7,7 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date
-from itertools import chain
+from itertools import chain, starmap
 from numbers import Integral
 from typing import Any
 
@@ -238,8 +238,11 @@ def _objects(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Fi
         dtype = np.result_type(*filled).newbyteorder("=")
         if all(row.ndim == 1 for row in rows) and dtype.kind in "biuf":
             field = Field(name, (), dtype, ragged=True, attributes=attributes)
-            ragged = (exact(row, field, BESIDE_FRACTIONS, lambda _, i=i: i) for i, row in enumerate(rows))
-            return field, np.fromiter(ragged, object, len(rows))
+
+            def converted(number: int, row: Array) -> Array:
+                return exact(row, field, BESIDE_FRACTIONS, lambda _: number)
+
+            return field, np.fromiter(starmap(converted, enumerate(rows)), object, len(rows))
     present = [value for value in values if not _is_missing(value)]
     if all(isinstance(value, Integral | float | np.floating | np.bool_) for value in present) and values:
         return _numbers(name, values, array.shape, attributes)
