@@ -25,7 +25,13 @@ EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
 SECONDS = {"units": "seconds"}
 BESIDE_FRACTIONS = "integers up to 2**53 beside fractions"
 DIGESTED = 1024  # rows at a time
-BLANKS = {"S": b"", "U": "", "M": np.datetime64("NaT"), "m": np.timedelta64("NaT"), "O": None}  # by kind of dtype
+BLANKS: dict[str, Any] = {
+    "S": b"",
+    "U": "",
+    "M": np.datetime64("NaT"),
+    "m": np.timedelta64("NaT"),
+    "O": None,
+}  # by kind of dtype
 EXAMPLE = '{"image": images, "label": labels}'
 
 
@@ -173,7 +179,7 @@ def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field,
 
 def _array(values: Any) -> Array:
     """Return an array, masked where integers are missing; of Python objects where a dtype would round integers."""
-    dtype = getattr(values, "dtype", None)
+    dtype: Any = getattr(values, "dtype", None)
     if hasattr(values, "isna") and not isinstance(dtype, np.dtype):  # a column of pandas, of one of its own types
         kind, missing = dtype.kind, np.asarray(values.isna())
         if getattr(dtype, "tz", None) is not None:
@@ -219,12 +225,13 @@ def _seconds(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Fi
     unit, _ = np.datetime_data(array.dtype)
     unit = "s" if unit in ("Y", "M", "generic") else unit
     whole = array.astype(f"{array.dtype.kind}8[{unit}]").astype(np.int64)  # of single units, not of three each
-    of_second = np.timedelta64(1, "s") / np.timedelta64(1, unit)
+    tick = np.ones(1, f"m8[{unit}]")[0]
+    of_second = np.timedelta64(1, "s") / tick
     if of_second > 1:
         quotient, rest = np.divmod(whole, round(of_second))
         seconds: Array = quotient + rest / round(of_second)  # a single division would round nanoseconds twice
     else:
-        seconds = whole * float(np.timedelta64(1, unit) / np.timedelta64(1, "s"))
+        seconds = whole * float(tick / np.timedelta64(1, "s"))
     seconds[np.isnat(array)] = np.nan
     return Field(name, array.shape[1:], np.dtype(np.float64), attributes=attributes), seconds
 
