@@ -222,15 +222,16 @@ def _masked(name: str, array: Any, attributes: Mapping[str, Any]) -> tuple[Field
 
 
 def _seconds(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Field, Array]:
-    unit: Any = np.datetime_data(array.dtype)[0]
+    unit, _ = np.datetime_data(array.dtype)
     unit = "s" if unit in ("Y", "M", "generic") else unit
     whole = array.astype(f"{array.dtype.kind}8[{unit}]").astype(np.int64)  # of single units, not of three each
-    of_second = np.timedelta64(1, "s") / np.timedelta64(1, unit)
+    tick = np.ones(1, f"m8[{unit}]")[0]
+    of_second = np.timedelta64(1, "s") / tick
     if of_second > 1:
         quotient, rest = np.divmod(whole, round(of_second))
         seconds: Array = quotient + rest / round(of_second)  # a single division would round nanoseconds twice
     else:
-        seconds = whole * float(np.timedelta64(1, unit) / np.timedelta64(1, "s"))
+        seconds = whole * float(tick / np.timedelta64(1, "s"))
     seconds[np.isnat(array)] = np.nan
     return Field(name, array.shape[1:], np.dtype(np.float64), attributes=attributes), seconds
 

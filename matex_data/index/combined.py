@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
@@ -173,7 +173,7 @@ def exact(values: Array, field: Field, expected: str, row_of: RowOf | None = Non
     return converted
 
 
-def _exact_samples(samples: Sequence[Array] | Array, field: Field, expected: str, row_of: RowOf) -> Array:
+def _exact_samples(samples: Array, field: Field, expected: str, row_of: RowOf) -> Array:
     """Return ragged samples, which may be arrays of arrays, in the dtype of a field; see `exact`."""
     ends = np.cumsum([sample.size for sample in samples], dtype=np.int64)
     content = np.concatenate([sample.ravel() for sample in samples if sample.size] or [np.empty(0, field.dtype)])
