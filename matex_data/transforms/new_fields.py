@@ -46,7 +46,7 @@ def add_expressions(index: Index, expressions: Expressions) -> Index:
     for level in range(1, max(depth.values()) + 1):
         names = [name for name in depth if depth[name] == level]
         index = compute_all(index, [_computation(index, name, expressions[name]) for name in names])
-    return index
+    return index.select([*(name for name in index.fields if name not in depth), *depth])
 
 
 def _computation(index: Index, name: str, expression: Expression) -> ComputedFields:

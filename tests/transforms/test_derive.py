@@ -272,3 +272,8 @@ def test_weights_by_expression_or_name(tmp_path: Path) -> None:
 def test_equal_operands_share_a_variable() -> None:
     expression = parse("sum(a > 1) / count(a) + sum(a > 1) + b")
     assert len(expression.operands) == 3 and expression.fields == ["a", "b"] and expression.outside == ["b"]
+
+
+def test_derived_fields_have_the_order_in_which_they_are_given() -> None:
+    derive = {"a": "x + 1", "b": "2 * a", "c": "x + 3"}
+    assert list(open_dataset({"x": np.arange(3.0)}, derive=derive, comm=MPI.COMM_SELF).schema) == ["x", "a", "b", "c"]
