@@ -291,7 +291,7 @@ def test_fields_that_are_passed_through_keep_their_attributes(options: Any, func
     np.testing.assert_array_equal(mapped.load()["c"], data.load()["c"])
     batches = [batch["c"].copy() for batch in mapped.batches(3, shuffle="global", seed=1)]
     assert sorted(np.concatenate(batches).tolist()) == sorted(data.load()["c"].tolist())
-    with pytest.raises(FormatError, match="different categories"):
+    with pytest.raises(FormatError, match="do not agree on 'categories' of 'c'"):
         others = {**SPECIES, "c": np.array(["a", "b", "z"] * 2)}
         concat([mapped, open_dataset(others, inputs=["c", "x"], comm=MPI.COMM_SELF, **options).map(function)])
 

@@ -168,6 +168,9 @@ class ComputedFields(NamedTuple):
 
 def compute_all(index: Index, steps: Iterable[ComputedFields]) -> Index:
     """Return the index with the fields of computations, one after the other, in time linear in their number."""
+    steps = list(steps)
+    if not steps:
+        return index
     known = index.made
     if not isinstance(known, Computed):
         known = Computed(index, (), {name: name for name in index.fields}, {})

@@ -98,7 +98,7 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
             fields = {field.name: field, **(mask if field.name in with_mask else {})}
             fill = partial(_fill, field, number)
             steps.append(filling(fill, field.name, fields, f"missing {number}"))
-    return compute_all(index, steps) if steps else index
+    return compute_all(index, steps)
 
 
 def check_no_integers(fields: Mapping[str, Field]) -> None:
@@ -291,7 +291,7 @@ def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))
             numbers = _held(_listed(rules[rule]), field.dtype)
             steps.append(ComputedFields(partial(_mark, marked, numbers), [name], {name: marked}))
-    return compute_all(index, steps) if steps else index
+    return compute_all(index, steps)
 
 
 def _listed(value: Any) -> list[Any]:

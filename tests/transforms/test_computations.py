@@ -260,3 +260,4 @@ def test_computations_are_added_at_once(monkeypatch: pytest.MonkeyPatch) -> None
         return len(made)
 
     assert count(3) == count(20)
+    assert open_dataset({"x": np.arange(3)}, comm=SELF)._source.index.made is None  # nothing is computed

@@ -320,7 +320,7 @@ def test_empty_folders(tmp_path: Path) -> None:
 def test_classes_of_folders_agree(tmp_path: Path) -> None:
     for path in ("a/cat/1.png", "a/dog/1.png", "b/cat/1.png", "b/eel/1.png"):
         save(tmp_path / path, 1)
-    with pytest.raises(FormatError, match=r"classes[\s\S]*cat, dog[\s\S]*cat, eel"):
+    with pytest.raises(FormatError, match=r"class_names[\s\S]*'cat', 'dog'[\s\S]*'cat', 'eel'"):
         open_dataset([tmp_path / "a", tmp_path / "b"])
 
 
