@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -21,7 +20,7 @@ from matex_data.index.chunked import Chunked, MemberPath, member
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided, Transposed
-from matex_data.readers.hdf5.files import object_at, open_indexed
+from matex_data.readers.hdf5.files import KEPT_DATASETS, object_at, open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
@@ -133,22 +132,20 @@ class Hdf5Rows(DatasetRows):
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
-_open: OrderedDict[ref[LibraryRows], tuple[h5py.File, h5py.Dataset]] = OrderedDict()
-
-
 def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
-    """Return an open dataset. Its file stays open while ``rows`` exists and is among those used last."""
-    key = ref(rows, lambda dead: _open.pop(dead, None))
-    if key not in _open:
+    """Return an open dataset. Its file stays open while ``rows`` exists, among those used last, until it is indexed."""
+    key = ref(rows, lambda dead: KEPT_DATASETS.pop(dead, None))
+    kept = KEPT_DATASETS.pop(key, None)
+    if kept is None:
         file = open_indexed(path)
-        _open[key] = (file, object_at(file, name, file.__getitem__))
-        missing_filters(_open[key][1])  # registers the filters of hdf5plugin if they are needed
-        if _open[key][1].is_virtual:
+        kept = path, file, object_at(file, name, file.__getitem__)
+        missing_filters(kept[2])  # registers the filters of hdf5plugin if they are needed
+        if kept[2].is_virtual:
             register_filters()  # its sources may need them
-        if len(_open) > MAX_OPEN_FILES:
-            _open.popitem(last=False)
-    _open.move_to_end(key)
-    return _open[key][1]
+        if len(KEPT_DATASETS) >= MAX_OPEN_FILES:
+            KEPT_DATASETS.popitem(last=False)
+    KEPT_DATASETS[key] = kept
+    return kept[2]
 
 
 def register_filters() -> None:

@@ -62,3 +62,14 @@ def test_damage_by_a_script_that_writes_is_an_error_not_a_crash(texts: Path) -> 
         file["more"] = np.zeros(100)
     with pytest.raises(Exception, match="changed"):
         list(data.batches(10))
+
+
+def test_a_file_that_is_written_anew_has_its_new_rows(tmp_path: Path) -> None:
+    path, data = tmp_path / "texts.h5", []
+    for chunks in (100, None, 50):
+        with h5py.File(path, "w") as file:
+            texts = np.array([f"{chunks}-{i}" for i in range(1000)], object)
+            file.create_dataset("s", data=texts, dtype=h5py.string_dtype(), chunks=chunks and (chunks,))
+            file["k"] = np.arange(1000)
+        data.append(open_dataset(path, inputs="s", where="k % 2 == 0", comm=MPI.COMM_SELF))  # the former ones stay
+        assert data[-1].load()["s"].tolist() == [text.encode() for text in texts[::2]]
