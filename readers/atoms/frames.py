@@ -60,13 +60,18 @@ class FrameValues:
         whole |= {name: _plain(value) for name, value in notes.items() if value is not None and name not in arrays}
         return cls(
             {name: value for name, value in arrays.items() if value.dtype.kind in "biuf"},
-            {name: value for name, value in whole.items() if value.dtype.kind in "biuf" or not value.ndim},
+            {name: value for name, value in whole.items() if value.dtype.kind in "biuf" or _is_text(value)},
         )
 
 
 def _plain(value: Any) -> Array:
-    found = np.asarray(value.encode() if isinstance(value, str) else value)
-    return found.astype(object) if found.dtype.kind == "S" and not found.ndim else found
+    if isinstance(value, str | bytes):
+        return np.array(value.encode() if isinstance(value, str) else value, object)
+    return np.asarray(value)
+
+
+def _is_text(value: Array) -> bool:
+    return not value.ndim and isinstance(value[()], bytes)
 
 
 def frames_of(path: str, frames: Sequence[FrameValues], table: Callable[[Mapping[str, Field]], Table]) -> Catalogue:
