@@ -31,7 +31,7 @@ from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, reading, size_of_open
 
 EventColumns = Mapping[str, Array]
-REAL = rb"[-+]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?|nan|inf)"
+REAL = rb"[-+]?(?:(?:\d++(?:\.\d*+)?|\.\d++)(?:[eE][-+]?\d++)?|(?i:nan|inf(?:inity)?))"
 SHOWN_BYTES = 160  # of a line in a message
 
 

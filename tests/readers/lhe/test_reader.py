@@ -262,6 +262,14 @@ def test_integers_as_some_programs_write_them(tmp_path: Path) -> None:
     check(rows_of(path), expected([path]))
 
 
+def test_numbers_as_fortran_writes_them(tmp_path: Path) -> None:
+    path, text = tmp_path / "events.lhe", written(0, 3).tolhe()
+    path.write_text(re.sub(r"(<event>\n +\S+ +\S+ +)\S+ +\S+", r"\1NaN +Infinity", text))
+    found = rows_of(path)
+    assert np.isnan(found["weight"]).all()
+    assert np.isposinf(found["scale"]).all()
+
+
 def test_damaged_compression(tmp_path: Path) -> None:
     path = tmp_path / "events.lhe.gz"
     path.write_bytes(gzip.compress(written(0, 40).tolhe().encode())[:-20])
