@@ -109,7 +109,8 @@ def _without_static(
 ) -> Index:
     format = format_named(name)
     others = {"static": False} if format.takes_static else {}
-    index = _indexed(name, load_function(name, format.reader), path, names, {**options, **others}, stamp, trust)
+    function = load_function(name, format.reader)
+    index = _indexed(name, function, path, names, {**options, **others}, stamp, trust, is_first=False)
     return index.with_static({})
 
 
@@ -151,10 +152,11 @@ def _indexed(
     options: Mapping[str, Any],
     stamp: Stamp | None,
     trust: Trust | None,
+    is_first: bool = True,
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows.
 
-    A file that is being written (``swmr=True``) has none.
+    A file that is being written (``swmr=True``) has none. ``is_first``: of the files of a data set.
     """
     options, samples = _samples(name, options)
     stamp = None if options.get("swmr") else stamp
@@ -162,7 +164,7 @@ def _indexed(
     _check_storage(name, path)
     try:
         given = {**options, **_trust_of(name, trust)}
-        return samples(_chosen(function, path, names, given)).with_stamps({path: stamp})
+        return samples(_chosen(function, path, names, given, is_first)).with_stamps({path: stamp})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
     except OSError as error:
@@ -171,12 +173,17 @@ def _indexed(
         raise no_text(path, error) from error
 
 
-def _chosen(function: Reader, path: str, names: Sequence[str] | None, given: Mapping[str, Any]) -> Index:
+def _chosen(
+    function: Reader, path: str, names: Sequence[str] | None, given: Mapping[str, Any], is_first: bool
+) -> Index:
     """Return the index of the fields ``names`` of what a reader finds, or that a reader with names returns."""
     if takes_names(function):
         return _with_patterns(names, path, lambda chosen: function(path, chosen, **given))
     found = function(path, **given)
-    return (found if isinstance(found, Catalogue) else Catalogue.of(path, found)).index(names)
+    catalogue = found if isinstance(found, Catalogue) else Catalogue.of(path, found)
+    if is_first:
+        catalogue.check_named()
+    return catalogue.index(names)
 
 
 def collective_reader(name: str) -> Callable[..., Index] | None:

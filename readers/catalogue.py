@@ -7,9 +7,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import Field, expand_names, is_pattern
+from matex_data.fields import Field, by_pattern, expand_names, is_pattern
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.table import Column, Table
@@ -17,6 +18,7 @@ from matex_data.warning import warn
 
 MAX_SHOWN = 8  # fields in an error or a warning
 
+T = TypeVar("T")
 Entry = tuple[Field, Callable[[], Layout]] | str | DataError
 """A field and the function that makes the layout of its rows; or the reason why it cannot be read, and is left out; or
 the error that reading it raises."""
@@ -40,6 +42,7 @@ class Catalogue:
     unread : reason for each field that cannot be read, by name.
     kind : what the format calls a field, such as "column", for messages.
     listed : names of the fields that are read if none is asked for; None: all that are known.
+    named : names and patterns in an option of the reader, and what these may name; no folder of partitions is among it.
 
     Examples
     --------
@@ -57,6 +60,7 @@ class Catalogue:
     unread: Mapping[str, str] = field(default_factory=dict)
     kind: str = "field"
     listed: Collection[str] | None = None
+    named: Mapping[str, tuple[Collection[str], Collection[str]]] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -109,6 +113,27 @@ class Catalogue:
         """
         return self.make(self.chosen(names))
 
+    def check_named(self) -> None:
+        """Raise ``FieldNotFound`` for a name in an option of the reader that the file lacks.
+
+        Of several files the first one decides: others may lack fields, and patterns may match nothing.
+
+        Examples
+        --------
+        >>> Catalogue("a.csv", ["x1"], lambda names: None, named={"dtype": (["x1", "y*"], ["x1"])}).check_named()
+        """
+        for option, (given, known) in self.named.items():
+            for name in given:
+                if name not in known and not is_pattern(name) and f"/{name}=" not in self.path:
+                    pattern = f"[{name[:1]}]{name[1:]}"
+                    raise FieldNotFound(
+                        f"{option}= names a {self.kind} that the file does not have",
+                        file=self.path,
+                        field=name,
+                        expected=f"one of {near_matches(name, known)}" if known else None,
+                        remedy=f"if later files have it, name it by a pattern, such as {pattern!r}",
+                    )
+
     def chosen(self, names: Sequence[str] | None) -> list[str]:
         """Return the names of the fields to read; see `index`.
 
@@ -156,20 +181,14 @@ def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
         warn(text)
 
 
-def warn_of_unknown(option: str, given: Iterable[str], known: Collection[str], path: str) -> None:
-    """Warn of names in an option that are none of a file, whose other files, and folders, may have them.
+def given_for(option: Mapping[str, T], names: Collection[str]) -> dict[str, T]:
+    """Return what an option gives for names: that of the name itself, else that of the first pattern which it fits.
 
-    The text names no file: of a thousand files it is shown once.
-
-    Parameters
-    ----------
-    given : names and patterns, which may match nothing.
-    known : names of the file.
-    path : of the file; folders of partitions have values of fields.
+    >>> given_for({"x*": "float32", "x2": "int8"}, ["x1", "x2", "y"])
+    {'x1': 'float32', 'x2': 'int8'}
     """
-    for name in given:
-        if name not in known and not is_pattern(name) and f"/{name}=" not in path:
-            warn(f"{option}= names {name!r}, which a file does not have; it has {near_matches(name, known)}")
+    fitting = by_pattern(option, names)
+    return {name: option[fitting[name]] for name in names if name in fitting}
 
 
 def check_known(

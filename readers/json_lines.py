@@ -9,23 +9,21 @@ import io
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatchcase
 from functools import partial
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyarrow import json as arrow_json
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import FormatError
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.members import Leaves, Step, columns_of, fields_of, leaves_of
+from matex_data.readers.parquet.members import Leaves, Step, columns_of, dtypes_of, fields_of, leaves_of, numeric
 from matex_data.readers.parquet.values import ColumnValues, values_at
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
@@ -38,8 +36,12 @@ INFERRED = 64  # blocks, evenly over the file, from which the types follow
 _LEAST_UNSIGNED = 2**63  # integers from here on are beyond int64
 _MICROSECONDS, _NANOSECONDS = pa.timestamp("us"), pa.timestamp("ns")
 _FRACTION = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")  # a time, which is a text if its column has fractions
-_CHANGED = re.compile(r"Column\((/[^)]*)\) changed from")  # as pyarrow words it
+_CHANGED = re.compile(r"Column\((/[^)]*)\) changed from")  # as pyarrow words it, like the next one
+_OTHER_TYPE = re.compile(r"Failed to convert JSON to (\w+), couldn't parse:(.*)", re.DOTALL)
+_PARSED_AS = {"f": pa.float64(), "i": pa.int64(), "u": pa.uint64()}  # by the kind of a requested dtype
 RATIO = 2.0  # bytes in memory for each byte of a text, about
+
+Located = TypeVar("Located", bound=DataError)
 
 
 def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
@@ -49,8 +51,7 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
 
     Parameters
     ----------
-    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``. Names that
-        a file lacks mean nothing: files may differ.
+    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``.
 
     Raises
     ------
@@ -99,7 +100,7 @@ def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Intege
             if rows:
                 before, section = section, (begin + at) * INFERRED // size
                 if before < section or begin + stop == size:
-                    types.add(begin + at, data[at:stop])
+                    types.add(begin + at, data[at:stop], rows)
             at = stop
         begin, left = begin + end, data[end:]
     if not borders.rows:
@@ -121,12 +122,21 @@ class _Types:
         self._missing: set[str] = set()
         self._types: dict[str, list[tuple[str, Sequence[Step], pa.DataType]]] = {}  # which pyarrow does not infer
 
-    def add(self, byte: int, lines: bytes) -> None:
-        """Learn from the block of lines at a byte of the file."""
+    def add(self, byte: int, lines: bytes, count: int) -> None:
+        """Learn from the block of lines at a byte of the file; ``count``: those that are not blank."""
         try:
             table = _parse(lines, None)
         except (pa.ArrowException, ValueError) as error:
-            raise _unparsed(self._path, byte, error) from error
+            raise _unparsed(FormatError, error, file=self._path, byte=byte) from error
+        if table.num_rows != count:
+            raise FormatError(
+                "an object is not on a line of its own",
+                file=self._path,
+                byte=byte,
+                expected=f"{count} objects on {count} lines",
+                found=f"{table.num_rows} objects",
+                remedy="write each object without ends of lines, and one behind it",
+            )
         for column, name, steps, _ in _leaves(table.schema):
             values = values_at(table[column], steps)
             if values.null_count:
@@ -158,14 +168,14 @@ class _Types:
                 schema = _with_type(schema, *next((one for one in found if one[2] == _NANOSECONDS), found[0]))
         names = [{name for _, name, _, _ in own} for own in known]
         absent = set[str]()
+        requested = dtypes_of(dtype, {name: column for column, name, _, _ in _leaves(schema)})
         for column, name, steps, kind in _leaves(schema):
             if None not in steps and any(name not in own for own in names):
                 absent.add(name)
             is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
-            given = (dtype[key] for key in dtype if fnmatchcase(name, key) or fnmatchcase(column, key))
-            requested = next(given, None)
-            if requested is not None and is_number:
-                schema = _with_type(schema, column, steps, pa.from_numpy_dtype(np.dtype(requested)))
+            given = numeric(requested.get(name, object))
+            if is_number and given is not None and given.kind in _PARSED_AS:
+                schema = _with_type(schema, column, steps, _PARSED_AS[given.kind])
         return schema, self._missing | absent
 
 
@@ -201,19 +211,32 @@ def _with_type(schema: pa.Schema, column: str, steps: Sequence[Step], value: pa.
     return schema.set(number, schema[number].with_type(replaced(schema[number].type, steps)))
 
 
-def _unparsed(path: str, byte: int, error: Exception) -> FormatError:
+def _unparsed(kind: type[Located], error: Exception, **where: Any) -> Located:
     """Return the error for a block of lines that pyarrow does not parse."""
-    changed = _CHANGED.search(str(error))
+    changed, other = _CHANGED.search(str(error)), _OTHER_TYPE.search(str(error))
+    if other is not None:
+        return kind(
+            "a member has a number of another type than on the lines that were looked at, or than requested",
+            expected=other[1],
+            found=other[2],
+            remedy="give the type that holds all of its numbers, such as dtype={name: 'float64'}",
+            **where,
+        )
     if changed is None:
-        return FormatError("the lines are no JSON objects", file=path, byte=byte, found=error)
-    return FormatError(
+        return kind(
+            "the lines are no JSON objects",
+            expected="an object of JSON in UTF-8 on each line",
+            found=error,
+            remedy="write the lines so; if the file was copied, copy it again",
+            **where,
+        )
+    where["field"] = changed[1].strip("/").replace("/[]", "").replace("/", ".") or None
+    return kind(
         "a member has values of different types",
-        file=path,
-        field=changed[1].strip("/").replace("/[]", "").replace("/", ".") or None,
-        byte=byte,
         expected="values of one type, such as numbers or texts, on all lines",
         found=error,
         remedy="write the member as a text on all lines, or as two members",
+        **where,
     )
 
 
@@ -222,7 +245,9 @@ def _parse(data: Any, schema: pa.Schema | None) -> pa.Table:
         explicit_schema=schema, unexpected_field_behavior="infer" if schema is None else "ignore"
     )
     whole = arrow_json.ReadOptions(use_threads=False, block_size=max(1, len(data)) + 1)
-    return arrow_json.read_json(pa.BufferReader(pa.py_buffer(data)), whole, options)
+    table = arrow_json.read_json(pa.BufferReader(pa.py_buffer(data)), whole, options)
+    table.validate(full=True)  # pyarrow takes texts in other encodings
+    return table
 
 
 @declared
@@ -257,5 +282,6 @@ class LineBlocks(ArrowBlocks):
         try:
             table = _parse(stored, pa.schema([field for field in schema if field.name in columns]))
         except (pa.ArrowException, ValueError) as error:
-            raise self.undecodable(block, names, int(self.offset[block]), error) from error
+            field, where = names[0] if len(names) == 1 else None, (int(self.edges[block]), int(self.offset[block]))
+            raise _unparsed(DecodeError, error, file=self.path, field=field, row=where[0], byte=where[1]) from error
         return self.values(block, table, names)

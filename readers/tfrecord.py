@@ -27,7 +27,7 @@ from matex_data.index.model import Index
 from matex_data.index.ragged import RaggedArray, copy_rows, nested
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
-from matex_data.readers.catalogue import Catalogue, file_of_table, warn_of_unknown
+from matex_data.readers.catalogue import Catalogue, file_of_table, given_for
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
 from matex_data.storage.files import open_binary, reading
@@ -54,10 +54,10 @@ def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None
 
     Parameters
     ----------
-    shapes : shape of a feature by name, such as ``{"image": (28, 28)}``, in a list of features that of each; a length
-        of -1 follows from the number of values; None for one of variable length. A feature that is not named is a
-        number or a text if all records that were looked at have one value, an array if they have equally many, else
-        ragged.
+    shapes : shape of a feature by name or pattern, such as ``{"image": (28, 28)}``, in a list of features that of each;
+        a length of -1 follows from the number of values; None for one of variable length. A feature that is not named
+        is a number or a text if all records that were looked at have one value, an array if they have equally many,
+        else ragged.
 
     Raises
     ------
@@ -68,15 +68,15 @@ def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None
         records, stored = content(path, file)
         offset, nbytes, edges = _blocks(path, records, inferred)
     features = inferred.result()
-    warn_of_unknown("shapes", shapes or (), features, path)
+    given = given_for(shapes or {}, features)
 
     def make(names: Sequence[str]) -> Index:
-        fields = {name: _field(path, name, features[name], shapes or {}) for name in names}
+        fields = {name: _field(path, name, features[name], given) for name in names}
         lists = tuple(name for name in fields if features[name].is_list)
         table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
         return file_of_table(path, fields, table)
 
-    return Catalogue(path, features, make, kind="feature")
+    return Catalogue(path, features, make, kind="feature", named={"shapes": (shapes or (), features)})
 
 
 def _field(path: str, name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | None]) -> Field:
@@ -213,6 +213,8 @@ class _Features:
             is_new = not is_list and self._examined > 1
             known = self._features.setdefault(name, _Feature(kind, {0} if is_new else set(), is_list))
             count = len(getattr(feature, kind).value)
+            if not any(known.counts):  # the kind of a list without values says nothing
+                known.kind = kind
             if known.is_list != is_list:
                 raise FormatError(
                     "a feature of the context and a list of features have one name", file=self._path, field=name

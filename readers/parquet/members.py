@@ -7,7 +7,7 @@ name, lists the shape. Specification: https://arrow.apache.org/docs/format/Colum
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -16,10 +16,10 @@ import pyarrow as pa
 
 from matex_data.declared import declared
 from matex_data.errors import FormatError
-from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field, by_pattern
+from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field
 from matex_data.index.model import Index
 from matex_data.readers.arrow.times import EPOCH
-from matex_data.readers.catalogue import Catalogue, Unreadable, warn_of_unknown
+from matex_data.readers.catalogue import Catalogue, Unreadable, given_for
 
 SECONDS = "seconds"
 _HUGGING_FACE = "datasets.features.features.Array"  # begin of the names of its types of arrays
@@ -183,19 +183,31 @@ def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
 
 def _requested(path: str, member: ColumnField, dtype: Any) -> ColumnField:
     """Return a field with the dtype that the user requests."""
-    expected = "a dtype of integers, floats or booleans"
-    try:
-        found = np.dtype(dtype)
-    except TypeError:
-        found = np.dtype(object)
-    if member.kind == "text" or found.kind not in "iufb":
-        shown = f"{dtype!r} for a column of {'texts' if member.kind == 'text' else 'numbers'}"
+    found = numeric(dtype)
+    if member.kind == "text" or found is None:
         raise FormatError(
-            "there is no such type for a column", file=path, field=member.field.name, expected=expected, found=shown
+            "there is no such type for a column",
+            file=path,
+            field=member.field.name,
+            expected="a dtype of integers, floats or booleans",
+            found=f"{dtype!r} for a column of {'texts' if member.kind == 'text' else 'numbers'}",
         )
     attributes = {key: value for key, value in member.field.attributes.items() if key != ALL_MISSING}
     field = replace(member.field, dtype=found.newbyteorder("="), attributes=attributes)
     return replace(member, field=field, requested=True)
+
+
+def numeric(dtype: Any) -> np.dtype[Any] | None:
+    """Return a user's dtype of integers, floats or booleans as NumPy's; None: it is another one, or none.
+
+    >>> numeric("float32"), numeric("text")
+    (dtype('float32'), None)
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError:
+        return None
+    return found if found.kind in "iufb" else None
 
 
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
@@ -215,7 +227,12 @@ Leaves = dict[str, tuple[ColumnField, int]]
 def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Callable[[Leaves], Index]) -> Catalogue:
     """Return the catalogue of the columns of a schema; ``make`` returns the index of chosen ones."""
     known, unread = _fields(path, schema, dtype)
-    return Catalogue(path, known, lambda names: make({name: known[name] for name in names}), unread, "column")
+    named = {"dtype": (dtype, {*known, *schema.names})}
+
+    def chosen(names: Sequence[str]) -> Index:
+        return make({name: known[name] for name in names})
+
+    return Catalogue(path, known, chosen, unread, "column", named=named)
 
 
 def fields_of(members: Mapping[str, ColumnField]) -> dict[str, Field]:
@@ -242,15 +259,24 @@ def _fields(path: str, schema: pa.Schema, dtype: Mapping[str, Any]) -> tuple[Lea
                 unread[member.field.name] = "several columns, or members of columns, have this name"
             else:
                 known[member.field.name] = member, leaf
-    names = dict.fromkeys((*known, *schema.names))
-    warn_of_unknown("dtype", dtype, names, path)
-    fitting = by_pattern(dtype, names)
-    for name, (member, leaf) in known.items():
-        keys = name, member.column, fitting.get(name), fitting.get(member.column)
-        key = next((key for key in keys if key in dtype), None)
-        if key is not None:
-            known[name] = _requested(path, member, dtype[key]), leaf
+    requested = dtypes_of(dtype, {name: member.column for name, (member, _) in known.items()})
+    for name, given in requested.items():
+        member, leaf = known[name]
+        known[name] = _requested(path, member, given), leaf
     return known, unread
+
+
+def dtypes_of(dtype: Mapping[str, Any], columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return the dtype that the user requests for each field, by its name or that of its column, or by pattern.
+
+    Parameters
+    ----------
+    columns : column of each field, by name.
+    """
+    of_columns = given_for(dtype, dict.fromkeys(columns.values()))
+    found = {name: of_columns[column] for name, column in columns.items() if column in of_columns}
+    named = {name: dtype[column] for name, column in columns.items() if column in dtype and name not in dtype}
+    return {**found, **given_for(dtype, columns), **named}
 
 
 def leaf_numbers(schema: pa.Schema) -> list[tuple[int, int]]:

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, FormatError, open_dataset
+from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.readers import json_lines
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pool
@@ -116,9 +116,25 @@ def test_a_type_that_shows_in_few_lines_is_given(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(json_lines, "INFERRED", 2)
     rows = [{"x": i if i != 50 else 0.5} for i in range(100)]
     path = write(tmp_path / "a.jsonl", rows)
-    with pytest.raises(DataError, match="does not decode"):
-        load(path)
-    same(load(path, dtype={"x": "float64"})["x"], np.array([row["x"] for row in rows], float))
+    for options in ({}, {"dtype": {"x": "int32"}}):
+        with pytest.raises(DataError, match=r"another type(.|\n)*int64(.|\n)*0\.5(.|\n)*dtype=\{name: 'float64'\}"):
+            load(path, **options)
+    wanted = np.array([row["x"] for row in rows])
+    for dtype in ("float64", "float16"):
+        same(load(path, dtype={"x": dtype})["x"], wanted.astype(dtype))
+
+
+def test_dtypes_of_numbers(tmp_path: Path) -> None:
+    """Read numbers as requested, by the rules of names and patterns that Parquet has."""
+    path = write(tmp_path / "a.jsonl", [{"n": 2**60 + 1, "on": i} for i in range(2)])
+    found = load(path, dtype={"*": "float32", "n": "int64", "on": "bool"})
+    assert (found["n"].tolist(), found["on"].tolist()) == ([2**60 + 1] * 2, [False, True])
+    with pytest.raises(DataError, match=r"not of the requested dtype(.|\n)*int8(.|\n)*1152921504606846977"):
+        load(path, dtype={"n": "int8"})
+    with pytest.raises(FormatError, match=r"no such type(.|\n)*'flaot'"):
+        load(path, dtype={"n": "flaot"})
+    with pytest.raises(FieldNotFound, match=r"dtype= names a column.*'m'"):
+        load(path, dtype={"m": "int8"})
 
 
 def test_missing_values_within_objects_and_lists(tmp_path: Path) -> None:
@@ -188,6 +204,9 @@ def test_fractions_of_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         (b'{"o": {"x": [1, "a"]}}\n', "values of different types.*field 'o.x'"),
         (b'{"x": 1', "no JSON objects"),
         (b"\x80\x81\n", "no JSON objects"),
+        (b'{"x": "a"}\n{"x": "\xe4"}\n', r"no JSON objects(.|\n)*UTF-8"),
+        (b'{\n "x": 1\n}\n', r"not on a line of its own(.|\n)*3 objects on 3 lines(.|\n)*1 objects"),
+        (b'{"x": 1} {"x": 2}\n', "not on a line of its own"),
     ],
 )
 def test_damaged_files(tmp_path: Path, content: bytes, problem: str) -> None:

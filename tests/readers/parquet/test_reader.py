@@ -202,8 +202,12 @@ def test_dtypes_are_those_of_fields_columns_and_patterns(tmp_path: Path) -> None
     assert dtypes({"jet.pt": "float32", "x": "int8"}) == ["f4", "i8", "i1", "i8"]
     assert dtypes({"*": "float64", "jet": "float32", "jet.n": "int16"}) == ["f4", "i2", "f8", "f8"]
     assert dtypes({"j*": "float32", "z*": "int8"}) == ["f4", "f4", "i8", "i8"]
-    with pytest.warns(UserWarning, match=r"dtype= names 'jet\.tp'.*it has 'jet\.pt'"):
+    with pytest.raises(FieldNotFound, match=r"dtype= names a column.*'jet\.tp'(.|\n)*one of 'jet\.pt'"):
         read(path, dtype={"jet.tp": "float32"})
+    later = write(tmp_path / "b.parquet", {"jet": pa.array([{"pt": 1.5, "n": 1}]), "z": pa.array([3])})
+    assert open_dataset([later, path], inputs="jet.pt", dtype={"z": "int8"}, comm=MPI.COMM_SELF).load()
+    found = open_dataset([path, later], inputs=["x", "z"], dtype={"[z]": "float32"}, comm=MPI.COMM_SELF).load()
+    same(found["z"], np.array([np.nan, 3], np.float32))
 
 
 @pytest.mark.parametrize(("kind", "count"), [(pa.int8(), 128), (pa.uint8(), 256)])
