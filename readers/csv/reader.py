@@ -13,14 +13,14 @@ from typing import IO, Any
 
 import numpy as np
 
-from matex_data._types import Bytes, Integers
+from matex_data._types import Bytes
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
-from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_own_ranges
+from matex_data.readers.collective import IndexingRanks, SingleRank, agreed, on_root, read_own_ranges
 from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
 from matex_data.readers.csv.options import CsvOptions, check_options
 from matex_data.readers.csv.parse import COLUMN_BYTES, Block, Parser
@@ -45,8 +45,8 @@ from matex_data.readers.csv.types import (
     merge_summaries,
     requested_type,
 )
-from matex_data.readers.text.compression import plain_text, stored_as
 from matex_data.readers.text.scan import block_bytes
+from matex_data.readers.text.unpacked import content, of_content
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.files import open_binary, read_into, reading, size_of_open
 from matex_data.warning import warn
@@ -96,7 +96,6 @@ def index_collectively(
     DataError : a file cannot be read.
     """
     checked = check_options(options)
-    ranks = KeepingRanks(ranks)  # types are inferred from bytes that the search for records has read
     own = range(*rank_range(len(paths), ranks.rank, ranks.size))
     of_root = agreed(ranks, lambda: [_inspect(paths[0], names, checked)] if ranks.rank == 0 else [])
     before = ranks.allgather(of_root[0].first if of_root else None)[0]
@@ -150,20 +149,20 @@ class _TextFile:
 
     Parameters
     ----------
-    size : of the file, in bytes.
-    stored : its compression or wide encoding, as ``stored_as`` returns.
+    size : of the text, in bytes.
     start, line : byte of the text where the first record begins, and lines before it.
     first : the first record, if the options leave open whether it names the columns.
+    stored : compression or wide encoding of the file, as ``stored_as`` returns.
     records : None: not scanned yet.
     summaries : of the columns, by name; None: not inferred yet.
     """
 
     parser: Parser
     size: int
-    stored: str
     start: int
     line: int
     first: FirstRecord | None = None
+    stored: str = ""
     records: Records | None = None
     summaries: dict[str, ColumnSummary] | None = None
 
@@ -171,13 +170,6 @@ class _TextFile:
         """Return those of some columns that the file has."""
         known = frozenset(self.parser.names)
         return [name for name in columns if name in known]
-
-    def blocks(self) -> tuple[Integers, Integers, Integers]:
-        """Return ``offset``, ``edges`` and ``line`` of ``CsvRows``."""
-        assert self.records is not None
-        if self.stored:
-            return np.array([0, self.size]), np.array([0, self.records.count]), np.array([self.line])
-        return self.records.offset, self.records.first, self.records.line
 
 
 def _inspect(
@@ -191,38 +183,24 @@ def _inspect(
     """
     with reading(path), open_binary(path) as file:
         size = size_of_open(file)
-        head = file.read(HEAD_BYTES)
-        stored = stored_as(head[:16], options.encoding)
+        plain, stored = content(path, file, options.encoding)
         if not stored and size > SMALL_BYTES:
-            return _inspect_large(path, file, head, size, options, before)
-        text = np.frombuffer(head + file.read(), np.uint8)
-    if len(text) != size:
+            return _inspect_large(path, file, size, options, before)
+        text = np.frombuffer(plain.read(), np.uint8)
+    if not stored and len(text) != size:
         raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(text))
-    step = block_bytes(size)
-    if stored:
-        try:
-            text = plain_text(text, stored)
-        except DataError as error:
-            error.at(path, None)
-            raise
-        step = len(text) + 1
-        if stored == options.encoding:
-            options = replace(options, encoding="utf-8")
-    parsed = _parse_head(path, text, size, stored, options, before)
+    if stored and stored == options.encoding:
+        options = replace(options, encoding="utf-8")
+    parsed = _parse_head(path, text, len(text), options, before)
     assert parsed is not None  # the text is whole
-    return _index_small(parsed, text, step, names, options)
+    parsed.stored = stored
+    return _index_small(parsed, text, names, options)
 
 
-def _inspect_large(
-    path: str, file: IO[bytes], head: bytes, size: int, options: CsvOptions, before: FirstRecord | None
-) -> _TextFile:
-    """Detect dialect and header of a large file from as much of it as holds the first records.
-
-    Parameters
-    ----------
-    head : its first bytes, behind which ``file`` stands.
-    """
-    while (parsed := _parse_head(path, np.frombuffer(head, np.uint8), size, "", options, before)) is None:
+def _inspect_large(path: str, file: IO[bytes], size: int, options: CsvOptions, before: FirstRecord | None) -> _TextFile:
+    """Detect dialect and header of a large file, open at its begin, from as much as holds the first records."""
+    head = file.read(HEAD_BYTES)
+    while (parsed := _parse_head(path, np.frombuffer(head, np.uint8), size, options, before)) is None:
         more = file.read(len(head)) if len(head) < MOST_HEAD_BYTES else b""
         if not more:
             raise FormatError(
@@ -236,10 +214,8 @@ def _inspect_large(
     return parsed
 
 
-def _index_small(
-    file: _TextFile, text: Bytes, step: int, names: Sequence[str] | None, options: CsvOptions
-) -> _TextFile:
-    file.records = scan_text(text, file.start, file.line, step, file.parser.dialect)
+def _index_small(file: _TextFile, text: Bytes, names: Sequence[str] | None, options: CsvOptions) -> _TextFile:
+    file.records = scan_text(text, file.start, file.line, block_bytes(len(text)), file.parser.dialect)
     _check_records(file, options, lambda start, stop: text[start:stop])
     available = file.parser.names
     columns = list(available) if names is None else file.own(names)
@@ -251,9 +227,7 @@ def _index_small(
     return file
 
 
-def _parse_head(
-    path: str, head: Bytes, size: int, stored: str, options: CsvOptions, before: FirstRecord | None
-) -> _TextFile | None:
+def _parse_head(path: str, head: Bytes, size: int, options: CsvOptions, before: FirstRecord | None) -> _TextFile | None:
     """Detect dialect, header, and the start of the records from the first bytes of a text.
 
     Return None if these are not the whole text, and hold no header with two records behind it.
@@ -265,7 +239,7 @@ def _parse_head(
     if options.skiprows:
         ends = line_ends(head)
         start = int(ends[options.skiprows - 1]) if options.skiprows <= len(ends) else len(head)
-    text, is_whole = head[start:], bool(stored) or len(head) >= size
+    text, is_whole = head[start:], len(head) >= size
     if not is_whole:
         text = text[: last_line_end(text)]
     ends = line_ends(text)
@@ -303,7 +277,7 @@ def _parse_head(
         header,
     )
     lines = options.skiprows + int(np.searchsorted(ends, at, side="right"))
-    return _TextFile(parser, size, stored, start + at, lines, leading)
+    return _TextFile(parser, size, start + at, lines, leading)
 
 
 def _first_record(
@@ -435,7 +409,8 @@ def _summarize_large(
     file: _TextFile, columns: Sequence[str], options: CsvOptions, ranks: IndexingRanks
 ) -> dict[str, ColumnSummary]:
     """Summarize blocks spread over a large file, or all; the choice does not depend on the ranks. *Collective*."""
-    offset, first, line = file.blocks()
+    assert file.records is not None
+    offset, first, line = file.records.offset, file.records.first, file.records.line
     full = options.infer == "full" or any(options.requested_dtype(name) == "category" for name in columns)
     count = len(line) if full else min(SAMPLE_BLOCKS, len(line))
     selected = np.unique(np.linspace(0, len(line) - 1, count).astype(np.int64))
@@ -523,8 +498,9 @@ def _fields(
 
 def _indexed(file: _TextFile, columns: Iterable[str], types: Mapping[str, ColumnType]) -> FileIndex:
     """Return the entry of a file, with some of its columns."""
-    offset, first, line = file.blocks()
-    columns = list(columns)
+    path, records, columns = file.parser.path, file.records, list(columns)
+    assert records is not None
     types = {name: types[name] for name in columns}
-    rows = CsvRows(file.parser.path, first, file.parser, types, offset, line, file.stored, file.start)
-    return FileIndex(file.parser.path, rows.rows, {name: Column(rows, name) for name in columns})
+    rows = CsvRows(path, records.first, file.parser, types, records.offset, records.line)
+    table = of_content(path, file.stored, rows)
+    return FileIndex(path, rows.rows, {name: Column(table, name) for name in columns})

@@ -20,8 +20,6 @@ from matex_data.index.scatter import RowIndices, matrix_view, scatter
 from matex_data.index.table import Outputs
 from matex_data.readers.csv.parse import CALL_BYTES, COLUMN_BYTES, Block, Parser
 from matex_data.readers.csv.types import ColumnType
-from matex_data.readers.text.compression import plain_text
-from matex_data.readers.text.unpacked import notice_of
 
 
 @declared
@@ -33,27 +31,18 @@ class CsvRows(DecodedBlocks):
     ----------
     parser : of the file.
     types : of each column that can be read.
-    offset : int64[blocks + 1], byte where each block begins, and where the last one ends; of a compressed or transcoded
-        file, 0 and the size of the file.
+    offset : int64[blocks + 1], byte where each block begins, and where the last one ends.
     line : int64[blocks], lines before each block.
-    stored : compression or wide encoding of the file, as ``stored_as`` returns; "" if blocks can be read alone.
-    skip : bytes before the first record of a decompressed or transcoded text.
     """
 
     parser: Parser
     types: Mapping[str, ColumnType]
     offset: Integers
     line: Integers
-    stored: str = ""
-    skip: int = 0
 
     @property
     def width(self) -> int:  # type: ignore[override]
         return len(self.types)
-
-    @property
-    def notice(self) -> str:  # type: ignore[override]
-        return notice_of(self.path, self.stored) if self.stored else ""
 
     def stored_bytes(self) -> int:
         return int(self.offset[-1] - self.offset[0])
@@ -118,11 +107,10 @@ class CsvRows(DecodedBlocks):
         return found
 
     def _table(self, blocks: Integers, names: Sequence[str], data: Bytes) -> pa.Table:
-        text = plain_text(data, self.stored)[self.skip :] if self.stored else data
         types = {name: self.types[name].arrow for name in names}
         nbytes, lines = (self.offset[blocks + 1] - self.offset[blocks]).tolist(), self.line[blocks].tolist()
         parts = map(Block, nbytes, self.block_sizes(blocks).tolist(), lines)
-        tables = self.parser.parse_blocks(text, types, list(parts))
+        tables = self.parser.parse_blocks(data, types, list(parts))
         return tables[0] if len(tables) == 1 else pa.concat_tables(tables).unify_dictionaries()
 
     def _values(self, name: str, blocks: Integers, table: pa.Table) -> Array:

@@ -17,7 +17,6 @@ from matex_data.errors import DataError, DecodeError
 from matex_data.machine import check_fits
 
 READ_BYTES = 16 << 20  # decompressed by one call
-_TEXT_REMEDY = "unpack the file: ranks read blocks of it then"
 LEAST_HEAD = 4 << 10  # bytes to recognize a format, also of a file that is shorter in compressed form
 
 _MAGIC = {"gzip": b"\x1f\x8b", "bz2": b"BZh", "xz": b"\xfd7zXZ\x00", "zstd": b"\x28\xb5\x2f\xfd"}
@@ -48,37 +47,13 @@ def stored_as(head: bytes, encoding: str | None) -> str:
     return next((name for name, marks in _BYTE_ORDER_MARKS.items() if head.startswith(marks)), "")
 
 
-def plain_text(data: Bytes, stored: str) -> Bytes:
-    """Decompress or transcode a whole file.
-
-    Parameters
-    ----------
-    stored : as ``stored_as`` returns.
-
-    Raises
-    ------
-    DecodeError : the file is damaged.
-    PartitionError : the text does not fit into memory.
-    """
-    if stored in _OPENERS:
-        return np.frombuffer(
-            unpacked(io.BytesIO(data.data), stored, "the unpacked text", _TEXT_REMEDY).getbuffer(), np.uint8
-        )
-    check_fits(3 * len(data), "the transcoded text", remedy="convert the file to UTF-8, of which ranks read blocks")
-    try:
-        content = data.tobytes().decode(stored).encode()
-    except ValueError as error:
-        raise _damaged(stored, error) from error
-    return np.frombuffer(content, np.uint8)
-
-
 def unpacked(file: IO[bytes], stored: str, item: str, remedy: str) -> io.BytesIO:
-    """Return the content of a compressed file, which is decompressed once, as long as it fits into memory.
+    """Return the content of a file, decompressed or transcoded to UTF-8 once, as long as it fits into memory.
 
     Parameters
     ----------
     file : open, at its begin.
-    stored : its compression, as ``stored_as`` returns.
+    stored : its compression or wide encoding, as ``stored_as`` returns.
     item : name of the content, for errors.
     remedy : alternative, if it does not fit.
 
@@ -89,6 +64,10 @@ def unpacked(file: IO[bytes], stored: str, item: str, remedy: str) -> io.BytesIO
     """
     content = io.BytesIO()
     try:
+        if stored not in _OPENERS:
+            data = file.read()
+            check_fits(2 * len(data), item, remedy=remedy)
+            return io.BytesIO(data.decode(stored).encode())
         with _OPENERS[stored](file) as stream:
             while part := stream.read(READ_BYTES):
                 content.write(part)

@@ -16,29 +16,32 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
+from matex_data.locks import Lock
 from matex_data.readers.kept import kept
 from matex_data.readers.text.compression import stored_as, unpacked
 from matex_data.storage.files import open_sequential, reading
 
 ITEM, CONTENT = "the unpacked file", "the decompressed content"
+_locks = tuple(Lock() for _ in range(64))  # by file: threads that wait for the same content let the first one unpack it
 BLOCK_BYTES = 1 << 20  # of neighbouring rows that are shuffled as one block
-REMEDY = "unpack the file: each rank then reads its own rows alone"
+REMEDY = "unpack the file, or convert a text to UTF-8: each rank then reads its own rows alone"
 
 
-def content(path: str, file: IO[bytes]) -> tuple[IO[bytes], str]:
+def content(path: str, file: IO[bytes], encoding: str | None = "") -> tuple[IO[bytes], str]:
     """Return a file without its compression, at its begin, and the kind of this; "" for a plain file as it is.
 
     Parameters
     ----------
     path : of the file, for errors.
     file : open, at its begin.
+    encoding : of a text, which becomes one in UTF-8 if it is a wide one; None: wide if the first bytes tell that.
 
     Raises
     ------
     DecodeError : the file is damaged.
     PartitionError : the content does not fit into memory.
     """
-    stored = stored_as(file.read(16), "")
+    stored = stored_as(file.read(16), encoding)
     file.seek(0)
     if not stored:
         return file, ""
@@ -60,12 +63,12 @@ def notice_of(path: str, stored: str) -> str:
 @declared
 @dataclass(frozen=True, eq=False)
 class UnpackedFile:
-    """Compressed file, each rank decompresses those of its rows.
+    """Compressed file, or text in a wide encoding: each rank unpacks those of its rows.
 
     Parameters
     ----------
     path : of the file.
-    stored : its compression.
+    stored : its compression or encoding.
     """
 
     path: str
@@ -99,7 +102,8 @@ class UnpackedFile:
         return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
 
     def _fetch(self, fetch: Callable[[], None] | None) -> None:
-        self.content()
+        with _locks[hash(self.path) % len(_locks)]:
+            self.content()
         if fetch is not None:
             fetch()
 

@@ -20,8 +20,9 @@ from matex_data.readers.images.folders.coco import read_coco
 from matex_data.readers.images.folders.contents import is_image
 from matex_data.readers.images.folders.members import ManifestValues, columns_of, values_of
 from matex_data.readers.images.texts import Texts
-from matex_data.readers.text.compression import plain_head, plain_text, stored_as
-from matex_data.storage.files import read_bytes
+from matex_data.readers.text.compression import plain_head
+from matex_data.readers.text.unpacked import content
+from matex_data.storage.files import open_binary
 from matex_data.storage.objects import check_url, existing_objects, is_url
 from matex_data.storage.trust import NONE, Trust, resolved
 
@@ -115,14 +116,10 @@ def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Ma
 
 def _text(path: str) -> bytes:
     try:
-        data = np.frombuffer(read_bytes(path), np.uint8)
-        stored = stored_as(data[:16].tobytes(), None)
-        return _in_utf_8(plain_text(data, stored) if stored else data)
+        with open_binary(path) as file:
+            return _in_utf_8(np.frombuffer(content(path, file, None)[0].read(), np.uint8))
     except OSError as error:
         raise DataError("the manifest cannot be read", file=path, found=error) from error
-    except DataError as error:
-        error.at(path, None)
-        raise
 
 
 def _in_utf_8(text: Bytes) -> bytes:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
+import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import IO
 
 import numpy as np
 import pyarrow as pa
@@ -15,8 +18,7 @@ from mpi4py import MPI
 
 from matex_data import machine, open_dataset
 from matex_data.errors import DecodeError, PartitionError
-from matex_data.readers.text import compression
-from matex_data.readers.text.compression import plain_text
+from matex_data.readers.text import compression, unpacked
 
 
 def _zstd(data: bytes) -> bytes:
@@ -33,6 +35,12 @@ COMPRESSORS: dict[str, Callable[[bytes], bytes]] = {
     "zstd": _zstd,
     "utf-16": lambda text: text.decode().encode("utf-16"),
 }
+
+
+def _content(data: bytes, stored_as: str) -> bytes:
+    return compression.unpacked(io.BytesIO(data), stored_as, "the file", "none").getvalue()
+
+
 TEXT = b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(5000))
 
 
@@ -40,23 +48,43 @@ TEXT = b"a,b\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(5000))
 @pytest.mark.parametrize("stored_as", COMPRESSORS)
 def test_a_text_is_read_to_its_end(stored_as: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compression, "READ_BYTES", size)
-    stored = np.frombuffer(COMPRESSORS[stored_as](TEXT), np.uint8)
-    assert plain_text(stored, stored_as).tobytes() == TEXT
+    stored = COMPRESSORS[stored_as](TEXT)
+    assert _content(stored, stored_as) == TEXT
     if stored_as in ("gzip", "bz2", "xz"):
-        assert plain_text(np.tile(stored, 2), stored_as).tobytes() == TEXT + TEXT
+        assert _content(stored * 2, stored_as) == TEXT + TEXT
 
 
-@pytest.mark.parametrize("stored_as", [name for name in COMPRESSORS if name != "utf-16"])
+@pytest.mark.parametrize("stored_as", COMPRESSORS)
 def test_a_truncated_or_damaged_file_is_refused(stored_as: str) -> None:
     stored = np.frombuffer(COMPRESSORS[stored_as](TEXT), np.uint8)
-    for damaged in (stored[:-3], stored[: len(stored) // 2]):
+    for damaged in (stored[:-3], stored[: len(stored) // 4 * 2 + 1]):
         with pytest.raises(DecodeError, match="does not unpack"):
-            plain_text(damaged, stored_as)
+            _content(damaged.tobytes(), stored_as)
     flipped = stored.copy()
     flipped[len(flipped) // 2] ^= 0x10
-    if stored_as != "zstd":  # Arrow writes it without a checksum
+    if stored_as not in ("zstd", "utf-16"):  # Arrow writes it without a checksum
         with pytest.raises(DecodeError, match="does not unpack"):
-            plain_text(flipped, stored_as)
+            _content(flipped.tobytes(), stored_as)
+
+
+@pytest.mark.filterwarnings("ignore:.*no part can be read alone")
+@pytest.mark.parametrize("suffix", ["csv.gz", "jsonl.gz"])
+def test_threads_unpack_a_file_once(tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows, lines = range(40_000), b"".join(b'{"a":%d}\n' % i for i in range(40_000))
+    text = lines if suffix == "jsonl.gz" else b"a,b\n" + b"".join(b"%d,%d\n" % (i, i) for i in rows)
+    (tmp_path / f"a.{suffix}").write_bytes(gzip.compress(text, 1))
+    data = open_dataset(tmp_path / f"a.{suffix}", inputs="a", comm=MPI.COMM_SELF)
+    calls, unpack = list[str](), unpacked.unpacked
+
+    def counted(file: IO[bytes], stored: str, item: str, remedy: str) -> io.BytesIO:
+        calls.append(stored)
+        time.sleep(0.05)  # the other threads ask meanwhile
+        return unpack(file, stored, item, remedy)
+
+    monkeypatch.setattr(unpacked, "unpacked", counted)
+    found = np.concatenate(list(data.batches(4000, shuffle=True, seed=0)))
+    assert sorted(found.tolist()) == [*rows]
+    assert calls == ["gzip"]
 
 
 @pytest.mark.filterwarnings("ignore:.*no part can be read alone")
@@ -71,4 +99,4 @@ def test_a_text_that_does_not_fit_into_memory(
     monkeypatch.setattr(machine, "UNCHECKED", 0)
     with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
         open_dataset(path, comm=MPI.COMM_SELF)
-    assert caught.value.file == path and "ranks read blocks" in str(caught.value.remedy)
+    assert caught.value.file == path and "each rank then reads its own rows" in str(caught.value.remedy)
