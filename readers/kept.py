@@ -11,6 +11,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.index.library import LibraryRows
+from matex_data.locks import Lock
 from matex_data.lru import LeastRecentlyUsed
 
 KEPT_BYTES = 256 << 20  # in the memory of a process, for all data sets; the last file stays whatever its size
@@ -61,6 +62,15 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
 
 
 kept = Kept(KEPT_BYTES)
+_locks = tuple(Lock() for _ in range(64))
+
+
+def lock_of(key: Hashable) -> Lock:
+    """Return the lock of what threads fetch: the first one makes it, and those that need the same wait.
+
+    For threads that wait for the storage alone; what is fetched while a thread holds it has no such lock.
+    """
+    return _locks[hash(key) % len(_locks)]
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,14 +16,13 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
-from matex_data.locks import Lock
 from matex_data.lru import LeastRecentlyUsed
+from matex_data.readers.kept import lock_of
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.values import ColumnValues
 from matex_data.storage.files import open_binary, reading
 
 _preambles = LeastRecentlyUsed[bytes](64 << 20)  # bytes of beginnings of streams in memory
-_lock = Lock()
 
 
 @declared
@@ -111,12 +110,8 @@ class RecordBatches(ArrowBlocks):
         """Return the messages in front of a batch, which are read unless this process has them."""
         ranges = self.preambles[int(self.preamble[block])].reshape(-1, 2)
         key = self.path, ranges.tobytes()
-        with _lock:  # threads that need the same messages wait for the first one
-            found = _preambles.get(key)
-            if found is None:
-                found = self._read(ranges)
-                _preambles.add(key, found, len(found))
-            return found
+        with lock_of(key):
+            return _preambles.made(key, partial(self._read, ranges), int(ranges[:, 1].sum()))
 
     def _read(self, ranges: Integers) -> bytes:
         found = []

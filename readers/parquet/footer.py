@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -22,7 +21,8 @@ from numpy.typing import NDArray
 from matex_data._types import Integers
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DecodeError, FormatError
-from matex_data.locks import Lock
+from matex_data.lru import LeastRecentlyUsed
+from matex_data.readers.kept import lock_of
 from matex_data.storage.files import open_binary, reading
 from matex_data.storage.objects import Seekable
 
@@ -61,15 +61,8 @@ class Footer:
         DecodeError : the bytes are not those that were indexed.
         DataError : the file cannot be read.
         """
-        with _lock:
-            kept = _footers.setdefault(self, _Kept())
-            _footers.move_to_end(self)
-            while len(_footers) > KEPT:
-                _footers.popitem(last=False)
-        with kept.lock:  # threads that need the same footer wait for the first one
-            if kept.metadata is None:
-                kept.metadata = self._read()
-            return kept.metadata
+        with lock_of(self):
+            return _footers.made(self, self._read)
 
     def _read(self) -> Any:
         with reading(self.path), open_binary(self.path) as file:
@@ -85,16 +78,7 @@ class Footer:
         return _parsed(data)
 
 
-class _Kept:
-    """Footer in memory, once a thread has read it."""
-
-    def __init__(self) -> None:
-        self.lock = Lock()
-        self.metadata: Any = None
-
-
-_footers: OrderedDict[Footer, _Kept] = OrderedDict()
-_lock = Lock()
+_footers = LeastRecentlyUsed[Any](KEPT)  # each counts as one byte
 
 
 def read_footer(path: str) -> tuple[Footer, Any]:

@@ -16,13 +16,11 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
-from matex_data.locks import Lock
-from matex_data.readers.kept import kept
+from matex_data.readers.kept import kept, lock_of
 from matex_data.readers.text.compression import stored_as, unpacked
 from matex_data.storage.files import open_sequential, reading
 
 ITEM, CONTENT = "the unpacked file", "the decompressed content"
-_locks = tuple(Lock() for _ in range(64))  # by file: threads that wait for the same content let the first one unpack it
 BLOCK_BYTES = 1 << 20  # of neighbouring rows that are shuffled as one block
 REMEDY = "unpack the file, or convert a text to UTF-8: each rank then reads its own rows alone"
 
@@ -102,7 +100,7 @@ class UnpackedFile:
         return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
 
     def _fetch(self, fetch: Callable[[], None] | None) -> None:
-        with _locks[hash(self.path) % len(_locks)]:
+        with lock_of(self.path):
             self.content()
         if fetch is not None:
             fetch()

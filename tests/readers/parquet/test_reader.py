@@ -20,6 +20,7 @@ from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
+from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.parquet import footer, reader
 from tests.support.format_suite import Case, FormatSuite, same
@@ -388,7 +389,7 @@ def test_decoded_rows_do_not_share_the_memory_that_was_read(tmp_path: Path) -> N
 
 
 def test_footers_are_kept_whatever_threads_ask_for_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(footer, "KEPT", 2)
+    monkeypatch.setattr(footer, "_footers", LeastRecentlyUsed[Any](2))
     found = [footer.read_footer(write(tmp_path / f"{i}.parquet", {"x": np.arange(i + 1)}))[0] for i in range(5)]
 
     def ask(thread: int) -> bool:
@@ -397,4 +398,4 @@ def test_footers_are_kept_whatever_threads_ask_for_them(tmp_path: Path, monkeypa
 
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(ask, range(8)))
-    assert len(footer._footers) <= 2
+    assert footer._footers.used <= 2
