@@ -188,6 +188,8 @@ def _patch_lists(files: Overlay) -> None:
         return absolute if absolute and (is_called_by_script() or files.has_changes(absolute)) else ""
 
     def listdir(list_names: Any, path: Any = None) -> Any:
+        if isinstance(path, bytes):
+            return [os.fsencode(name) for name in listdir(list_names, os.fsdecode(path))]
         folder = seen(path)
         if not folder:
             return list_names(path)

@@ -339,7 +339,7 @@ if os.path.exists("moved/inner/number.txt"):
 try:
     open("cut.txt", "r+")
 except FileNotFoundError:
-    told("MISSING", "cut.txt" in os.listdir("."))
+    told("MISSING", "cut.txt" in os.listdir("."), any(name.startswith(b".matex") for name in os.listdir(b".")))
 pathlib.Path("cut.txt").write_text("0123456789")
 os.link("cut.txt", "also cut.txt")
 told("UNCUT", open("cut.txt").read())
@@ -426,7 +426,7 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         "WHOLE": ["0 0", "1 1"],
         "OLDEST": [f"old-{number} {number + 1}" for number in range(3)],
         "MOVED": ["['moved/', 'moved/inner', 'moved/inner/number.txt'] ['number.txt']"],
-        "MISSING": ["False"],
+        "MISSING": ["False False"],
         "UNCUT": ["0123456789"],
         "CUT": ["0123more 0o100600"],
         "SHARED": ["True 0"],
@@ -518,7 +518,7 @@ def test_a_file_that_rank_0_makes_while_this_rank_looks_is_not_there(tmp_path: P
 
 
 UNEQUAL = """
-import datetime, fcntl, os, pathlib, subprocess, sys, time
+import datetime, fcntl, os, pathlib, subprocess, sys, time, uuid
 import numpy as np
 
 rank = int(os.environ._data[b"PMI_RANK"])
@@ -544,7 +544,7 @@ for _ in range(2):
     os.makedirs(folder)
     told("EXP", folder)
 late(1)
-os.makedirs(os.path.join("clock", datetime.datetime.now().strftime("%H%M%S.%f")))
+os.makedirs(os.path.join("clock", datetime.datetime.now().strftime(f"%H%M%S.%f-{uuid.uuid4()}")))
 told("CLOCK", *sorted(os.listdir("clock")), time.strftime("%H") == f"{datetime.datetime.now():%H}")
 end, steps = time.time() + 0.2, 0
 while time.time() < end:
