@@ -120,11 +120,6 @@ class Overlay:
         atexit.register(self._end)
         abort.call_before_end(self._remove)
 
-    @property
-    def any_private(self) -> bool:
-        """Return whether this rank has private copies."""
-        return bool(self._mine)
-
     def is_private(self, path: str) -> bool:
         """Return whether this rank has a private copy of a file."""
         return path in self._mine
