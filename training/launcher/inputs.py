@@ -1,6 +1,6 @@
-"""Clock, standard input, locks, ports and children of a script: all ranks get what rank 0 gets.
+"""Clock, UUIDs, standard input, locks, ports and children of a script: all ranks get what rank 0 gets.
 
-Names and loops that depend on the time are so the same on all ranks.
+Names and loops that depend on them are so the same on all ranks.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import socket
 import subprocess
 import sys
 import time
+import uuid
 from collections.abc import Callable
 from types import FrameType, ModuleType
 from typing import Any
@@ -55,6 +56,7 @@ def _patch_clocks(root: Root) -> None:
 
     stamp = time.time
     patch(time, clock, *CLOCKS, *WITHOUT_TIME)
+    patch(uuid, clock, "uuid1", "uuid4")
 
     def now(frame: Any) -> float:
         return float(root.value("datetime", stamp)) if _is_script(frame) else stamp()

@@ -125,7 +125,15 @@ def _patch_open(files: Overlay) -> None:
         with open_file(fname, "w", encoding=encoding or "latin1") as file:
             return save_text(file, *args, **kwargs)
 
+    def truncate(cut: Any, file: Any, length: int) -> None:
+        path = path_of_script(files, file)
+        if not path or is_called_by_package():
+            cut(file, length)
+        else:
+            files.write(path, "change", lambda target: cut(file if target == path else target, length))
+
     patch(np, savetxt, "savetxt")
+    patch(os, truncate, "truncate")
 
 
 def _patch_removal(files: Overlay) -> None:
@@ -180,8 +188,12 @@ def _patch_lists(files: Overlay) -> None:
         return absolute if absolute and (is_called_by_script() or files.has_changes(absolute)) else ""
 
     def listdir(list_names: Any, path: Any = None) -> Any:
+        if isinstance(path, bytes):
+            return [os.fsencode(name) for name in listdir(list_names, os.fsdecode(path))]
         folder = seen(path)
-        return files.names(folder, lambda: list_names(path)) if folder else list_names(path)
+        if not folder:
+            return list_names(path)
+        return files.names(folder, lambda where: list_names(path if where == folder else where))
 
     def scandir(scan: Any, path: Any = None) -> Any:
         folder = seen(path)
@@ -189,10 +201,11 @@ def _patch_lists(files: Overlay) -> None:
             return scan(path)
         by_name: dict[str, Any] = {}
 
-        def list_names() -> list[str]:
-            with scan(path) as original:
-                by_name.update((entry.name, entry) for entry in original)
-            return list(by_name)
+        def list_names(where: str) -> list[str]:
+            with scan(path if where == folder else where) as original:
+                entries = {entry.name: entry for entry in original}
+            by_name.update(entries if where == folder else {})
+            return list(entries)
 
         names = files.names(folder, list_names)
         return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
@@ -257,7 +270,7 @@ def _patch_looks(files: Overlay) -> None:
 
     seen = functools.partial(look, lambda path: files.look(path).path)
     patch(os, seen, "stat", "lstat", "access")
-    patch(os, functools.partial(look, files.to_change), "chmod", "chown", "utime", "truncate")
+    patch(os, functools.partial(look, files.to_change), "chmod", "chown", "utime")
 
 
 def _patch_h5py(files: Overlay) -> None:

@@ -120,11 +120,6 @@ class Overlay:
         atexit.register(self._end)
         abort.call_before_end(self._remove)
 
-    @property
-    def any_private(self) -> bool:
-        """Return whether this rank has private copies."""
-        return bool(self._mine)
-
     def is_private(self, path: str) -> bool:
         """Return whether this rank has a private copy of a file."""
         return path in self._mine
@@ -212,16 +207,15 @@ class Overlay:
         """
         parent, name = os.path.split(path)
         kept = f"{self._keeping_folder(parent)}/{len(self._journal)}-{name}"
-        mode = _lstat(path).st_mode
-        folder = stat.S_ISDIR(mode)
-        if stat.S_ISLNK(mode):
+        status = _lstat(path)
+        folder = stat.S_ISDIR(status.st_mode)
+        if stat.S_ISLNK(status.st_mode):
             _symlink(os.path.realpath(path), kept)
-        elif kind == "remove" and not with_content:
-            (_mkdir if folder else Path.touch)(Path(kept))
-        elif kind == "remove" and folder:
-            shutil.copytree(path, kept, copy_function=_link)
         elif kind == "remove":
-            _link(path, kept)
+            copy = _link if with_content else _copy_hollow
+            shutil.copytree(path, kept, copy_function=copy) if folder else copy(path, kept)
+        elif status.st_nlink > 1 or _is_open(path, also_reading=True):  # the script sees the change there, too
+            shutil.copy2(path, kept)
         else:
             _rename(path, kept)
             if kind != "replace":
@@ -368,7 +362,10 @@ class Overlay:
                 self._fill(path)
             return self._mine[path]
         status = _status(path)
-        if (status is not None and stat.S_ISDIR(status.st_mode)) or not _access(Path(path).parent, os.W_OK):
+        if status is not None and (stat.S_ISDIR(status.st_mode) or not _access(path, os.W_OK)):
+            return path
+        parent = str(Path(path).parent)
+        if not _access(parent, os.W_OK) and not _access(self._state(parent).path, os.W_OK):
             return path
         with unpatched():
             copy = str(Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name))
@@ -421,8 +418,12 @@ class Overlay:
                 return open_file(path)
         copy = self._private(path, kind)
         self._count(path)
-        with unpatched():
-            return open_file(copy)
+        try:
+            with unpatched():
+                return open_file(copy)
+        finally:
+            if _status(copy) is None:  # there was no file to change
+                self._mine.pop(path, None)
 
     def read(self, path: str, open_file: Callable[[str], T]) -> T:
         """Open a file for reading, as rank 0 reads it at the same line."""
@@ -451,8 +452,8 @@ class Overlay:
         return os.path.exists(path) if self.rank == 0 else path in self._mine or self._state(path).exists  # noqa: PTH110
 
     def to_change(self, path: str) -> str:
-        """Return the path of the file whose mode, times or length this rank may change: its copy, if it has one."""
-        return self._mine.get(path, path)
+        """Return the path of the file whose mode and times this rank may change: its copy, or the one that it sees."""
+        return self._mine.get(path) or self._state(path).path
 
     def _note_change(self, path: str) -> None:
         self._changed_in.add(os.path.dirname(path))  # noqa: PTH120
@@ -466,16 +467,18 @@ class Overlay:
         """Return whether the script has changed files in a folder, so that ranks may see different ones."""
         return folder in self._changed_in
 
-    def names(self, folder: str, list_names: Callable[[], list[str]]) -> list[str]:
+    def names(self, folder: str, list_names: Callable[[str], list[str]]) -> list[str]:
         """Return the names in a folder that this rank has to see.
 
         Parameters
         ----------
-        list_names : returns those that the file system shows.
+        list_names : returns those that the file system shows, of the folder at the path that it gets.
         """
+        where = folder
         if self.rank > 0:
             self.settle(folder)
-        names = list_names()
+            where = self._state(folder).path
+        names = list_names(where)
         shown = {name for name in names if not name.startswith(".matex-")}
         if self.rank > 0:
             self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
@@ -597,13 +600,22 @@ def is_regular(path: str) -> bool:
     return status is None or stat.S_ISREG(status.st_mode)
 
 
-def _is_open(path: str) -> bool:
+def _copy_hollow(path: str, copy: str) -> None:
+    """Make a file that looks like another one, with holes in place of its content."""
+    with Path(copy).open("wb") as file:
+        file.truncate(_lstat(path).st_size)
+    shutil.copystat(path, copy)
+
+
+def _is_open(path: str, also_reading: bool = False) -> bool:
     """Return whether this process has a file open for writing. Where there is no /proc it is taken to be closed."""
     with unpatched(), contextlib.suppress(OSError):
         real = os.path.realpath(path)
         for number in _listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 if _readlink(f"/proc/self/fd/{number}") == real:
+                    if also_reading:
+                        return True
                     info = _open(f"/proc/self/fdinfo/{number}", os.O_RDONLY)
                     try:
                         flags = os.read(info, 200).split(b"flags:")[1].split()[0]

@@ -38,7 +38,7 @@ def patch_tensorflow_openers(files: Overlay) -> None:
 
 def _settle_first(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> Any:
     """Call a function that passes names of files on, on ranks other than 0."""
-    if files.any_private and not is_unpatched() and files.root.is_shared():
+    if not is_unpatched() and files.root.is_shared():
         files.settle()
     return original(*args, **kwargs)
 

@@ -266,7 +266,7 @@ def test_libraries_list_what_a_script_has_written_and_not_what_it_has_removed(si
 
 # What scripts of one process do: each rank is late at another line, and would write another number.
 HABITS = """
-import datetime, logging, os, pathlib, pickle, sqlite3, sys, tempfile, time
+import datetime, glob, logging, os, pathlib, pickle, shutil, sqlite3, sys, tempfile, time
 import h5py
 from matex_data import training
 
@@ -321,6 +321,43 @@ for number in range(2):
         file.write(f"{number + 10 * rank}")
     os.rename(file.name, "named.txt")
     told("WHOLE", open("whole.txt").read(), open("named.txt").read())
+
+for number in range(3):  # removed by age and size, without a look at their content
+    pathlib.Path(f"old-{number}").write_text("x" * (number + 1))
+    os.utime(f"old-{number}", (number, number))
+for _ in range(3):
+    late(1)
+    oldest = min(glob.glob("old-*"), key=os.path.getmtime)
+    told("OLDEST", oldest, os.path.getsize(oldest))
+    os.remove(oldest)
+shutil.copytree("runs/1", "moving/inner")
+shutil.move("moving", "moved")
+late(1)
+if os.path.exists("moved/inner/number.txt"):
+    told("MOVED", sorted(glob.glob("moved/**", recursive=True)), os.listdir("moved/inner"))
+    shutil.rmtree("moved")
+try:
+    open("cut.txt", "r+")
+except FileNotFoundError:
+    told("MISSING", "cut.txt" in os.listdir("."), any(name.startswith(b".matex") for name in os.listdir(b".")))
+pathlib.Path("cut.txt").write_text("0123456789")
+os.link("cut.txt", "also cut.txt")
+told("UNCUT", open("cut.txt").read())
+late(1)
+os.truncate("cut.txt", 4)
+with open("also cut.txt", "a") as file:
+    file.write("more")
+os.chmod("also cut.txt", 0o600)
+told("CUT", open("cut.txt").read(), oct(os.stat("also cut.txt").st_mode))
+os.remove("also cut.txt")
+shown = open("cut.txt")
+shown.read()
+with open("cut.txt", "a") as file:
+    file.write(" and more")
+late(1)
+sys.stdout.write(f"SHOWN {shown.read()}\\n" * (rank == 0))
+shown.close()
+os.remove("cut.txt")
 shared = pathlib.Path(sys.argv[1])
 late(1)
 made = not shared.exists()
@@ -379,6 +416,7 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
     for name, values in re.findall("^([A-Z]+) (.*)", done.stdout, re.MULTILINE):
         found.setdefault(name, []).append(values)
     assert len(set(found.pop("NOW"))) == 1
+    assert found.pop("SHOWN") == [" and more"]
     lines = {
         "SCRIPT": ["True script.py"],
         "ROWS": ["8 'old\\nnew\\n'"],
@@ -386,6 +424,11 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         "OLDER": ["0"],
         "MADE": ["2 True"],
         "WHOLE": ["0 0", "1 1"],
+        "OLDEST": [f"old-{number} {number + 1}" for number in range(3)],
+        "MOVED": ["['moved/', 'moved/inner', 'moved/inner/number.txt'] ['number.txt']"],
+        "MISSING": ["False False"],
+        "UNCUT": ["0123456789"],
+        "CUT": ["0123more 0o100600"],
         "SHARED": ["True 0"],
         "DATES": ["True True True True False False True True"],
         "TYPED": ["b'one\\n' two ['three\\n'] ['four\\n']"],
@@ -475,7 +518,7 @@ def test_a_file_that_rank_0_makes_while_this_rank_looks_is_not_there(tmp_path: P
 
 
 UNEQUAL = """
-import datetime, fcntl, os, pathlib, subprocess, sys, time
+import datetime, fcntl, os, pathlib, subprocess, sys, time, uuid
 import numpy as np
 
 rank = int(os.environ._data[b"PMI_RANK"])
@@ -501,7 +544,7 @@ for _ in range(2):
     os.makedirs(folder)
     told("EXP", folder)
 late(1)
-os.makedirs(os.path.join("clock", datetime.datetime.now().strftime("%H%M%S.%f")))
+os.makedirs(os.path.join("clock", datetime.datetime.now().strftime(f"%H%M%S.%f-{uuid.uuid4()}")))
 told("CLOCK", *sorted(os.listdir("clock")), time.strftime("%H") == f"{datetime.datetime.now():%H}")
 end, steps = time.time() + 0.2, 0
 while time.time() < end:
