@@ -31,7 +31,7 @@ from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.catalogue import shown, warn_of
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import all_values, check_filters, check_raw_files, check_sources
-from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.chunks import begin_of, check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import OPEN_FOR_WRITING, open_file
 from matex_data.readers.hdf5.frames import (
     DataFrames,
@@ -132,7 +132,7 @@ def index(
         raise _file_error(path, error) from error
     layouts = {name: layout for name, (_, layout) in rows.items()}
     fields = {name: field for name, (field, _) in rows.items()}
-    if swmr:
+    if swmr and sample != FILE:
         complete = range(min(layout.rows for layout in layouts.values()))
         layouts = {name: subset_rows(layout, complete) for name, layout in layouts.items()}
     if sample == FILE:
@@ -208,8 +208,9 @@ class _Contents:
 
         for name in names:
             try:
-                if name in self.links.series:
-                    found[name] = self.links.rows(self.file, self.path, name, of_link, _of_source)
+                if name.strip("/") in self.links.series:
+                    field, layout = self.links.rows(self.file, self.path, name.strip("/"), of_link, _of_source)
+                    found[name] = replace(field, name=name), layout
                     continue
                 column, stored = self.frames.find(name), self.pairings.dataset_name(name)
                 if column is not None:
@@ -479,7 +480,7 @@ def _is_in(path: str, dataset: h5py.Dataset) -> bool:
 
 
 def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Layout | None:
-    offset = dataset.id.get_offset()
+    offset = begin_of(dataset.id)
     if offset is None:
         return unwritten_layout(dataset, stored, item)
     check_begin(offset - dataset.file.userblock_size, "it begins")
