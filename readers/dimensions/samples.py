@@ -118,7 +118,9 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
         of_variable = decoding(variable, None)
         return of_variable.decode(variable.values()), of_variable.attributes
 
-    selection = selection_of(content, dimension, options.sel, options.isel, values, options.method is not None)
+    used = {name for variable in selected for name in variable.dimensions}
+    selection = selection_of(content, dimension, used, options.sel, options.isel, values, options.method is not None)
+    observations.check(selection.axes)
     along = content.alike(dimension)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
@@ -131,7 +133,8 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
             field, layouts[variable.name] = selection.field(field, layout, inner)
             fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
         elif observations.has(variable):
-            reason = observations.add(variable, variable.rows(0, decoding(variable, 0)))
+            of_file = variable.rows(0, decoding(variable, 0))
+            reason = observations.add(variable, selection.entries(*of_file, variable.dimensions[1:]))
             if reason is not None and options.names is not None:
                 raise FormatError("the variable cannot be read", file=path, field=variable.name, found=reason)
             unread |= {} if reason is None else {variable.name: reason}
@@ -262,7 +265,7 @@ def _decoding(
         length = variable.shape[-1] if variable.shape and axis != len(variable.shape) - 1 else 0
         letters = dtype.itemsize == 1 and length > 0
         return CfDecoding(np.dtype(f"S{length}") if letters else dtype, None, variable.attributes, letters)
-    attributes = {**time_attributes.get(variable.name, {}), **variable.attributes}
+    attributes = {**time_attributes.get(variable.name.strip("/"), {}), **variable.attributes}
     found = cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
     return found.narrowed() if options.dtype == "float32" else found
 

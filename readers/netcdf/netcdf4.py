@@ -224,7 +224,7 @@ class Hdf5Variable(Variable):
             return stored
         check_fits(self.nbytes, "the variable", file=self.path, field=self.name, remedy="restore the file")
         fill = b"" if self.dtype.hasobject else fill_value(self.dataset, self.dtype, ())
-        if self.dataset.chunks is None or fill is None:
+        if self.dataset.chunks is None or fill is None or self._is_never_filled():
             raise self._shorter()
         values = np.full(self.shape, fill, self.dtype)
         values[tuple(map(slice, stored.shape))] = stored
@@ -235,6 +235,11 @@ class Hdf5Variable(Variable):
         status = self.dataset.id.get_space_status()
         return status == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED and self.dtype.str[1:] in DEFAULT_FILL
 
+    def _is_never_filled(self) -> bool:
+        """Return whether the rest of a chunk that is not full has any content, as with ``NC_NOFILL``."""
+        never: int = h5py.h5d.FILL_TIME_NEVER
+        return bool(self.dataset.id.get_create_plist().get_fill_time() == never)
+
     def _fill_value(self) -> Any:
         return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
 
@@ -242,7 +247,7 @@ class Hdf5Variable(Variable):
         """Return the layout of the rows along the first axis with the shape of the variable."""
         if self.dataset.shape == self.shape:
             return layout
-        if isinstance(layout, Chunked):
+        if isinstance(layout, Chunked) and not self._is_never_filled():
             return extended(layout, (*self.shape, *layout.shape[len(self.shape) :]))
         raise self._shorter()
 
@@ -251,7 +256,7 @@ class Hdf5Variable(Variable):
             "the field is shorter than its dimensions",
             file=self.path,
             field=self.name,
-            expected=f"the shape {self.shape}, or numbers in chunks, whose rest is fill",
+            expected=f"the shape {self.shape}, or numbers in chunks that netCDF fills",
             found=f"the shape {self.dataset.shape}",
             remedy="name other fields with inputs=, and give static=False; or read it as plain HDF5 with format='hdf5'",
         )
