@@ -131,7 +131,9 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
             field, layout = variable.rows(axis, decoding(variable, axis))
             inner = (*variable.dimensions[:axis], *variable.dimensions[axis + 1 :])
             field, layouts[variable.name] = selection.field(field, layout, inner)
-            fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
+            if _is_coordinate(variable, dimension):
+                field = replace(field, attributes={**field.attributes, SAMPLE_COORDINATE: True})
+            fields[variable.name] = field
         elif observations.has(variable):
             of_file = variable.rows(0, decoding(variable, 0))
             reason = observations.add(variable, selection.entries(*of_file, variable.dimensions[1:]))
@@ -169,10 +171,6 @@ def _with_coordinate(variables: Sequence[Variable], content: FileContent, dimens
     """Return the variables, and behind them the coordinate of the samples if it exists and is not one of them."""
     known = any(_is_coordinate(variable, dimension) for variable in variables)
     return [*variables, *(v for v in content.variables if not known and _is_coordinate(v, dimension))]
-
-
-def _marked(field: Field) -> Field:
-    return replace(field, attributes={**field.attributes, SAMPLE_COORDINATE: True})
 
 
 def _facts(

@@ -209,7 +209,7 @@ class _Contents:
         for name in names:
             try:
                 if name.strip("/") in self.links.series:
-                    field, layout = self.links.rows(self.file, self.path, name.strip("/"), of_link, _of_source)
+                    field, layout = self.links.rows(self.file, self.path, name.strip("/"), of_link, _byte_ranges)
                     found[name] = replace(field, name=name), layout
                     continue
                 column, stored = self.frames.find(name), self.pairings.dataset_name(name)
@@ -427,30 +427,28 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 def _field_and_layout(
     dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool, axis: int
 ) -> tuple[Field, Layout]:
-    memory = element_type(dataset)
-    stored, item, ragged = array_element(memory)
+    stored, item, ragged = array_element(element_type(dataset))
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
-    shape = (*dataset.shape[1:], *item)
-    field = Field(name, shape, native, ragged, field_attributes)
-    kind = dataset.id.get_type()
-    partial = any(unreadable_members(kind))
-    plain = not ragged and not partial and has_bytes_of(kind, memory) and not (axis and dataset.is_virtual)
-    layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
+    field = Field(name, (*dataset.shape[1:], *item), native, ragged, field_attributes)
+    partial = any(unreadable_members(dataset.id.get_type()))
+    layout = None if partial or (axis and dataset.is_virtual) else _byte_ranges(dataset, path, name)
     if layout is None:
         layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
     return field, layout
 
 
-def _byte_ranges(
-    dataset: h5py.Dataset, path: str, name: str, stored: np.dtype[Any], item: tuple[int, ...]
-) -> Layout | None:
-    """Return a layout of byte ranges; None if only the library can read the rows."""
+def _byte_ranges(dataset: h5py.Dataset, path: str, name: str) -> Layout | None:
+    """Return a layout of byte ranges, of a source of a virtual dataset too; None if only the library reads the rows."""
+    memory = element_type(dataset)
+    stored, item, ragged = array_element(memory)
     plist = dataset.id.get_create_plist()
     storage = plist.get_layout()
+    if ragged or not has_bytes_of(dataset.id.get_type(), memory):
+        return None
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
     if dataset.is_virtual:
-        return source_layout(dataset, path, lambda source, at: _of_source(source, at, name))
+        return source_layout(dataset, path, lambda source, at: _byte_ranges(source, at, name))
     layout: Layout | None = None
     if storage == h5py.h5d.CHUNKED:
         layout = chunked_layout(dataset, path, stored, item)
@@ -461,14 +459,6 @@ def _byte_ranges(
     if layout is not None:
         _check_end(layout, dataset, path, name)
     return layout
-
-
-def _of_source(source: h5py.Dataset, path: str, name: str) -> Layout | None:
-    """Return the layout of a source of the virtual dataset ``name``; None if only the library can read its rows."""
-    memory = element_type(source)
-    stored, item, ragged = array_element(memory)
-    plain = not ragged and has_bytes_of(source.id.get_type(), memory)
-    return _byte_ranges(source, path, name, stored, item) if plain else None
 
 
 def _is_in(path: str, dataset: h5py.Dataset) -> bool:
@@ -562,18 +552,12 @@ def attributes(
     names = h5py.check_enum_dtype(element_type(dataset) if dtype is None else dtype)
     if names is not None:
         found["enum"] = dict(sorted(names.items(), key=lambda pair: pair[1]))
-    for key in itertools.islice(_attribute_names(dataset), most):
-        value = _attribute(dataset, key)
-        if value is not None:
-            found[key] = value
+    with suppress(*HDF5_ERRORS):  # the rows are intact without their attributes
+        for key in itertools.islice(list(dataset.attrs), most):
+            value = _attribute(dataset, key)
+            if value is not None:
+                found[key] = value
     return found
-
-
-def _attribute_names(dataset: h5py.Dataset) -> list[str]:
-    try:
-        return list(dataset.attrs)
-    except HDF5_ERRORS:
-        return []  # the rows are intact without their attributes
 
 
 def _attribute(dataset: h5py.Dataset, key: str) -> Any:
