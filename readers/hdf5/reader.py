@@ -111,6 +111,11 @@ def index(
     FieldNotFound : there is no dataset of that name.
     FormatError : the file is damaged or no HDF5 file, a dataset cannot be read or has no rows, or offsets do not fit.
     """
+    if group is not None and sample != GROUP:
+        remedy = 'give sample="group" as well, or name its datasets with inputs=, such as inputs="run1/*"'
+        raise FormatError(
+            "group= has the samples of sample='group'", file=path, found=f"sample={sample!r}", remedy=remedy
+        )
     try:
         with open_file(path, trust, swmr=swmr) as file:
             if sample == GROUP:

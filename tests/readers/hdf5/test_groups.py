@@ -1,8 +1,9 @@
-"""Groups as samples in files with a user block; `tests/opening/test_samples.py` has those of one rank and of three."""
+"""Groups as samples, on one rank; `tests/opening/test_samples.py` has those of several ranks."""
 
 from pathlib import Path
 
 import h5py
+import pytest
 from mpi4py import MPI
 
 import matex_data as md
@@ -17,3 +18,10 @@ def test_arrays_that_were_never_written(tmp_path: Path) -> None:
         expected = [file[f"{number}/x"][...].tolist() for number in range(3)]
     found = md.open_dataset(tmp_path / "a.h5", sample="group", comm=MPI.COMM_SELF).load()
     assert found["x"].tolist() == expected == [[1] * 4, [0] * 4, [3] * 4]
+
+
+def test_a_group_of_rows_is_an_error(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["run/x"] = [1.0]
+    with pytest.raises(md.FormatError, match=r"(?s)sample=None.*inputs="):
+        md.open_dataset(tmp_path / "a.h5", group="run", comm=MPI.COMM_SELF)
