@@ -119,9 +119,9 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
         return of_variable.decode(variable.values()), of_variable.attributes
 
     used = {name for variable in selected for name in variable.dimensions}
-    selection = selection_of(content, dimension, used, options.sel, options.isel, values, options.method is not None)
+    along, nearest = content.alike(dimension), options.method is not None
+    selection = selection_of(content, dimension, along, used, options.sel, options.isel, values, nearest)
     observations.check(selection.axes)
-    along = content.alike(dimension)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     unread: dict[str, str] = {}

@@ -65,6 +65,7 @@ class Selection:
 def selection_of(
     content: FileContent,
     dimension: str,
+    alike: Collection[str],
     used: Collection[str],
     sel: Mapping[str, Any] | None,
     isel: Mapping[str, Any] | None,
@@ -77,6 +78,7 @@ def selection_of(
     ----------
     content : of the file.
     dimension : that counts the samples.
+    alike : this dimension, and those of groups that are the same one.
     used : dimensions of the variables that are asked for.
     sel : values of coordinates: one, a list, or a slice with both ends, by dimension.
     isel : positions, likewise, by dimension.
@@ -96,7 +98,8 @@ def selection_of(
     for option, wanted in (("sel", sel), ("isel", isel)):
         for key, given in (wanted or {}).items():
             value = plain(given)
-            name = _dimension(content, key, option, dimension, used)
+            named = _dimension(content, key, option, dimension, used)
+            name = dimension if named in alike else named
             if name in axes or (name == dimension and rows is not None):
                 raise FormatError(
                     f"sel= and isel= both select along {name!r}", file=content.path, expected="one of them"

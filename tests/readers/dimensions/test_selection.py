@@ -287,6 +287,9 @@ def test_groups_with_their_own_times(tmp_path: Path) -> None:
     x, y = data[:]
     np.testing.assert_array_equal(x, np.arange(8))
     np.testing.assert_array_equal(y, x + 10)
+    for name in ("time", "output/time", "/output/time"):
+        both = open_dataset(path, inputs=["input/v", "output/v"], sel={name: "2000-01-01T03"}, comm=SELF).load()
+        assert [both[at].tolist() for at in ("input/v", "output/v")] == [[3], [13]]
     early = open_dataset(path, inputs="other/v", sel={"time": slice(None, "2000-01-01T09")}, comm=SELF)
     assert early.load()["other/v"].tolist() == [20, 21, 22, 23, 24]
     with pytest.raises(FormatError, match="other/v"):
