@@ -25,7 +25,7 @@ from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import narrow
 from matex_data.readers.hdf5.chunks import begin_of
 from matex_data.readers.hdf5.files import TrustedFile
-from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
+from matex_data.readers.hdf5.names import HDF5_ERRORS, links_of
 from matex_data.readers.hdf5.rows import ItemRows
 from matex_data.readers.hdf5.types import array_element, element_type, has_bytes_of
 
@@ -84,7 +84,7 @@ def _most_groups(file: TrustedFile, path: str) -> str:
 
 def _groups_of(file: TrustedFile, name: str) -> list[str]:
     parent = h5py.h5g.open(file.id, os.fsencode(name or "/"))
-    kinds = ((link, h5py.h5g.get_objinfo(parent, link, follow_link=False).type) for _, link, _ in hard_links(parent))
+    kinds = ((link, h5py.h5g.get_objinfo(parent, link, follow_link=False).type) for _, link, _ in links_of(parent))
     return [os.fsdecode(link) for link, kind in kinds if kind == h5py.h5g.GROUP]
 
 
@@ -191,7 +191,7 @@ def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[st
 
 def _datasets(group: h5py.h5g.GroupID, prefix: bytes) -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
     """Yield the datasets within a group that hard links lead to, with their paths from it."""
-    for _, link, name in reversed(hard_links(group, prefix)):
+    for _, link, name in reversed(links_of(group, prefix)):
         kind = h5py.h5g.get_objinfo(group, link, follow_link=False).type
         if kind == h5py.h5g.DATASET:
             yield os.fsdecode(name), h5py.h5d.open(group, link)

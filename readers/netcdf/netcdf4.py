@@ -26,7 +26,7 @@ from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.chunks import fill_value
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, hard_links
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, links_of
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
 from matex_data.readers.hdf5.rows import along, extended
 
@@ -59,7 +59,7 @@ def is_netcdf4(file: h5py.File) -> bool:
 
 def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
     """Return whether one of the first datasets of a group is a variable or a dimension of netCDF."""
-    for _, link, _ in hard_links(group, most=MAX_PROBES):
+    for _, link, _ in links_of(group, most=MAX_PROBES):
         if h5py.h5g.get_objinfo(group, link, follow_link=False).type == h5py.h5g.DATASET:
             dataset = h5py.h5d.open(group, link)
             if any(h5py.h5a.exists(dataset, mark) for mark in MARKS):
