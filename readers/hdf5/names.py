@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
@@ -10,8 +13,10 @@ import h5py
 import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches, wants_hints
+from matex_data.machine import environment_without_mpi
 
 MAX_OBJECTS = 20_000  # in a file that is listed
+HINT_SECONDS = 20.0  # limit for the listing behind a hint
 HDF5_ERRORS = (
     OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
 )  # fmt: skip
@@ -53,7 +58,7 @@ def find(file: h5py.File, path: str, name: str) -> h5py.Dataset:
     if isinstance(found, h5py.Dataset):
         return found
     kind = "a group" if isinstance(found, h5py.Group) else "a named datatype"
-    datasets = [other for other in _hints(file) if other.startswith(name.strip("/"))]
+    datasets = [other for other in _list_in_child(path) if other.startswith(name.strip("/"))]
     remedy = f"name one of its datasets: {near_matches(name, datasets)}" if datasets else "name a dataset"
     raise FormatError(
         "the field is not a dataset", file=path, field=name, expected="a dataset", found=kind, remedy=remedy
@@ -70,21 +75,35 @@ def _open_error(file: h5py.File, path: str, name: str, error: Exception) -> Form
         return FormatError("the target of the link does not exist", file=path, field=name, expected=target, found=error)
     if link is not None:
         return FormatError("the dataset cannot be opened", file=path, field=name, found=error)
-    names = _hints(file)
+    names = _list_in_child(path)
     expected = f"one of {near_matches(name.strip('/'), names)}" if names else None
     return FieldNotFound("the file has no such dataset", file=path, field=name, expected=expected)
 
 
-def _hints(file: h5py.File) -> list[str]:
-    """Return the names in a file for a hint in an error, as far as its groups open."""
+def _list_in_child(path: str) -> list[str]:
+    """Return the names in a file for a hint in an error; an empty list if the listing fails.
+
+    A child process lists them, since HDF5 crashes on the listing of some damaged files.
+    """
+    if not wants_hints():
+        return []
+    command = [sys.executable, "-m", __name__, path]
+    try:
+        listed = subprocess.run(
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=environment_without_mpi()
+        )
+        return list(json.loads(listed.stdout))
+    except (OSError, ValueError, subprocess.SubprocessError):
+        return []
+
+
+def _list(path: str) -> None:
+    """Print the names of all datasets, and of the links in the root group, as JSON."""
     names: dict[str, None] = {}
-    if wants_hints():
-        with suppress(*HDF5_ERRORS):
-            names.update(dict.fromkeys(_walk(file)))
-            names.update(
-                dict.fromkeys(key for key in file if file.get(key, getclass=True, getlink=True) != h5py.HardLink)
-            )
-    return list(names)
+    with h5py.File(path, "r", locking=False) as file, suppress(*HDF5_ERRORS):
+        names.update(dict.fromkeys(_walk(file)))
+        names.update(dict.fromkeys(key for key in file if file.get(key, getclass=True, getlink=True) != h5py.HardLink))
+    print(json.dumps(list(names)))
 
 
 def dataset_names(file: h5py.File, path: str) -> list[str]:
@@ -148,3 +167,7 @@ def links_of(
 
     group.links.iterate(visit, info=True)
     return found[::-1]
+
+
+if __name__ == "__main__":
+    _list(sys.argv[1])
