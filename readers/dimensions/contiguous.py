@@ -6,7 +6,7 @@ attribute ``sample_dimension``, the dimension along which the observations of al
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -59,6 +59,16 @@ class Observations:
     def has(self, variable: Variable) -> bool:
         """Return whether a variable has numbers of observations."""
         return bool(variable.dimensions) and variable.dimensions[0] in self.counts
+
+    def check(self, selected: Collection[str]) -> None:
+        """Raise ``FormatError`` if a selected dimension is that of observations, of which each feature has its own."""
+        for name in self.counts.keys() & selected:
+            raise FormatError(
+                f"sel= and isel= select along {name!r}, which counts the observations",
+                file=self.path,
+                expected="the features, or dimensions of an observation",
+                remedy=f"read the observations as samples with sample_dim={name!r}",
+            )
 
     def add(self, variable: Variable, rows: tuple[Field, Layout]) -> str | None:
         """Add a variable, given its rows along the observations; return why it is no field, if it is none."""

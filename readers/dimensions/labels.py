@@ -79,7 +79,7 @@ class Labels:
         """Return the entries of a value, a list, or a slice."""
         if isinstance(wanted, slice):
             return self._between(wanted)
-        values = wanted if is_list(wanted) else [wanted]
+        values = self._listed(wanted)
         found = tuple(map(self._entry, values, self._equal(values)))
         return found if is_list(wanted) else found[0]
 
@@ -91,10 +91,17 @@ class Labels:
             return self._between(wanted, empty=True)
         if self._calendar is not None and isinstance(wanted, str):
             return self._between(slice(wanted, wanted), empty=True)  # "2015": all samples of the year
-        found = [n for entries in self._equal(wanted if is_list(wanted) else [wanted]) for n in entries.tolist()]
+        found = [n for entries in self._equal(self._listed(wanted)) for n in entries.tolist()]
         if sorted(set(found)) != found:
             raise no_entry(self.path, self.name, wanted, "values in the order of the samples")
         return tuple(found)
+
+    def _listed(self, wanted: Any) -> Sequence[Any]:
+        """Return a value as a list of one."""
+        if is_list(wanted) and not len(wanted):
+            raise no_entry(self.path, self.name, wanted, self._shown(None))
+        values: Sequence[Any] = wanted if is_list(wanted) else [wanted]
+        return values
 
     def _equal(self, wanted: Sequence[Any]) -> list[Integers]:
         """Return the entries that have each of these values."""
@@ -104,7 +111,8 @@ class Labels:
         order = order[np.argsort(self.values[order], kind="stable")]
         ascending = self.values[order].astype(object)
         ends = (np.searchsorted(ascending, numbers, side).tolist() for side in ("left", "right"))
-        return [order[begin:end] for begin, end in zip(*ends, strict=True)]
+        is_number = (numbers == numbers).tolist()  # not NaN, which a search finds anywhere
+        return [order[begin : end * known] for begin, end, known in zip(*ends, is_number, strict=True)]
 
     def _entry(self, value: Any, found: Integers) -> int:
         """Return the only entry of those that have a value; the nearest one if there is none, and may be another."""

@@ -118,8 +118,10 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
         of_variable = decoding(variable, None)
         return of_variable.decode(variable.values()), of_variable.attributes
 
-    selection = selection_of(content, dimension, options.sel, options.isel, values, options.method is not None)
-    along = content.alike(dimension)
+    used = {name for variable in selected for name in variable.dimensions}
+    along, nearest = content.alike(dimension), options.method is not None
+    selection = selection_of(content, dimension, along, used, options.sel, options.isel, values, nearest)
+    observations.check(selection.axes)
     fields: dict[str, Field] = {}
     layouts: dict[str, Layout] = {}
     unread: dict[str, str] = {}
@@ -129,9 +131,12 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
             field, layout = variable.rows(axis, decoding(variable, axis))
             inner = (*variable.dimensions[:axis], *variable.dimensions[axis + 1 :])
             field, layouts[variable.name] = selection.field(field, layout, inner)
-            fields[variable.name] = _marked(field) if _is_coordinate(variable, dimension) else field
+            if _is_coordinate(variable, dimension):
+                field = replace(field, attributes={**field.attributes, SAMPLE_COORDINATE: True})
+            fields[variable.name] = field
         elif observations.has(variable):
-            reason = observations.add(variable, variable.rows(0, decoding(variable, 0)))
+            of_file = variable.rows(0, decoding(variable, 0))
+            reason = observations.add(variable, selection.entries(*of_file, variable.dimensions[1:]))
             if reason is not None and options.names is not None:
                 raise FormatError("the variable cannot be read", file=path, field=variable.name, found=reason)
             unread |= {} if reason is None else {variable.name: reason}
@@ -166,10 +171,6 @@ def _with_coordinate(variables: Sequence[Variable], content: FileContent, dimens
     """Return the variables, and behind them the coordinate of the samples if it exists and is not one of them."""
     known = any(_is_coordinate(variable, dimension) for variable in variables)
     return [*variables, *(v for v in content.variables if not known and _is_coordinate(v, dimension))]
-
-
-def _marked(field: Field) -> Field:
-    return replace(field, attributes={**field.attributes, SAMPLE_COORDINATE: True})
 
 
 def _facts(
@@ -262,7 +263,7 @@ def _decoding(
         length = variable.shape[-1] if variable.shape and axis != len(variable.shape) - 1 else 0
         letters = dtype.itemsize == 1 and length > 0
         return CfDecoding(np.dtype(f"S{length}") if letters else dtype, None, variable.attributes, letters)
-    attributes = {**time_attributes.get(variable.name, {}), **variable.attributes}
+    attributes = {**time_attributes.get(variable.name.strip("/"), {}), **variable.attributes}
     found = cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
     return found.narrowed() if options.dtype == "float32" else found
 

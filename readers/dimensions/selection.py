@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
 from typing import Any
@@ -40,7 +40,12 @@ class Selection:
         return tuple(self.axes.get(name) for name in names)
 
     def field(self, field: Field, layout: Layout, names: Sequence[str]) -> tuple[Field, Layout]:
-        """Return a field with the selected entries of a sample, and the selected samples.
+        """Return a field with the selected entries of a sample, and the selected samples; see `entries`."""
+        selected, layout = self.entries(field, layout, names)
+        return selected, layout if self.rows is None else subset_rows(layout, self.rows)
+
+    def entries(self, field: Field, layout: Layout, names: Sequence[str]) -> tuple[Field, Layout]:
+        """Return a field with the selected entries of all rows.
 
         Parameters
         ----------
@@ -49,9 +54,7 @@ class Selection:
         """
         axes = self.of_dimensions(names)[: len(field.shape)]
         axes += (None,) * (len(field.shape) - len(axes))
-        selected = replace(field, shape=taken_shape(field.shape, axes))
-        layout = subset(layout, field.shape, axes)
-        return selected, layout if self.rows is None else subset_rows(layout, self.rows)
+        return replace(field, shape=taken_shape(field.shape, axes)), subset(layout, field.shape, axes)
 
     def values(self, values: Array, names: Sequence[str]) -> Array:
         """Return the selected entries of an array over these dimensions."""
@@ -62,6 +65,8 @@ class Selection:
 def selection_of(
     content: FileContent,
     dimension: str,
+    alike: Collection[str],
+    used: Collection[str],
     sel: Mapping[str, Any] | None,
     isel: Mapping[str, Any] | None,
     coordinate: ReadCoordinate,
@@ -73,6 +78,8 @@ def selection_of(
     ----------
     content : of the file.
     dimension : that counts the samples.
+    alike : this dimension, and those of groups that are the same one.
+    used : dimensions of the variables that are asked for.
     sel : values of coordinates: one, a list, or a slice with both ends, by dimension.
     isel : positions, likewise, by dimension.
     coordinate : reads a coordinate.
@@ -91,7 +98,8 @@ def selection_of(
     for option, wanted in (("sel", sel), ("isel", isel)):
         for key, given in (wanted or {}).items():
             value = plain(given)
-            name = _dimension(content, key, option, dimension)
+            named = _dimension(content, key, option, dimension, used)
+            name = dimension if named in alike else named
             if name in axes or (name == dimension and rows is not None):
                 raise FormatError(
                     f"sel= and isel= both select along {name!r}", file=content.path, expected="one of them"
@@ -101,7 +109,7 @@ def selection_of(
                     raise _counts_samples(content, name)
                 axes[name] = _positions(content, name, value)
                 continue
-            values, attributes = _coordinate(content, name, coordinate)
+            values, attributes = _coordinate(content, name, coordinate, dimension)
             labels = Labels(content.path, name, values, attributes, nearest and name != dimension)
             if name == dimension:
                 rows = labels.samples(value)
@@ -120,21 +128,23 @@ def _counts_samples(content: FileContent, name: str) -> FormatError:
     )
 
 
-def _dimension(content: FileContent, key: str, option: str, samples: str) -> str:
-    """Return the dimension that a key names, with or without its group; of several, the one that counts the samples."""
+def _dimension(content: FileContent, key: str, option: str, samples: str, used: Collection[str]) -> str:
+    """Return the dimension that a key names, with or without its group.
+
+    Of several, the one that counts the samples, else the only one that is ``used``, else the one outside of all groups.
+    """
     plain = key.strip("/")
-    exact = [name for name in content.dimensions if name == plain]
-    found = exact or [name for name in content.dimensions if name.rpartition("/")[2] == plain]
-    if samples in found:
-        return samples
-    if len(found) == 1:
-        return found[0]
+    found = [name for name in content.dimensions if plain in (name, name.rpartition("/")[2])]
+    for choice in ({samples}, used, {plain}, found):
+        chosen = [name for name in found if name in choice]
+        if len(chosen) == 1:
+            return chosen[0]
     problem = "names several dimensions of the file" if found else "names a dimension that the file does not have"
     near = near_matches(plain, found or content.dimensions, 12)
     raise FieldNotFound(f"{option}= {problem}", file=content.path, field=key, expected=f"one of {near}")
 
 
-def _coordinate(content: FileContent, name: str, read: ReadCoordinate) -> tuple[Array, Mapping[str, Any]]:
+def _coordinate(content: FileContent, name: str, read: ReadCoordinate, samples: str) -> tuple[Array, Mapping[str, Any]]:
     """Return the values of the coordinate of a dimension, and its attributes."""
     for variable in content.variables:
         if variable.is_coordinate(name):
@@ -146,23 +156,31 @@ def _coordinate(content: FileContent, name: str, read: ReadCoordinate) -> tuple[
         file=content.path,
         field=name,
         expected="a variable of this name along the dimension",
-        remedy=f'select by position, such as isel={{"{name}": 0}}',
+        remedy="split the data set, or give where="
+        if name == samples
+        else f'select by position, such as isel={{"{name}": 0}}',
     )
 
 
 def _positions(content: FileContent, name: str, value: Any) -> Axis:
     """Return the entries along a dimension at given positions."""
     length = content.dimensions[name]
+    expected = f"positions from {-length} to {length - 1}"
     if isinstance(value, slice):
-        numbers = range(*value.indices(length))
-        if not len(numbers):
-            raise no_entry(content.path, name, value, f"positions below {length}")
-        return numbers
-    given = [value] if not is_list(value) else list(value)
-    if len(given) == length and all(isinstance(one, bool) for one in given):
-        return tuple(number for number, is_chosen in enumerate(given) if is_chosen)
+        try:
+            given: Sequence[Any] = range(*value.indices(length))
+        except (TypeError, ValueError) as error:
+            raise no_entry(content.path, name, value, "a slice of whole numbers, by a step other than 0") from error
+    else:
+        given = list(value) if is_list(value) else [value]
+        if len(given) == length and all(isinstance(one, bool) for one in given):
+            given = [number for number, is_chosen in enumerate(given) if is_chosen]
+    if not len(given):
+        raise no_entry(content.path, name, value, expected)
     for one in given:
         if not isinstance(one, Integral) or isinstance(one, bool) or not -length <= int(one) < length:
-            raise no_entry(content.path, name, one, f"positions from {-length} to {length - 1}")
+            raise no_entry(content.path, name, one, expected)
+    if isinstance(given, range):
+        return given
     found = tuple(int(one) % length for one in given)
     return found if is_list(value) else found[0]

@@ -42,10 +42,10 @@ def chunked_layout(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item:
     corner, offset, nbytes, mask = _read_table(dataset)
     width = dtype.itemsize * prod(item)
     pipeline = Pipeline(_filters(dataset), width, prod(dataset.chunks) * width)
-    if not _is_decodable(pipeline, mask) or _has_unfiltered_edges(dataset, pipeline, corner, nbytes, mask):
+    if not _is_decodable(pipeline, mask) or _has_wrong_corners(dataset, corner):
         return None
-    base = None if _has_wrong_corners(dataset, corner) else _base_address(dataset, path, corner, offset)
-    if base is None:
+    base = _base_address(dataset, path, corner, offset)
+    if base is None or _has_unfiltered_edges(dataset, pipeline, corner, nbytes, mask):
         return None
     number = np.zeros(len(offset), np.int64)
     for axis, size in enumerate(grid):
@@ -137,6 +137,13 @@ def check_chunks(dataset: h5py.Dataset, path: str) -> None:
     grid = [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)]
     if not _is_too_sparse(dataset, path, prod(grid)):
         _read_table(dataset)
+
+
+def begin_of(dataset: h5py.h5d.DatasetID) -> int | None:
+    """Return the byte at which the data of a contiguous dataset begin; None if there are none, or not as such."""
+    offset: int | None = dataset.get_offset()
+    # HDF5 1.14.6 adds the user block to the address that stands for none.
+    return None if offset is None or not dataset.get_storage_size() else offset
 
 
 def check_begin(offset: int, found: str) -> None:

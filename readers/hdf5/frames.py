@@ -236,7 +236,7 @@ class DataFrames:
 def _frame_keys(group: h5py.Group, prefix: str) -> Iterator[str]:
     for name in group:
         item = group.get(name) if group.get(name, getclass=True) is h5py.Group else None
-        if item is None or name.startswith(("_i_", "_p_")):
+        if item is None or is_hidden(name):
             continue
         if text_of(item.attrs.get("pandas_type", "")) in KINDS:
             yield f"{prefix}{name}"

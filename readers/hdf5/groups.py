@@ -23,8 +23,9 @@ from matex_data.index.united import ragged_field
 from matex_data.paths import natural_sorted
 from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import narrow
+from matex_data.readers.hdf5.chunks import begin_of
 from matex_data.readers.hdf5.files import TrustedFile
-from matex_data.readers.hdf5.names import HDF5_ERRORS, hard_links
+from matex_data.readers.hdf5.names import HDF5_ERRORS, links_of
 from matex_data.readers.hdf5.rows import ItemRows
 from matex_data.readers.hdf5.types import array_element, element_type, has_bytes_of
 
@@ -83,7 +84,7 @@ def _most_groups(file: TrustedFile, path: str) -> str:
 
 def _groups_of(file: TrustedFile, name: str) -> list[str]:
     parent = h5py.h5g.open(file.id, os.fsencode(name or "/"))
-    kinds = ((link, h5py.h5g.get_objinfo(parent, link, follow_link=False).type) for _, link, _ in hard_links(parent))
+    kinds = ((link, h5py.h5g.get_objinfo(parent, link, follow_link=False).type) for _, link, _ in links_of(parent))
     return [os.fsdecode(link) for link, kind in kinds if kind == h5py.h5g.GROUP]
 
 
@@ -122,7 +123,7 @@ class _Column:
 
     def add(self, opened: h5py.h5d.DatasetID, name: str) -> None:
         """Add the dataset of the next group."""
-        shape, offset = opened.shape, opened.get_offset()
+        shape, offset = opened.shape, begin_of(opened)
         if shape is None or len(shape) != self.axes or opened.get_type() != self.kind:
             self.problem = self.problem or f"{name!r} has another type or number of axes"
             shape = (0,) * self.axes
@@ -174,7 +175,7 @@ def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[st
                 if column is None:
                     column = columns[name] = _Column.of(_asked(file, f"{parent}/{group}/{name}"))
                     column.problem = column.problem or (f"{groups[0]!r} lacks it" if number else "")
-                elif opened.get_offset() is None:
+                elif begin_of(opened) is None:
                     _asked(file, f"{parent}/{group}/{name}")
                 if len(column.offset) < number:
                     column.problem = column.problem or f"{groups[len(column.offset)]!r} lacks it"
@@ -190,7 +191,7 @@ def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[st
 
 def _datasets(group: h5py.h5g.GroupID, prefix: bytes) -> Iterator[tuple[str, h5py.h5d.DatasetID]]:
     """Yield the datasets within a group that hard links lead to, with their paths from it."""
-    for _, link, name in reversed(hard_links(group, prefix)):
+    for _, link, name in reversed(links_of(group, prefix)):
         kind = h5py.h5g.get_objinfo(group, link, follow_link=False).type
         if kind == h5py.h5g.DATASET:
             yield os.fsdecode(name), h5py.h5d.open(group, link)

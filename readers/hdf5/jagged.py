@@ -9,13 +9,15 @@ from typing import Any
 import h5py
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FieldNotFound, FormatError
+from matex_data.errors import DataError, FieldNotFound, FormatError, without_hints
 from matex_data.fields import Field
 from matex_data.index.jagged import Content, jagged_columns
 from matex_data.index.model import Layout
+from matex_data.readers.catalogue import warn_of_unknown
 from matex_data.readers.hdf5.checks import all_values, check_filters
 from matex_data.readers.hdf5.conventions import RANGES, VECTOR_OF_VECTORS, Conventions, Pairing
 from matex_data.readers.hdf5.members import find_field, read_column
+from matex_data.readers.hdf5.names import dataset_names
 from matex_data.readers.hdf5.offsets import KINDS, as_integers, offsets_of, offsets_of_ranges, readings
 
 Layouts = dict[str, tuple[Field, Layout]]
@@ -52,7 +54,11 @@ class Pairings:
             return cls(file, path, (), Conventions(file))
         if not isinstance(offsets, Mapping):
             raise _option_error(path, offsets)
-        return cls(file, path, tuple(_pairing(path, name, value) for name, value in offsets.items()), None)
+        given = tuple(_pairing(path, name, value) for name, value in offsets.items())
+        unknown = [pairing.content for pairing in given if not _has_content(file, path, pairing.content)]
+        if unknown:
+            warn_of_unknown("offsets", unknown, dataset_names(file, path), path)
+        return cls(file, path, given, None)
 
     def pairing(self, name: str) -> Pairing | None:
         """Return the pairing that covers a field, the one with the longest name; None if there is none."""
@@ -234,6 +240,16 @@ class Pairings:
                 found="elements of variable length" if field.ragged else f"elements of shape {field.shape}",
                 remedy=f"select its columns, as in inputs={columns}" if len(field.shape) == 1 else None,
             )
+
+
+def _has_content(file: h5py.File, path: str, name: str) -> bool:
+    """Return whether a file has a dataset, a group, or a member of a table of that name."""
+    try:
+        with without_hints():
+            find_field(file, path, name)
+    except DataError as error:  # of a group, or of what whoever reads it is told
+        return not isinstance(error, FieldNotFound)
+    return True
 
 
 def _describe(values: Any) -> str:

@@ -18,7 +18,7 @@ from matex_data.index.combined import Concatenated
 from matex_data.index.model import Layout
 from matex_data.paths import natural_sorted
 from matex_data.readers.hdf5.files import TrustedFile
-from matex_data.readers.hdf5.names import HDF5_ERRORS, MAX_OBJECTS, hard_links
+from matex_data.readers.hdf5.names import HDF5_ERRORS, MAX_OBJECTS, links_of
 from matex_data.readers.hdf5.source_rows import SourceRows
 from matex_data.warning import warn
 
@@ -128,16 +128,8 @@ def _external_links(file: TrustedFile) -> Iterator[str]:
     pending = [(h5py.h5g.open(file.id, b"/"), b"")]
     while pending:
         group, prefix = pending.pop()
-        found: list[bytes] = []
-
-        def visit(name: bytes, info: h5py.h5l.LinkInfo, found: list[bytes] = found) -> int | None:
-            if info.type == h5py.h5l.TYPE_EXTERNAL:
-                found.append(name)
-            return 1 if len(found) > MAX_OBJECTS else None
-
-        group.links.iterate(visit, info=True)
-        yield from (os.fsdecode(prefix + name) for name in found)
-        for _, link, name in hard_links(group, prefix, MAX_OBJECTS):
+        yield from (os.fsdecode(name) for *_, name in links_of(group, prefix, MAX_OBJECTS, h5py.h5l.TYPE_EXTERNAL))
+        for _, link, name in links_of(group, prefix, MAX_OBJECTS):
             item = h5py.h5g.get_objinfo(group, link, follow_link=False)
             if item.type == h5py.h5g.GROUP and item.objno not in seen and len(seen) <= MAX_OBJECTS:
                 seen.add(item.objno)

@@ -21,7 +21,7 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import c_strides
 from matex_data.index.table import Column
-from matex_data.readers.hdf5.chunks import check_begin
+from matex_data.readers.hdf5.chunks import begin_of, check_begin
 from matex_data.readers.hdf5.names import HDF5_ERRORS, find, has_attribute, object_of
 from matex_data.readers.hdf5.types import element_type, read_elements, stored_type, unreadable_members
 
@@ -200,7 +200,7 @@ def member_layouts(
     storage = dataset.id.get_create_plist().get_layout()
     if storage == h5py.h5d.COMPACT:
         return {name: MemoryRows(read_column(table, path)) for name, path in readable.items()}
-    offset = dataset.id.get_offset() if storage == h5py.h5d.CONTIGUOUS else None
+    offset = begin_of(dataset.id) if storage == h5py.h5d.CONTIGUOUS else None
     if offset is not None:
         check_begin(offset - dataset.file.userblock_size, "it begins")
         return dict(_contiguous(table, record, readable, offset))

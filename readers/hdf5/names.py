@@ -132,7 +132,7 @@ def _walk(file: h5py.File) -> Iterator[str]:
     in large files and crashes HDF5 1.14 in damaged ones.
     """
     seen = {h5py.h5g.get_objinfo(file.id, b"/").objno}  # addresses
-    pending = hard_links(file.id, b"", MAX_OBJECTS)
+    pending = links_of(file.id, b"", MAX_OBJECTS)
     while pending:
         group, link, name = pending.pop()
         found = h5py.h5g.get_objinfo(group, link, follow_link=False)
@@ -144,23 +144,24 @@ def _walk(file: h5py.File) -> Iterator[str]:
         if found.type == h5py.h5g.DATASET:
             yield name.decode("utf-8", "surrogateescape")
         elif found.type == h5py.h5g.GROUP:
-            pending += hard_links(h5py.h5g.open(group, link), name + b"/", MAX_OBJECTS)
+            pending += links_of(h5py.h5g.open(group, link), name + b"/", MAX_OBJECTS)
 
 
-def hard_links(
-    group: h5py.h5g.GroupID, prefix: bytes = b"", most: int | None = None
+def links_of(
+    group: h5py.h5g.GroupID, prefix: bytes = b"", most: int | None = None, kind: int = h5py.h5l.TYPE_HARD
 ) -> list[tuple[h5py.h5g.GroupID, bytes, bytes]]:
-    """Return the hard links of a group, last name first, as tuples of group, link and full name.
+    """Return the links of a kind of a group, last name first, as tuples of group, link and full name.
 
     Parameters
     ----------
     prefix : of the full names.
     most : number of links from which on no more are listed; None: all are.
+    kind : of links, of those of ``h5py.h5l``.
     """
     found = []
 
     def visit(name: bytes, info: h5py.h5l.LinkInfo) -> int | None:
-        if info.type == h5py.h5l.TYPE_HARD:
+        if info.type == kind:
             found.append((group, name, prefix + name))
         return 1 if most is not None and len(found) > most else None
 

@@ -31,7 +31,7 @@ from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.catalogue import shown, warn_of
 from matex_data.readers.decoding import decode_layout
 from matex_data.readers.hdf5.checks import all_values, check_filters, check_raw_files, check_sources
-from matex_data.readers.hdf5.chunks import check_begin, check_chunks, chunked_layout, unwritten_layout
+from matex_data.readers.hdf5.chunks import begin_of, check_begin, check_chunks, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.files import OPEN_FOR_WRITING, open_file
 from matex_data.readers.hdf5.frames import (
     DataFrames,
@@ -111,6 +111,11 @@ def index(
     FieldNotFound : there is no dataset of that name.
     FormatError : the file is damaged or no HDF5 file, a dataset cannot be read or has no rows, or offsets do not fit.
     """
+    if group is not None and sample != GROUP:
+        remedy = 'give sample="group" as well, or name its datasets with inputs=, such as inputs="run1/*"'
+        raise FormatError(
+            "group= has the samples of sample='group'", file=path, found=f"sample={sample!r}", remedy=remedy
+        )
     try:
         with open_file(path, trust, swmr=swmr) as file:
             if sample == GROUP:
@@ -132,7 +137,7 @@ def index(
         raise _file_error(path, error) from error
     layouts = {name: layout for name, (_, layout) in rows.items()}
     fields = {name: field for name, (field, _) in rows.items()}
-    if swmr:
+    if swmr and sample != FILE:
         complete = range(min(layout.rows for layout in layouts.values()))
         layouts = {name: subset_rows(layout, complete) for name, layout in layouts.items()}
     if sample == FILE:
@@ -208,8 +213,9 @@ class _Contents:
 
         for name in names:
             try:
-                if name in self.links.series:
-                    found[name] = self.links.rows(self.file, self.path, name, of_link, _of_source)
+                if name.strip("/") in self.links.series:
+                    field, layout = self.links.rows(self.file, self.path, name.strip("/"), of_link, _byte_ranges)
+                    found[name] = replace(field, name=name), layout
                     continue
                 column, stored = self.frames.find(name), self.pairings.dataset_name(name)
                 if column is not None:
@@ -426,30 +432,28 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 def _field_and_layout(
     dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool, axis: int
 ) -> tuple[Field, Layout]:
-    memory = element_type(dataset)
-    stored, item, ragged = array_element(memory)
+    stored, item, ragged = array_element(element_type(dataset))
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
-    shape = (*dataset.shape[1:], *item)
-    field = Field(name, shape, native, ragged, field_attributes)
-    kind = dataset.id.get_type()
-    partial = any(unreadable_members(kind))
-    plain = not ragged and not partial and has_bytes_of(kind, memory) and not (axis and dataset.is_virtual)
-    layout = _byte_ranges(dataset, path, name, stored, item) if plain else None
+    field = Field(name, (*dataset.shape[1:], *item), native, ragged, field_attributes)
+    partial = any(unreadable_members(dataset.id.get_type()))
+    layout = None if partial or (axis and dataset.is_virtual) else _byte_ranges(dataset, path, name)
     if layout is None:
         layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
     return field, layout
 
 
-def _byte_ranges(
-    dataset: h5py.Dataset, path: str, name: str, stored: np.dtype[Any], item: tuple[int, ...]
-) -> Layout | None:
-    """Return a layout of byte ranges; None if only the library can read the rows."""
+def _byte_ranges(dataset: h5py.Dataset, path: str, name: str) -> Layout | None:
+    """Return a layout of byte ranges, of a source of a virtual dataset too; None if only the library reads the rows."""
+    memory = element_type(dataset)
+    stored, item, ragged = array_element(memory)
     plist = dataset.id.get_create_plist()
     storage = plist.get_layout()
+    if ragged or not has_bytes_of(dataset.id.get_type(), memory):
+        return None
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
     if dataset.is_virtual:
-        return source_layout(dataset, path, lambda source, at: _of_source(source, at, name))
+        return source_layout(dataset, path, lambda source, at: _byte_ranges(source, at, name))
     layout: Layout | None = None
     if storage == h5py.h5d.CHUNKED:
         layout = chunked_layout(dataset, path, stored, item)
@@ -462,14 +466,6 @@ def _byte_ranges(
     return layout
 
 
-def _of_source(source: h5py.Dataset, path: str, name: str) -> Layout | None:
-    """Return the layout of a source of the virtual dataset ``name``; None if only the library can read its rows."""
-    memory = element_type(source)
-    stored, item, ragged = array_element(memory)
-    plain = not ragged and has_bytes_of(source.id.get_type(), memory)
-    return _byte_ranges(source, path, name, stored, item) if plain else None
-
-
 def _is_in(path: str, dataset: h5py.Dataset) -> bool:
     """Return whether the dataset is stored in that file, and not in the target of an external link."""
     if is_url(path):
@@ -479,7 +475,7 @@ def _is_in(path: str, dataset: h5py.Dataset) -> bool:
 
 
 def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Layout | None:
-    offset = dataset.id.get_offset()
+    offset = begin_of(dataset.id)
     if offset is None:
         return unwritten_layout(dataset, stored, item)
     check_begin(offset - dataset.file.userblock_size, "it begins")
@@ -561,18 +557,12 @@ def attributes(
     names = h5py.check_enum_dtype(element_type(dataset) if dtype is None else dtype)
     if names is not None:
         found["enum"] = dict(sorted(names.items(), key=lambda pair: pair[1]))
-    for key in itertools.islice(_attribute_names(dataset), most):
-        value = _attribute(dataset, key)
-        if value is not None:
-            found[key] = value
+    with suppress(*HDF5_ERRORS):  # the rows are intact without their attributes
+        for key in itertools.islice(list(dataset.attrs), most):
+            value = _attribute(dataset, key)
+            if value is not None:
+                found[key] = value
     return found
-
-
-def _attribute_names(dataset: h5py.Dataset) -> list[str]:
-    try:
-        return list(dataset.attrs)
-    except HDF5_ERRORS:
-        return []  # the rows are intact without their attributes
 
 
 def _attribute(dataset: h5py.Dataset, key: str) -> Any:

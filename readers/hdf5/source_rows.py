@@ -18,7 +18,7 @@ from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
 from matex_data.index.subset import subset_rows
 from matex_data.readers.hdf5.files import open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.hdf5.virtual import Segment, segments_of
+from matex_data.readers.hdf5.virtual import VirtualSource, whole_sources_of
 
 
 @declared
@@ -100,25 +100,25 @@ def source_layout(
     ----------
     byte_ranges : returns the layout of a source by its dataset and its path, or None.
     """
-    segments = segments_of(dataset, path)
-    if not segments:
+    sources = whole_sources_of(dataset, path)
+    if not sources:
         return None
     try:
-        parts = [_source_rows(segment, dataset, byte_ranges) for segment in segments]
+        parts = [_source_rows(source, first, dataset, byte_ranges) for source, first in sources]
     except (OSError, *HDF5_ERRORS):  # the library's rows report what is wrong with a source
         return None
     return None if None in parts else Concatenated(tuple(part for part in parts if part is not None))
 
 
 def _source_rows(
-    segment: Segment, dataset: h5py.Dataset, byte_ranges: Callable[[h5py.Dataset, str], Layout | None]
+    of: VirtualSource, first: int, dataset: h5py.Dataset, byte_ranges: Callable[[h5py.Dataset, str], Layout | None]
 ) -> SourceRows | None:
-    with open_indexed(segment.path) as file:
-        source = file[segment.name]
-        if source.shape[1:] != dataset.shape[1:] or source.shape[0] < segment.first + segment.rows:
+    rows = range(first, first + of.stop - of.start)
+    with open_indexed(of.path) as file:
+        source = file[of.name]
+        if source.shape[1:] != dataset.shape[1:] or source.shape[0] < rows.stop:
             return None
         if source.dtype.newbyteorder("=") != dataset.dtype.newbyteorder("="):
             return None
-        layout = byte_ranges(source, segment.path)
-    rows = range(segment.first, segment.first + segment.rows)
-    return None if layout is None else SourceRows(subset_rows(layout, rows), segment.path)
+        layout = byte_ranges(source, of.path)
+    return None if layout is None else SourceRows(subset_rows(layout, rows), of.path)

@@ -24,7 +24,6 @@ from matex_data.storage.trust import NO_BASE
 PREFIX, LINK_PREFIX = "HDF5_VDS_PREFIX", "HDF5_EXT_PREFIX"
 
 
-@declared
 @dataclass(frozen=True)
 class VirtualSource:
     """Dataset of another file, or of the same one, that holds samples of a virtual dataset.
@@ -40,23 +39,6 @@ class VirtualSource:
     name: str
     start: int
     stop: int
-
-
-@declared
-@dataclass(frozen=True)
-class Segment:
-    """Whole rows of a source that are consecutive rows of a virtual dataset.
-
-    Parameters
-    ----------
-    path, name : of the file, and of the dataset in it.
-    first, rows : range of rows of the source.
-    """
-
-    path: str
-    name: str
-    first: int
-    rows: int
 
 
 @declared
@@ -94,8 +76,8 @@ def sources_of(dataset: h5py.Dataset, path: str) -> Iterator[VirtualSource]:
     return (source for _, source in _mapped(dataset, path))
 
 
-def segments_of(dataset: h5py.Dataset, path: str) -> list[Segment] | None:
-    """Return the sources of a virtual dataset in the order of its rows.
+def whole_sources_of(dataset: h5py.Dataset, path: str) -> list[tuple[VirtualSource, int]] | None:
+    """Return the sources of a virtual dataset in the order of its rows, and the first row in each of them.
 
     None unless each of them gives whole rows, and each row has one source.
     """
@@ -109,11 +91,10 @@ def segments_of(dataset: h5py.Dataset, path: str) -> list[Segment] | None:
         of_source = _whole_rows(mapping.src_space, inner)
         if not is_whole or of_source is None or of_source[1] not in (None, rows):
             return None
-        found.append((source.start, Segment(source.path, source.name, of_source[0], rows)))
-    found.sort(key=lambda pair: pair[0])
-    ends = np.cumsum([segment.rows for _, segment in found]).tolist()
-    starts = [start for start, _ in found]
-    return [segment for _, segment in found] if [*starts, dataset.shape[0]] == [0, *ends] else None
+        found.append((source, of_source[0]))
+    found.sort(key=lambda pair: pair[0].start)
+    starts, stops = [source.start for source, _ in found], [source.stop for source, _ in found]
+    return found if [*starts, dataset.shape[0]] == [0, *stops] else None
 
 
 def _whole_rows(space: h5py.h5s.SpaceID, inner: tuple[int, ...]) -> tuple[int, int | None] | None:

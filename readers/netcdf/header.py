@@ -57,14 +57,12 @@ class CdfHeader:
     ----------
     dimensions : length of each dimension.
     unlimited : name of the record dimension, or None.
-    attributes : of the file.
     variables : all variables.
     record_bytes : bytes from one record to the next.
     """
 
     dimensions: Mapping[str, int]
     unlimited: str | None
-    attributes: Mapping[str, Any]
     variables: tuple[CdfVariable, ...]
     record_bytes: int
 
@@ -100,7 +98,7 @@ class _HeaderParser:
         unlimited = [name for name, length in dimensions if length == 0]
         if len(unlimited) > 1:
             raise self._error("the file has more than one record dimension", "at most one of length 0", unlimited)
-        attributes = self._attributes()
+        self._attributes()  # of the file
         variables = [self._variable(dimensions) for _ in range(self._list(VARIABLE))]
         record_bytes = _record_bytes(variables)
         if records is None:
@@ -108,8 +106,7 @@ class _HeaderParser:
         return CdfHeader(
             dimensions={name: length or records for name, length in dimensions},
             unlimited=unlimited[0] if unlimited else None,
-            attributes=attributes,
-            variables=tuple(_with_records(variable, records) for variable in variables),
+            variables=tuple(replace(v, shape=(records, *v.shape[1:])) if v.record else v for v in variables),
             record_bytes=record_bytes,
         )
 
@@ -222,10 +219,3 @@ def _record_bytes(variables: list[CdfVariable]) -> int:
     """Return the bytes from one record to the next. Each row is padded to 4 bytes, except that of a lone variable."""
     slabs = [variable.slab_bytes for variable in variables if variable.record]
     return slabs[0] if len(slabs) == 1 else sum(slab + -slab % 4 for slab in slabs)
-
-
-def _with_records(variable: CdfVariable, records: int) -> CdfVariable:
-    if not variable.record:
-        return variable
-    shape = (records, *variable.shape[1:])
-    return replace(variable, shape=shape)

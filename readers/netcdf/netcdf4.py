@@ -26,7 +26,7 @@ from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.chunks import fill_value
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, links_of
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
 from matex_data.readers.hdf5.rows import along, extended
 
@@ -59,7 +59,7 @@ def is_netcdf4(file: h5py.File) -> bool:
 
 def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
     """Return whether one of the first datasets of a group is a variable or a dimension of netCDF."""
-    for link in _first_links(group):
+    for _, link, _ in links_of(group, most=MAX_PROBES):
         if h5py.h5g.get_objinfo(group, link, follow_link=False).type == h5py.h5g.DATASET:
             dataset = h5py.h5d.open(group, link)
             if any(h5py.h5a.exists(dataset, mark) for mark in MARKS):
@@ -67,17 +67,6 @@ def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
             if h5py.h5a.exists(dataset, b"NAME") and _is_dimension_only(h5py.Dataset(dataset)):
                 return True
     return False
-
-
-def _first_links(group: h5py.h5g.GroupID) -> list[bytes]:
-    links: list[bytes] = []
-
-    def visit(name: bytes) -> int | None:
-        links.append(name)
-        return 1 if len(links) >= MAX_PROBES else None
-
-    group.links.iterate(visit)
-    return links
 
 
 def read_content(file: h5py.File, path: str) -> FileContent:
@@ -224,7 +213,7 @@ class Hdf5Variable(Variable):
             return stored
         check_fits(self.nbytes, "the variable", file=self.path, field=self.name, remedy="restore the file")
         fill = b"" if self.dtype.hasobject else fill_value(self.dataset, self.dtype, ())
-        if self.dataset.chunks is None or fill is None:
+        if self.dataset.chunks is None or fill is None or self._is_never_filled():
             raise self._shorter()
         values = np.full(self.shape, fill, self.dtype)
         values[tuple(map(slice, stored.shape))] = stored
@@ -235,6 +224,11 @@ class Hdf5Variable(Variable):
         status = self.dataset.id.get_space_status()
         return status == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED and self.dtype.str[1:] in DEFAULT_FILL
 
+    def _is_never_filled(self) -> bool:
+        """Return whether the rest of a chunk that is not full has any content, as with ``NC_NOFILL``."""
+        never: int = h5py.h5d.FILL_TIME_NEVER
+        return bool(self.dataset.id.get_create_plist().get_fill_time() == never)
+
     def _fill_value(self) -> Any:
         return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
 
@@ -242,7 +236,7 @@ class Hdf5Variable(Variable):
         """Return the layout of the rows along the first axis with the shape of the variable."""
         if self.dataset.shape == self.shape:
             return layout
-        if isinstance(layout, Chunked):
+        if isinstance(layout, Chunked) and not self._is_never_filled():
             return extended(layout, (*self.shape, *layout.shape[len(self.shape) :]))
         raise self._shorter()
 
@@ -251,7 +245,7 @@ class Hdf5Variable(Variable):
             "the field is shorter than its dimensions",
             file=self.path,
             field=self.name,
-            expected=f"the shape {self.shape}, or numbers in chunks, whose rest is fill",
+            expected=f"the shape {self.shape}, or numbers in chunks that netCDF fills",
             found=f"the shape {self.dataset.shape}",
             remedy="name other fields with inputs=, and give static=False; or read it as plain HDF5 with format='hdf5'",
         )

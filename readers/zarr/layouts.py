@@ -148,7 +148,7 @@ class ZarrArray:
         ------
         DecodeError : a chunk does not decode.
         """
-        shape, chunk_shape = self._first(self.metadata.shape), self._first(self.metadata.chunk_shape)
+        shape, chunk_shape = self.first(self.metadata.shape), self.first(self.metadata.chunk_shape)
         fill = self._plain(np.array(self.metadata.fill, self.metadata.dtype))
         out = np.full((stop - start, *shape[1:]), fill, fill.dtype)
         counts = Grid.of(shape, chunk_shape, 0).counts
@@ -174,7 +174,8 @@ class ZarrArray:
         chunk = self._chunk(0, 0)
         return self._plain(np.array(self.metadata.fill, self.metadata.dtype)) if chunk is None else chunk
 
-    def _first(self, lengths: Sequence[int]) -> tuple[int, ...]:
+    def first(self, lengths: Sequence[int]) -> tuple[int, ...]:
+        """Return lengths along the axes with that along the sample axis in front."""
         return (lengths[self.axis], *lengths[: self.axis], *lengths[self.axis + 1 :])
 
     def _chunk(self, number: int, row: int) -> Array | None:
@@ -233,16 +234,13 @@ def rows_of(array: ZarrArray, path: str, convert: Any) -> Chunked | ZarrTextRows
     path : of the data set's file.
     convert : of the stored numbers; None: they are the values.
     """
-    metadata, axis = array.metadata, array.axis
+    metadata = array.metadata
     if metadata.dtype.kind in "UO":
         return ZarrTextRows(array)
 
-    def first(lengths: Sequence[int]) -> tuple[int, ...]:
-        return (lengths[axis], *lengths[:axis], *lengths[axis + 1 :])
-
-    shape, chunk_shape = first(metadata.shape), first(metadata.chunk_shape)
+    shape, chunk_shape = array.first(metadata.shape), array.first(metadata.chunk_shape)
     source = array.source
-    common = {"fill": metadata.fill, "convert": convert, "axis": axis}
+    common = {"fill": metadata.fill, "convert": convert, "axis": array.axis}
     if isinstance(source, ChunkExtents) and source.are_plain and source.paths in ((), (path,)):
         table = (source.number, source.offset, source.nbytes, source.checksum)
         return Chunked(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common)

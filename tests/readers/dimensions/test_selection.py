@@ -137,6 +137,8 @@ def test_values_of_lists_are_exact(values: list[Any]) -> None:
     assert labels.entries([values[2], values[0]]) == (2, 0)
     assert labels.samples([values[0], values[2]]) == (0, 2) and labels.samples(values[2]) == (2,)
     assert labels.samples([values[2] * 2]) == ()
+    if array.dtype == float:
+        assert Labels("a.nc", "x", array[:1], {}).samples(np.nan) == labels.samples([np.nan]) == ()
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -169,7 +171,12 @@ def test_descending_coordinates_and_exact_values(folder: Path) -> None:
         ({"sel": {"time": "yesterday"}}, FormatError, "ISO 8601"),
         ({"sel": {"time": ["2015-12-31T00", "2015-12-31T05"]}}, FormatError, "2 samples"),
         ({"sel": {"level": 500}, "isel": {"level": 1}}, FormatError, "both select"),
+        ({"sel": {"level": []}}, FormatError, "one of .1000, 850"),
+        ({"sel": {"time": []}}, FormatError, "one of .'2015-12-30 00:00:00'"),
         ({"isel": {"level": 5}}, FormatError, "from -5 to 4"),
+        ({"isel": {"level": [False] * 5}}, FormatError, "from -5 to 4"),
+        ({"isel": {"level": slice(0, 2.5)}}, FormatError, "a slice of whole numbers"),
+        ({"isel": {"level": slice(0, 2, 0)}}, FormatError, "a step other than 0"),
         ({"isel": {"time": slice(0, 4)}}, FormatError, "counts the samples"),
         ({"sel": ["level"]}, FormatError, "expected: a dict or None"),
     ]
@@ -280,10 +287,35 @@ def test_groups_with_their_own_times(tmp_path: Path) -> None:
     x, y = data[:]
     np.testing.assert_array_equal(x, np.arange(8))
     np.testing.assert_array_equal(y, x + 10)
+    for name in ("time", "output/time", "/output/time"):
+        both = open_dataset(path, inputs=["input/v", "output/v"], sel={name: "2000-01-01T03"}, comm=SELF).load()
+        assert [both[at].tolist() for at in ("input/v", "output/v")] == [[3], [13]]
     early = open_dataset(path, inputs="other/v", sel={"time": slice(None, "2000-01-01T09")}, comm=SELF)
     assert early.load()["other/v"].tolist() == [20, 21, 22, 23, 24]
     with pytest.raises(FormatError, match="other/v"):
         open_dataset(path, inputs=["input/v", "other/v"], comm=SELF)
+
+
+def test_a_dimension_by_its_name_is_that_of_what_is_read(tmp_path: Path) -> None:
+    path, values = tmp_path / "groups.nc", np.arange(12.0)
+    with netCDF4.Dataset(path, "w") as file:
+        for group, first in ((file, 0), (file.createGroup("other"), 2)):
+            for name, length in (("time", 4), ("level", 3)):
+                group.createDimension(name, length)
+                group.createVariable(name, "f4", (name,))[:] = np.arange(length) + first
+            group["time"].units = "days since 2000-01-01"
+            group.createVariable("v", "f4", ("time", "level"))[:] = values.reshape(4, 3) + 100 * first
+    for name, expected in (("v", 7), ("other/v", 201), ("/other/v", 201)):
+        options: dict[str, Any] = {"sel": {"time": "2000-01-03", "level": 1 if name == "v" else 3}, "comm": SELF}
+        assert open_dataset(path, inputs=name, **options).load()[name].tolist() == [expected]
+    assert open_dataset(path, inputs="v", sel={"other/level": 2.0}, comm=SELF).schema["v"].shape == (3,)
+
+
+def test_samples_without_a_coordinate_are_not_said_to_have_positions(tmp_path: Path) -> None:
+    xr.Dataset({"v": (("n", "x"), np.ones((4, 2)))}).to_netcdf(tmp_path / "a.nc")
+    for name, remedy in (("n", "where="), ("x", "isel=")):
+        with pytest.raises(FieldNotFound, match=f"(?s)no coordinate.*{remedy}"):
+            open_dataset(tmp_path / "a.nc", sample_dim="n", sel={name: 1}, comm=SELF)
 
 
 def test_a_stepwise_calendar(tmp_path: Path) -> None:

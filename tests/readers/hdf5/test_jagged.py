@@ -91,6 +91,20 @@ def test_whole_tables_and_single_contents(tmp_path: Path) -> None:
     assert '"table/pt"' in str(caught.value)
 
 
+def test_a_content_that_the_file_lacks_is_told(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["jets/pt"], file["jets/n"], file["t"] = np.arange(5.0), [2, 3], np.zeros(2, [("a", "i4")])
+    told = {"jet": "jets/n", "t/b": "jets/n", "jets": "jets/n", "t/a": "jets/n", "jets/pt": "jets/n"}
+    with pytest.warns(UserWarning) as caught:
+        index(str(tmp_path / "a.h5"), ["jets/pt"], offsets=told)
+    messages = [str(warning.message) for warning in caught]
+    assert ["offsets= names 'jet'" in messages[0], "offsets= names 't/b'" in messages[1], len(messages)] == [
+        True,
+        True,
+        2,
+    ]
+
+
 def test_all_fields_of_a_file(tmp_path: Path) -> None:
     write(tmp_path / "a.h5")
     with h5py.File(tmp_path / "a.h5", "a") as file:

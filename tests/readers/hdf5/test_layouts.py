@@ -31,6 +31,11 @@ OTHERS = [np.dtype(bool), ENUM, np.dtype("S7"), np.dtype("V5"), np.dtype((">f4",
 RECORD = np.dtype([("id", ">i4"), ("p", "f8", (3,)), ("name", "S4"), ("good", "?")], align=True)
 SECONDS = 20.0  # far more than opening a file takes on a machine that is busy, or pauses
 LIBVERS = ["earliest", "v108", "latest"]
+FILTERS: dict[str, dict[str, Any]] = {
+    "raw": {},
+    "shuffled": {"shuffle": True},
+    "gzip": {"compression": 1, "shuffle": True, "fletcher32": True},
+}
 
 
 def values(shape: tuple[int, ...], dtype: Any) -> np.ndarray[Any, Any]:
@@ -121,13 +126,15 @@ def test_chunk_indexes(tmp_path: Path, libver: str, userblock: int, shape: Any, 
     path = tmp_path / "a.h5"
     with h5py.File(path, "w", libver=libver, userblock_size=userblock) as file:
         data = values(shape, "<i4") % 50  # so that no chunk takes as many bytes compressed as not
-        for name, filters in {"raw": {}, "gzip": {"compression": 1, "shuffle": True, "fletcher32": True}}.items():
+        for name, filters in FILTERS.items():
             file.create_dataset(name, data=data, chunks=chunks, maxshape=maxshape, **filters)
         file.create_dataset("flat", data=data)
+        file.create_dataset("unwritten", data.shape, data.dtype)
     misplaced = maxshape in [(13, None), (9, None, 8)] and chunks[0] < 13 and libver != "earliest"
-    for name in ("raw", "gzip"):
+    for name in FILTERS:
         check(path, name, None if misplaced else Chunked)
     check(path, "flat", Strided)
+    check(path, "unwritten", Chunked)
 
 
 @pytest.mark.parametrize("libver", LIBVERS)

@@ -36,6 +36,7 @@ def test_an_eiger_master_file(pool: Pool, tmp_path: Path) -> None:
     master = _write(tmp_path, tmp_path)
     wanted = {"entry/data/data": FRAMES}
     check_samples(pool, str(master), wanted, inputs=["entry/data/data"])
+    check_samples(pool, str(master), {"/entry/data/data": FRAMES}, inputs=["/entry/data/data"])
     check_samples(pool, str(master), wanted, inputs=["entry/data/*"], index=str(tmp_path / "stored"))
     check_samples(pool, str(master), wanted, inputs=["entry/data/*"], index=str(tmp_path / "stored"))
     with pytest.raises(md.FormatError, match=r"23 samples in 'entry/data/data'"):

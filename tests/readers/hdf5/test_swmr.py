@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -122,6 +123,13 @@ def test_the_file_may_grow_while_it_is_read(writer: Writer) -> None:
     for before, after in zip(batches, again, strict=True):
         np.testing.assert_array_equal(before["x"], after["x"])
     assert len(data) == ROWS and len(md.open_dataset(writer.path, comm=MPI.COMM_SELF, swmr=True)) == ROWS + 20
+
+
+def test_a_file_as_a_sample_has_whole_arrays(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        file["x"], file["y"] = np.arange(6), np.arange(4)
+    found = md.open_dataset(tmp_path / "a.h5", sample="file", swmr=True, comm=MPI.COMM_SELF).load()
+    assert found["x"].tolist() == [list(range(6))] and found["y"].tolist() == [list(range(4))]
 
 
 def test_without_it_a_file_that_is_written_is_an_error_that_names_it(writer: Writer) -> None:

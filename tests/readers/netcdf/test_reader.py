@@ -230,6 +230,16 @@ def test_dimensions_to_whose_end_a_variable_is_not_written(tmp_path: Path, axis:
         index(str(path), ["e"], sample_dim=dims[axis])
 
 
+def test_the_rest_of_a_variable_that_netcdf_does_not_fill_is_an_error(tmp_path: Path) -> None:
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("time", None)
+        file.createVariable("a", "f4", ("time",))[:] = np.ones(5)
+        file.createVariable("b", "f4", ("time",), fill_value=False)[:] = np.ones(3)
+    assert index(str(tmp_path / "a.nc"), ["a"], static=False).fields
+    with pytest.raises(FormatError, match=r"(?s)'b'.*chunks that netCDF fills.*the shape \(3,\)"):
+        index(str(tmp_path / "a.nc"), ["b"])
+
+
 def test_a_scale_that_is_longer_than_an_axis(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.nc", "w") as file:
         file["t"], file["x"] = np.arange(6.0).reshape(2, 3), np.arange(4.0)
@@ -431,18 +441,20 @@ def test_partial_decoding_against_xarray(tmp_path: Path, kind: str, options: dic
     with netCDF4.Dataset(path, "w", format=kind) as file:
         file.createDimension("t", None)
         times = file.createVariable("t", "i4", ("t",))
-        times.units, times[:] = "hours since 2000-01-01", np.arange(4)
+        times.units, times.bounds, times[:] = "hours since 2000-01-01", "b", np.arange(4)
+        file.createVariable("b", "i4", ("t",))[:] = np.arange(4) + 1
         packed = file.createVariable("a", "i2", ("t",), fill_value=-9)
         packed.set_auto_maskandscale(False)
         packed.scale_factor, packed[:] = 0.5, [1, 2, -9, 4]
     both = dict.fromkeys(("decode_times", "mask_and_scale"), False) if "decode" in options else options
     found = index(str(path), **options)
     with xarray.open_dataset(path, engine="netcdf4", **both) as file:
-        for name in ("t", "a"):
+        for name in ("t", "a", "b"):
             expected = file[name].to_numpy()
             expected = expected.astype("M8[s]").astype("f8") if expected.dtype.kind == "M" else expected
-            assert same(every_row(found, name), expected)
-            assert found.fields[name].dtype == expected.dtype
+            for named, at in ((found, name), (index(str(path), [f"/{name}"], **options), f"/{name}")):
+                assert same(every_row(named, at), expected)
+                assert named.fields[at].dtype == expected.dtype
     assert found.facts.get("'scale_factor' of 'a'") == (None if "decode_times" in options else "0.5")
     again = index(str(path), decode=False, decode_times=True, mask_and_scale=True)
     assert again.fields["a"].dtype == np.float64 and again.fields["t"].dtype == np.float64

@@ -76,6 +76,7 @@ def test_profiles_of_observations(pool: Pool, tmp_path: Path) -> None:
             "lat": ("profile", np.arange(6.0)),
             "temp": ("obs", values),
             "qc": ("obs", np.arange(12, dtype="i1")),
+            "pair": (("obs", "axis"), np.arange(24.0).reshape(12, 2)),
             "levels": ("obs_level", np.arange(3)),
         }
     )
@@ -84,15 +85,18 @@ def test_profiles_of_observations(pool: Pool, tmp_path: Path) -> None:
     ends = np.cumsum(counts)
     wanted = {"row_size": counts, "lat": np.arange(6.0)}
     ragged = {"temp": np.split(values, ends)[:6], "qc": np.split(np.arange(12, dtype="i1"), ends)[:6]}
-    shapes = {"row_size": (), "lat": (), "temp": (None,), "qc": (None,)}
-    check_samples(pool, str(path), wanted | ragged, shapes)
-    assert list(md.open_dataset(path).static) == ["levels"]
+    ragged["pair"] = np.split(np.arange(24.0)[1::2], ends)[:6]
+    shapes = {"row_size": (), "lat": (), "temp": (None,), "qc": (None,), "pair": (None,)}
+    check_samples(pool, str(path), wanted | ragged, shapes, isel={"axis": 1})
+    with pytest.raises(md.FormatError, match="along 'obs', which counts the observations"):
+        md.open_dataset(path, isel={"obs": slice(4)})
+    assert list(md.open_dataset(path, isel={"axis": 0}).static) == ["levels"]
     assert len(md.open_dataset(path, sample_dim="obs")) == 12
     assert [v.tolist() for v in md.open_dataset(path, inputs="qc").load()["qc"]] == [v.tolist() for v in ragged["qc"]]
     content["row_size"] = ("profile", counts + 1, {"sample_dimension": "obs"})
     content.to_netcdf(tmp_path / "wrong.nc")
     with pytest.raises(md.FormatError, match="the counts are not those of the observations"):
-        md.open_dataset(tmp_path / "wrong.nc")
+        md.open_dataset(tmp_path / "wrong.nc", isel={"axis": 0})
 
 
 def test_each_file_has_its_own_packing(pool: Pool, tmp_path: Path) -> None:
