@@ -196,7 +196,7 @@ class StagedModel:
         self._state = StagedState(self.model, self.layers, self.mesh, held)
         sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
-        self._take_optimizer(held)
+        self._take_optimizer(held, trained)
         reducer = None if self._owns else self._reducer
         state = step_state(self.replicas)
         self._update = StageUpdate(self.model.optimizer, sums, reducer, state, self.line, held, trained)
@@ -209,11 +209,11 @@ class StagedModel:
         self._warn_of_normalizations()
         self._prepared = True
 
-    def _take_optimizer(self, held: Mapping[int, Sequence[int]]) -> None:
+    def _take_optimizer(self, held: Mapping[int, Sequence[int]], trained: Sequence[int]) -> None:
         """Build the optimizer, for the weights of this stage or the sections that this rank updates. *Collective*."""
         optimizer, totals, others = self.model.optimizer, self.ranks.totals(), Reducer(self.line)
         clipping: dict[str, Any] = {
-            "others": others.total,
+            "others": others.total if len(trained) > 1 else None,
             "elsewhere": {v.path for v in self.variables if held[id(v)][0] != self.line.rank},
         }
         if optimizer.built or not self._owns:

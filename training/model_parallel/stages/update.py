@@ -98,7 +98,8 @@ class StageUpdate:
         trained: Sequence[int],
     ) -> None:
         self._stages = stages
-        self._trained = stages.subset(trained) if stages.rank in trained and len(trained) < stages.size else None
+        is_among = stages.rank in trained and 1 < len(trained) < stages.size
+        self._trained = stages.subset(trained) if is_among else None
         self._optimizer, self._sums, self._reducer, self._state = optimizer, sums, reducer, state
         self._shared = _shared_groups(stages, sums, holders)
         self._apply = tf.function(self._apply_sums, autograph=False)

@@ -41,7 +41,15 @@ def text() -> Any:
     return keras.Model(x, keras.layers.Dense(1, name="head")(y))
 
 
-BUILDERS: dict[str, Callable[[], Any]] = {**MODELS, "normalized": normalized, "text": text}
+def frozen() -> Any:
+    """Return a model whose first two layers are not trained."""
+    model = MODELS["chain"]()
+    for layer in model.layers[:2]:
+        layer.trainable = False
+    return model
+
+
+BUILDERS: dict[str, Callable[[], Any]] = {**MODELS, "normalized": normalized, "text": text, "frozen": frozen}
 OPTIMIZERS: dict[str, Callable[[], Any]] = {
     "sgd": lambda: keras.optimizers.SGD(0.05, momentum=0.9),
     "adam": lambda: keras.optimizers.Adam(0.01),

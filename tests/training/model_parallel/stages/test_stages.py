@@ -83,9 +83,15 @@ def test_four_ranks(pool: Pool, name: str, optimizer: str, stages: int, micro_ba
     _check(pool, name, optimizer, stages, micro_batches, recompute=recompute, **options)
 
 
-@pytest.mark.slow
-def test_named_layers_end_the_stages(ranks: Pools) -> None:
-    _check(ranks(2), "nested", "sgd", 2, 3, split_after=["block"])
+@pytest.mark.parametrize(
+    ("name", "optimizer", "last"),
+    [
+        ("frozen", "clipped", "dense1"),  # one stage alone has weights to train
+        pytest.param("nested", "sgd", "block", marks=pytest.mark.slow),
+    ],
+)
+def test_named_layers_end_the_stages(ranks: Pools, name: str, optimizer: str, last: str) -> None:
+    _check(ranks(2), name, optimizer, 2, 3, split_after=[last])
 
 
 def test_validation_is_that_of_one_process(ranks: Pools) -> None:
