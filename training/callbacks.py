@@ -83,11 +83,11 @@ def rank_callbacks(
     if channel is not distributed.channel:
         selected = _saved_on_all(distributed, user_callbacks, selected)
     if channel.size > 1:
+        writes = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         hooks = _has_batch_hooks(selected), any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
-        batch_hooks, trained, evaluated = map(bool, channel.communicator.maximum(*hooks))
+        batch_hooks, trained, evaluated, changed = map(bool, channel.communicator.maximum(*hooks, writes))
         selected[:0] = _batch_logs(distributed, trained, evaluated)
         restored = any(getattr(callback, "restores", False) for callback in trailing)
-        changed = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
         selected.append(Synchronization(distributed, batch_hooks, restored, changed))
     if channel.size > 1 or trailing:
         given = element_spec if callable(element_spec) else lambda: (element_spec,)
@@ -134,15 +134,14 @@ def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
 def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
     """Return the callbacks that run on this rank. *Collective*.
 
-    Callbacks that write files run on rank 0 alone, unless each rank gives a temporary folder of its own, from which
-    its script may read.
+    Callbacks that write files run on rank 0 alone, which alone may have them, unless each rank gives a temporary folder
+    of its own, from which its script may read.
     """
     writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
-    if not writers:
-        return list(user_callbacks)
     by_rank = channel.host.allgather_object([_temporary(callback) for callback in writers])
     here = {id(callback) for callback in writers if channel.rank == 0}
-    for callback, paths in zip(writers, zip(*by_rank, strict=True), strict=True):
+    alike = len({len(paths) for paths in by_rank}) == 1
+    for callback, paths in zip(writers, zip(*by_rank, strict=True), strict=True) if alike else ():
         if paths[0] is None or len(set(paths)) == 1:
             continue
         here.add(id(callback))

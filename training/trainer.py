@@ -148,6 +148,13 @@ def fit(
         check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
         if save_every is not None and save_every < 1:
             raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
+        if save_every is not None and checkpoint is None:
+            raise ArgumentError(
+                "save_every= has no folder to save to",
+                expected="checkpoint=, too",
+                found=f"save_every={save_every} alone",
+                remedy="give checkpoint=folder, or leave out save_every=",
+            )
 
     channel = open_checked("training.fit", fit, locals(), check)
     features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}
@@ -269,7 +276,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             remedy="md.training.shard(tf.data.Dataset.from_generator(...).batch(n))",
         )
     check_same(channel, "validation_data", data)
-    lengths = {len(leaf) for leaf in tf.nest.flatten(data)}
+    lengths = {int((*leaf.shape, 1)[0]) for leaf in tf.nest.flatten(data)}
     if len(lengths) > 1:
         raise PartitionError(
             "the arrays have different numbers of samples",

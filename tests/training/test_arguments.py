@@ -26,6 +26,7 @@ def _cases(comm: Any, folder: str) -> dict[str, Callable[[], Any]]:
     model.compile("sgd", "mse")
     data = md.open_dataset(ROWS, inputs="x", targets="y", comm=comm)
     rows = data.tf_dataset(6)
+    endless = tf.data.Dataset.from_tensor_slices((ROWS["x"], ROWS["y"])).batch(6).repeat()
     path, sgd = Path(folder, "a.keras"), keras.optimizers.SGD
     return {
         "takes no model=": lambda: fit(None, rows, comm=comm),
@@ -35,6 +36,8 @@ def _cases(comm: Any, folder: str) -> dict[str, Callable[[], Any]]:
         "takes no callbacks=": lambda: fit(model, rows, callbacks=[keras.callbacks.TerminateOnNaN], comm=comm),
         "takes no checkpoint=": lambda: fit(model, rows, checkpoint=3, comm=comm),
         "save_every= is a number of steps": lambda: fit(model, rows, checkpoint=folder, save_every=0, comm=comm),
+        "save_every= has no folder": lambda: fit(model, rows, save_every=1, comm=comm),
+        "record the position": lambda: fit(model, endless, steps_per_epoch=3, checkpoint=folder, comm=comm, verbose=0),
         "fit() takes no comm=": lambda: fit(model, rows, comm=1),
         "takes no mesh=": lambda: fit(model, rows, mesh=(1, 1)),
         "takes no verify=": lambda: fit(model, rows, verify=True, comm=comm),

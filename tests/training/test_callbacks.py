@@ -205,6 +205,8 @@ def _files(comm: Any, folder: Path) -> Any:
     ]
     with mock.patch.object(tempfile, "tempdir", str(folder / "tmp")):
         training.fit(model, data, epochs=2, callbacks=callbacks, comm=comm, verbose=0)
+    alone = [keras.callbacks.CSVLogger(str(folder / "alone.csv"))] if comm.rank == 0 else None
+    training.fit(model, data, epochs=0, callbacks=alone, comm=comm, verbose=0)
     saved = keras.models.load_model(folder / "0" / "model.keras")
     same = all(np.array_equal(a, b) for a, b in zip(saved.get_weights(), model.get_weights(), strict=True))
     return same, type(saved.optimizer).__name__
@@ -214,7 +216,7 @@ def _files(comm: Any, folder: Path) -> Any:
 def test_only_rank_0_writes_files(pool: Pool, tmp_path: Path) -> None:
     (tmp_path / "tmp").mkdir()
     assert pool.run(_files, tmp_path) == [(True, "Adam")] * pool.size
-    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "0", "0.csv"}
+    assert {path.name for path in tmp_path.iterdir()} == {"tmp", "0", "0.csv", "alone.csv"}
     assert {path.name for path in (tmp_path / "0").iterdir()} == {"model.keras", "backup"}
 
 

@@ -137,6 +137,25 @@ def test_callbacks_evaluate_as_in_one_process(pool: Pool) -> None:
         np.testing.assert_allclose(found, [expected] * 2, rtol=1e-6)
 
 
+def _rows_of_lists(comm: Any) -> Any:
+    import tensorflow as tf
+
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.trainer import validation_rows
+
+    data = tf.ragged.constant([[1], [2, 3], [], [4, 5, 6], [7]]), np.arange(5)
+    batches = validation_rows(open_channel(comm), data, 4, [])
+    return [(x.to_list(), y.numpy().tolist()) for x, y in batches]
+
+
+@pytest.mark.rank_counts(2)
+def test_ranks_evaluate_their_rows_of_lists(pool: Pool) -> None:
+    assert pool.run(_rows_of_lists) == [
+        [([[1], [2, 3]], [0, 1]), ([[7]], [4])],
+        [([[], [4, 5, 6]], [2, 3]), ([], [])],
+    ]
+
+
 def _save(comm: Any, folder: str) -> list[str]:
     import keras
 

@@ -80,14 +80,19 @@ class Collectives:
         Parameters
         ----------
         flat : array of one dimension, of the same size and dtype on every rank.
-        op : "mean" sums like "sum"; the caller scales its array by its weight before.
+        op : "mean" sums like "sum"; the caller scales its array by its weight before. "max" and "min" are NaN where any
+            rank has NaN.
         met : all ranks have just met, in ``have_equal``.
         """
         if not met:
             self._meet()
+        ordered = flat.dtype.kind == "f" and op in ("max", "min")
+        numbers = _ordered(flat, op) if ordered else flat
         with timeline.span(f"{op} of {flat.nbytes:,} bytes", "communication"):
-            for segment in segments(flat, self.slice_bytes):
+            for segment in segments(numbers, self.slice_bytes):
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
+        if ordered:
+            _reorder(numbers)
         self.compare_ranks()
 
     def have_equal(self, number: int) -> bool:
@@ -278,6 +283,23 @@ class Collectives:
             begin = time.monotonic()
             while not request.Test():
                 time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
+
+
+def _ordered(floats: Array, op: Op) -> Array:
+    """Turn floats, in place, into integers of the same order, with NaN beyond all others; return these.
+
+    MPI compares floats, so that NaN stays or is lost by the order of the ranks.
+    """
+    missing = np.isnan(floats)
+    numbers = floats.view(f"i{floats.itemsize}")
+    _reorder(numbers)
+    numbers[missing] = getattr(np.iinfo(numbers.dtype), op)
+    return numbers
+
+
+def _reorder(numbers: Array) -> None:
+    """Reverse the order of the bits of negative floats, in place; twice, it changes nothing."""
+    numbers ^= (numbers >> (8 * numbers.itemsize - 1)) & np.iinfo(numbers.dtype).max
 
 
 def segments(flat: Array, nbytes: int = CALL_BYTES) -> Iterator[Array]:

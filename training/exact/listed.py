@@ -14,7 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from matex_data.training.exact.metrics import custom_metrics
+from matex_data.training.exact.metrics import custom_metrics, is_along_rows
 from matex_data.training.keras_api import STEP_METHODS, Functional
 
 
@@ -244,9 +244,7 @@ def _of_losses(model: Any) -> Iterator[str]:
         of_function = type(loss).__name__ == "LossFunctionWrapper" and f"{function.__module__}".startswith("keras.")
         if not known and not (of_function and name in {kind.lower() for kind in LOSSES}):
             yield f"{getattr(loss, 'name', loss)}: is a loss that is not known to have a value for each row"
-        elif loss.reduction not in REDUCTIONS or any(
-            axis == 0 or axis < -1 for axis in _numbers(getattr(loss, "_fn_kwargs", {}).get("axis", ()))
-        ):
+        elif loss.reduction not in REDUCTIONS or is_along_rows(loss):
             yield f"{loss.name}: reduction={loss.reduction} is neither a mean nor a sum over the samples"
 
 

@@ -194,10 +194,17 @@ def custom_metrics(model: Any) -> list[tuple[Any, Any]]:
         custom = not type(metric).update_state.__module__.startswith("keras.")
         function = getattr(metric, "_fn", None)
         wraps = isinstance(metric, keras.metrics.MeanMetricWrapper)
-        of_batch = wraps and _of_keras(function) and getattr(function, "__name__", "") in OF_BATCH
+        along_rows = wraps and (getattr(function, "__name__", "") in OF_BATCH or is_along_rows(metric))
+        of_batch = along_rows and _of_keras(function)
         if custom or of_batch or (wraps and not _of_keras(function)):
             found.append((metric, None if custom or of_batch else function))
     return found
+
+
+def is_along_rows(computed: Any) -> bool:
+    """Return whether a loss or metric of Keras computes along an axis that is, or may be, that of the rows."""
+    axes = keras.tree.flatten(getattr(computed, "_fn_kwargs", {}).get("axis", ()))
+    return any(isinstance(axis, int) and (axis == 0 or axis < -1) for axis in axes)
 
 
 def gather_functions(model: Any) -> list[str]:

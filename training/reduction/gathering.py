@@ -34,7 +34,8 @@ def allgather(array: Any, *, comm: MPI.Intracomm | None = None) -> Any:
 
     Raises
     ------
-    PartitionError : on all ranks, if dtypes, or shapes behind the first axis, differ between ranks that have rows.
+    PartitionError : on all ranks, if dtypes, or shapes behind the first axis, differ between ranks that have rows; in a
+        ``tf.function``, an error of TensorFlow when it runs.
     RuntimeError : on all ranks, if one of them calls something else instead, also of the two functions below.
 
     Examples
@@ -46,14 +47,16 @@ def allgather(array: Any, *, comm: MPI.Intracomm | None = None) -> Any:
     [0.5]
     """
     channel = open_channel(comm)
-    if isinstance(array, tf.Tensor | tf.Variable):
+    is_tensor = isinstance(array, tf.Tensor | tf.Variable)
+    if is_tensor and not tf.executing_eagerly():
         tensor = tf.convert_to_tensor(array)
         rows = tensor[tf.newaxis] if tensor.shape.rank == 0 else tensor
         return rows if channel.size == 1 else gather_rows(channel, [rows])[0]
     with collective("allgather()"):
         if channel.size > 1:
             channel.check_same("call allgather()")
-        return gathered(channel, np.atleast_1d(np.asarray(array)))
+        found = gathered(channel, np.atleast_1d(np.asarray(array)))
+    return tf.convert_to_tensor(found, tf.string if found.dtype.hasobject else None) if is_tensor else found
 
 
 def gathered(channel: Channel, rows: Array) -> Array:

@@ -38,7 +38,7 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     ----------
     tensors : tensor, or nested structure of tensors, of the same shapes and dtypes on every rank. None stays None.
         Of ``tf.IndexedSlices``, "mean" and "sum" gather the slices of all ranks. The sum of integers is exact.
-    op : "mean", "sum", "max" or "min".
+    op : "mean", "sum", "max" or "min". All of them are NaN where any rank has NaN.
     comm : communicator; None: all ranks of the job.
 
     Returns
@@ -47,7 +47,8 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
 
     Raises
     ------
-    TypeError : the mean of integers, any operation on booleans or strings, or "max" or "min" of ``tf.IndexedSlices``.
+    TypeError : the mean of integers, any operation on booleans or strings, or "max" or "min" of complex numbers or
+        ``tf.IndexedSlices``.
     ArgumentError : ``op`` is none of the four.
     tf.errors.InvalidArgumentError : on all ranks, if their dtype cannot hold a sum of integers.
 
@@ -85,6 +86,8 @@ def _check(leaf: Any, op: Op) -> None:
     if leaf.dtype in (tf.bool, tf.string) or (op == "mean" and leaf.dtype.is_integer):
         instead = ', or give op="sum"' if leaf.dtype.is_integer else ""
         raise TypeError(f"cannot compute the {op} of {leaf.dtype.name} values; cast them first (tf.cast){instead}")
+    if leaf.dtype.is_complex and op in ("max", "min"):
+        raise TypeError(f"cannot compute the {op} of {leaf.dtype.name} values, which have no order: reduce tf.abs(...)")
     if isinstance(leaf, tf.IndexedSlices) and op in ("max", "min"):
         raise TypeError(f"cannot compute the {op} of tf.IndexedSlices; convert them first (tf.convert_to_tensor)")
 
@@ -225,9 +228,15 @@ def gather_rows(channel: Channel, tensors: Sequence[Any]) -> list[Any]:
     Parameters
     ----------
     tensors : tensors of one dimension or more; the number of rows may differ between ranks.
+
+    Raises
+    ------
+    RuntimeError : on all ranks, if dtypes, or shapes behind the first axis, differ; in a graph, when it runs.
     """
 
     def run(number: Any, *arrays: Array) -> list[Any]:
+        kinds = [(array.dtype.name, array.shape[1:]) for array in arrays]
+        channel.check_same(f"gather rows of {kinds}", channel.graph)
         return [number, *(channel.graph.gather(np.ascontiguousarray(array)) for array in arrays)]
 
     received = run_once(channel, run, tensors)

@@ -168,10 +168,12 @@ class RankValues:
     ----------
     values : in the order of ``rank_variables``; the metrics are those of all ranks, or their sum over the ranks is.
     same_ranks : whether the number of ranks is that of the checkpoint.
+    first : position of the first of them: behind the metrics, if the checkpoint has others.
     """
 
     values: Sequence[Array] = ()
     same_ranks: bool = True
+    first: int = 0
 
 
 def open_checkpoint(
@@ -280,17 +282,22 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def rank_values(found: Checkpoint, sums: int = 0) -> RankValues:
+def rank_values(found: Checkpoint, model: Any, summed: bool = False) -> RankValues:
     """Return the values of the variables that differ between replicas. *Collective*.
 
     Parameters
     ----------
-    sums : number of the first of them of which each replica gets the sum over all.
+    summed : each replica gets the sums of metrics over all of them.
     """
-    names = [f"own{i}" for i in range(len(found.facts["own"]))]
+    paths, metrics = found.facts["own"], model.metrics_variables
+    names = [f"own{i}" for i in range(len(paths))]
+    of_metrics = max(0, len(paths) - len(rank_variables(model)) + len(metrics))
     same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
-    of_all = [np.asarray(stack.sum(0, dtype=stack.dtype)) for stack in map(found.pop, names[:sums])]
-    return RankValues([*of_all, *map(found.pop_own, names[sums:])], same_ranks)
+    same_metrics = [_unnumbered(v.path) for v in metrics] == [_unnumbered(path) for path in paths[:of_metrics]]
+    first = 0 if same_metrics else of_metrics
+    split = of_metrics if summed else first
+    of_all = [np.asarray(stack.sum(0, dtype=stack.dtype)) for stack in map(found.pop, names[first:split])]
+    return RankValues([*of_all, *map(found.pop_own, names[split:])], same_ranks, 0 if same_metrics else len(metrics))
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
@@ -413,13 +420,16 @@ class ModelState:
                 variable.assign(found.pop_own(f"moving{i}"))
         for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
             variable.assign(_own_rows(found, f"rows{i}", variable))
-        return rank_values(found, len(model.metrics_variables))
+        return rank_values(found, model, summed=True)
 
     def restore_rank_variables(self, values: RankValues) -> None:
-        """Set the metrics, and the seeds of this rank, which keep their initial values on another number of ranks."""
+        """Set the metrics, and the seeds of this rank, which keep their initial values on another number of ranks.
+
+        Metrics begin anew if those of the checkpoint are others.
+        """
         variables = rank_variables(self._model)
         restored = variables if values.same_ranks else variables[: len(self._model.metrics_variables)]
-        for variable, value in zip(restored, values.values, strict=False):
+        for variable, value in zip(restored[values.first :], values.values, strict=False):
             if value.shape == tuple(variable.shape):
                 variable.assign(value)
         note_combined(self._model)

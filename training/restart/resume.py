@@ -101,17 +101,20 @@ class TrainingRun:
         else:
             resumed = self._pipeline(dataset)
         self._batches = [(batches, batches.epoch) for batches in sources(resumed)]
-        if self.folder and self._batches and options.get("steps_per_epoch"):
-            raise PartitionError(
-                "a checkpoint does not record the position of the data in epochs of steps_per_epoch",
-                expected="epochs that pass over all of the data",
-                found=f"steps_per_epoch={options['steps_per_epoch']}",
-                remedy="leave out steps_per_epoch, or the checkpoint",
-            )
         if self.start.step:
             resumed.cardinality = lambda: tf.constant(self.start.steps, tf.int64)  # only the first epoch is shorter
         else:
             self.start.steps = int(resumed.cardinality())
+        if self.folder and options.get("steps_per_epoch"):
+            steps = options.pop("steps_per_epoch")
+            if steps != self.start.steps:
+                raise PartitionError(
+                    "a checkpoint does not record the position of the data in epochs of steps_per_epoch",
+                    expected="epochs that pass over all of the data",
+                    found=f"steps_per_epoch={steps}",
+                    remedy="leave out steps_per_epoch, and give the batches of an epoch, as dataset.take(n) does; or "
+                    "leave out the checkpoint",
+                )
         return resumed
 
     def _state(self, dataset: Any) -> Any:

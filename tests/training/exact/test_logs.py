@@ -100,7 +100,7 @@ def _logs_of_own(comm: Any, kind: str, distributed: bool) -> Any:
     keras.utils.set_random_seed(1)
     cls = {"steps": Steps, "computed": Computed}.get(kind, keras.Sequential)
     model = cls([keras.Input((problems.FEATURES,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(2)])
-    metrics = [keras.losses.dice] if kind == "functions" else None
+    metrics = [keras.losses.dice, keras.metrics.CosineSimilarity(axis=0)] if kind == "functions" else None
     model.compile(keras.optimizers.SGD(0.05), None if kind == "steps" else "mse", metrics=metrics)
     x, _ = problems.table(40)
     arrays, batch = (x, x[:, :2]), 12

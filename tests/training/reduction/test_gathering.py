@@ -108,11 +108,17 @@ def test_a_barrier_waits_for_the_last_rank(pool: Pool) -> None:
 
 
 def _fails(comm: Any, case: str) -> str:
+    import tensorflow as tf
+
     from matex_data import training
 
     try:
         if case == "shapes":
             training.allgather(np.zeros((1, comm.rank + 1)), comm=comm)
+        elif case == "tensors":
+            training.allgather(tf.zeros((1, comm.rank + 1)), comm=comm)
+        elif case == "graph":
+            tf.function(lambda x: training.allgather(x, comm=comm))(tf.zeros(1, "int32" if comm.rank else "float32"))
         elif case == "dtypes":
             training.allgather(np.zeros(1, "i4" if comm.rank else "f4"), comm=comm)
         elif case == "pickle":
@@ -128,6 +134,8 @@ def _fails(comm: Any, case: str) -> str:
 
 TEXTS = {
     "shapes": ("PartitionError", "(2,) on rank 1"),
+    "tensors": ("PartitionError", "(2,) on rank 1"),
+    "graph": ("", "the ranks do not do the same operation"),
     "dtypes": ("PartitionError", "int32 of shape () on rank 1"),
     "pickle": ("PartitionError", "on rank 1: "),
     "root": ("PartitionError", "root= from 0 to 1"),
@@ -141,7 +149,7 @@ def test_errors_are_those_of_all_ranks(case: str, pool: Pool) -> None:
     kind, text = TEXTS[case]
     errors = pool.run(_fails, case)
     assert all(error.startswith(kind) and text in error for error in errors), errors
-    assert case == "mixed" or len(set(errors)) == 1
+    assert case in ("mixed", "graph") or len(set(errors)) == 1
 
 
 def _integer_sum(comm: Any, dtype: str, values: list[int], graph: bool) -> Any:

@@ -81,6 +81,8 @@ def _by_dtype(comm: Any, dtype: str, op: str) -> Any:
     from matex_data import training
 
     values = _values(comm.rank, (33,)) * 10
+    if op in ("max", "min") and "float" in dtype:
+        values[comm.rank] = np.nan
     mine = tf.cast(tf.constant(np.abs(values) if dtype == "uint8" else values), dtype)
     everyone = np.array(comm.allgather(tf.cast(mine, tf.float64).numpy()))
     result = training.allreduce(mine, op, comm=comm)
@@ -89,16 +91,16 @@ def _by_dtype(comm: Any, dtype: str, op: str) -> Any:
 
 
 @pytest.mark.rank_counts(3, slow=(1,))
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "int32", "int64", "uint8"])
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64", "complex64", "int32", "int64", "uint8"])
 @pytest.mark.parametrize("op", ["mean", "sum", "max", "min"])
 def test_operations_by_dtype(pool: Pool, dtype: str, op: str) -> None:
-    if op == "mean" and "int" in dtype:
-        with pytest.raises(RanksFailed, match="cannot compute the mean of"):
+    if "int" in dtype if op == "mean" else dtype == "complex64" and op != "sum":
+        with pytest.raises(RanksFailed, match=f"cannot compute the {op} of {dtype}"):
             pool.run(_by_dtype, dtype, op)
         return
     for everyone, result in pool.run(_by_dtype, dtype, op):
         expected = getattr(np, op)(everyone, axis=0)
-        digits = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-6}.get(dtype, 1e-12)
+        digits = {"float16": 2e-3, "bfloat16": 1e-2, "float32": 1e-6, "complex64": 1e-6}.get(dtype, 1e-12)
         np.testing.assert_allclose(result, expected, rtol=digits, atol=digits * 10)
 
 

@@ -359,12 +359,15 @@ def test_drafts_of_interrupted_saves_are_removed(tmp_path: Path, ranks: Pools) -
 
 def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
     """Return the bytes that this rank broadcasts as arrays and as objects, and those that are equal on all ranks."""
+    import tensorflow as tf
+
     from matex_data.training.comm.channel import open_channel
+    from matex_data.training.exact.variables import build
     from matex_data.training.restart import checkpoint
 
     channel = open_channel(comm)
     model = _model(1, 0.1)
-    model.optimizer.build(model.trainable_variables)
+    build(model, (tf.TensorSpec((None, problems.FEATURES)), tf.TensorSpec((None,), tf.int64)))
     arrays, objects = [], []
     broadcast, gather = channel.host.broadcast, channel.host.allgather_object
     channel.host.broadcast = lambda flat, root=0: (arrays.append(flat.nbytes), broadcast(flat, root))[1]  # type: ignore[method-assign]
@@ -391,8 +394,10 @@ def test_arrays_are_broadcast_once(table: Path, tmp_path: Path, ranks: Pools) ->
 
 def _by_name(comm: Any, folder: Path) -> None:
     import keras
+    import tensorflow as tf
 
     from matex_data.training.comm.channel import open_channel
+    from matex_data.training.exact.variables import build
     from matex_data.training.restart import checkpoint
 
     def model(*names: str, frozen: bool = False, kind: str = "float32") -> Any:
@@ -411,7 +416,8 @@ def _by_name(comm: Any, folder: Path) -> None:
         checkpoint.write(folder, arrays, facts | names)
         found = checkpoint.open_checkpoint(channel, folder)
         assert found is not None
-        checkpoint.ModelState(after, channel).restore(found)
+        state = checkpoint.ModelState(after, channel)
+        state.restore_rank_variables(state.restore(found))
         return problems.weights(after)
 
     first = model("a", "b")
@@ -434,6 +440,19 @@ def _by_name(comm: Any, folder: Path) -> None:
         with pytest.raises(PartitionError, match="another model"):
             moved(first, other)
     assert checkpoint.rank_variables(model("a", "b", frozen=True)) == model("a", "b").metrics_variables
+
+    def drawing(metrics: list[str], draws: int) -> Any:
+        drop = keras.layers.Dropout(0.5, name="drop")
+        made = keras.Sequential([keras.Input((4,)), drop, keras.layers.Dense(1, name="a")])
+        made.compile("sgd", "mse", metrics=metrics)
+        build(made, (tf.TensorSpec((None, 4)), tf.TensorSpec((None, 1))))
+        drop.seed_generator.state.assign([7, draws])
+        return made
+
+    for metrics in (["mae"], [], ["mape", "mae"]):  # others than those of the checkpoint
+        after = drawing(metrics, 0)
+        moved(drawing(["mae"], 9), after)
+        assert after.layers[0].seed_generator.state.numpy().tolist() == [7, 9]
 
 
 def test_variables_match_by_name(tmp_path: Path, ranks: Pools) -> None:

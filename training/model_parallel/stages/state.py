@@ -85,7 +85,7 @@ class StagedState(ModelState):
         """
         object.__setattr__(self._model, CHOICE, found.facts["micro_batches"])
         restore_replicated(found, self._model, *self._variables())
-        return rank_values(found)
+        return rank_values(found, self._model)
 
     def _variables(self) -> tuple[list[Any], list[Any]]:
         """Return the replicated variables of the whole model, in the order of one process, and those that are here."""
