@@ -28,7 +28,15 @@ from matex_data.sampling.sizing import (
     make_schedule,
     most_window_bytes,
 )
-from matex_data.sampling.state import Fingerprint, State, identify_samples, read_seed, read_step, resumed_step
+from matex_data.sampling.state import (
+    Fingerprint,
+    State,
+    check_step,
+    identify_samples,
+    read_seed,
+    read_step,
+    resumed_step,
+)
 from matex_data.transforms.chained import Selected
 from matex_data.warning import warn
 
@@ -125,7 +133,7 @@ class Batching:
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of a run after ``step`` batches; see ``Dataset.state``."""
         if self._latest is None:
-            return {"step": int(step), "version": VERSION, **self._facts}
+            return {"step": check_step(step), "version": VERSION, **self._facts}
         seeds = self._seeds.get(_without_seed(self._latest), {})
         if len(seeds) > 1 and any(seeds.values()):
             raise PartitionError(

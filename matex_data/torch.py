@@ -15,6 +15,7 @@ from matex_data._types import Remainder
 from matex_data.batching import Shuffle
 from matex_data.dataset import Dataset as Samples
 from matex_data.errors import PartitionError, install_command
+from matex_data.sampling.permutation import whole_number
 from matex_data.sampling.state import State
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
         >>> [batch.tolist() for batch in batches] == first
         True
         """
-        self._batches.begin_at(epoch)
+        self._batches.begin_at(whole_number(epoch, 0, "there is no such epoch", "epoch= an integer of 0 or more"))
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state after ``step`` batches, counted from epoch 0, for ``start=``; see ``Dataset.state``.

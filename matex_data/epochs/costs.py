@@ -134,7 +134,8 @@ def estimate_costs(
     shared = shares_reads(source, schedule, ranks)
     strategy = strategy_for(source, schedule, ranks, shared)
     counted, exact = _plan_windows(strategy, effort)
-    total = min(schedule.segments.total, schedule.steps * schedule.batch_size)
+    drawn = schedule.full_steps * schedule.batch_size + schedule.left_over
+    total = counted.samples if exact else drawn  # a mixture draws samples again
     needed = _bytes_in_order(source, schedule, effort)
     per_sample = counted.nbytes / max(1, counted.samples)
     reads = counted.reads / max(1, counted.samples) * total / ranks

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -47,7 +48,7 @@ class Mount(NamedTuple):
 def mount_table() -> str:
     """Return the mounted file systems as the system lists them, see proc(5); "" if it does not."""
     try:
-        return Path("/proc/self/mountinfo").read_text()
+        return os.fsdecode(Path("/proc/self/mountinfo").read_bytes())
     except OSError:
         return ""
 
@@ -76,7 +77,8 @@ def mounts_by_device(table: str) -> dict[int, Mount]:
 
 def _parse(line: str) -> tuple[int, Mount]:
     before, _, behind = line.partition(" - ")
-    device, point = before.split()[2], before.split()[4].encode().decode("unicode_escape")
+    device, escaped = before.split()[2], before.split()[4]
+    point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)  # blanks, and the backslash itself
     kind, source = behind.split()[:2]
     return os.makedev(*map(int, device.split(":"))), Mount(point, kind, source)
 

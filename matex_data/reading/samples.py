@@ -146,7 +146,7 @@ def positions_of(key: Any, total: int) -> tuple[Integers, bool]:
         return np.flatnonzero(listed), False
     if listed.ndim != 1 or (listed.size and listed.dtype.kind not in "iu"):
         raise TypeError(f"samples are selected by an int, a slice, or a sequence of int, not by {key!r}")
-    return _in_range(listed.astype(np.int64), total), False
+    return _in_range(listed, total), False
 
 
 def _listed(key: Any) -> bool:
@@ -154,7 +154,8 @@ def _listed(key: Any) -> bool:
 
 
 def _in_range(positions: Integers, total: int) -> Integers:
-    outside = positions[(positions < -total) | (positions >= total)]
+    outside = positions[(positions < -total) | (positions >= total)]  # before a cast, which would wrap uint64
     if len(outside):
         raise IndexError(f"sample {outside[0]} is out of range: the data set has {total} samples")
-    return np.where(positions < 0, positions + total, positions).astype(np.int64)
+    positions = positions.astype(np.int64)
+    return np.where(positions < 0, positions + total, positions)

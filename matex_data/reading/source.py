@@ -46,7 +46,7 @@ class ReadOptions:
 
     Raises
     ------
-    PartitionError : an option has an unknown value, or ``block_bytes`` is below 1.
+    PartitionError : an option has an unknown value, or ``block_bytes`` or ``window_bytes`` is below 1.
 
     Examples
     --------
@@ -62,8 +62,9 @@ class ReadOptions:
     on_error: Literal["raise", "skip"] = "raise"
 
     def __post_init__(self) -> None:
-        if self.block_bytes is not None and self.block_bytes < 1:
-            raise PartitionError("a block is too small", expected="block_bytes of 1 or more", found=self.block_bytes)
+        for kind, nbytes in (("block", self.block_bytes), ("window", self.window_bytes)):
+            if nbytes is not None and nbytes < 1:
+                raise PartitionError(f"a {kind} is too small", expected=f"{kind}_bytes of 1 or more", found=nbytes)
 
 
 def taken(kind: type[Taking], arguments: Mapping[str, Any]) -> Taking:

@@ -21,7 +21,7 @@ from matex_data.fields import ElementSpec, Names
 from matex_data.index.model import Index
 from matex_data.index.runs import Chosen, Runs, Samples, merge
 from matex_data.locks import cached_property
-from matex_data.sampling.permutation import VERSION
+from matex_data.sampling.permutation import VERSION, whole_number
 from matex_data.sampling.schedule import Schedule
 
 State = Mapping[str, Any]
@@ -109,7 +109,7 @@ class Fingerprint:
 
     def state(self, step: int) -> dict[str, Any]:
         """Return the state of the iteration after ``step`` global batches."""
-        return {"step": int(step), "version": VERSION, **self.samples, **self.options, **self.order}
+        return {"step": check_step(step), "version": VERSION, **self.samples, **self.options, **self.order}
 
     def check(self, start: State) -> None:
         """Raise ``PartitionError`` if ``start`` has other samples, options or another order, with the differences."""
@@ -117,6 +117,16 @@ class Fingerprint:
             differ = [name for name in facts if name in start and start[name] != facts[name]]
             if differ:
                 raise _mismatch(differ, start, facts)
+
+
+def check_step(step: int) -> int:
+    """Return a number of batches as Python's integer.
+
+    Raises
+    ------
+    PartitionError : it is no integer of 0 or more.
+    """
+    return whole_number(step, 0, "a state is that after a number of batches", "step= an integer of 0 or more")
 
 
 def read_step(start: State) -> int:

@@ -95,6 +95,8 @@ PAGE = 1000  # names of one answer
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
 _WILDCARD = re.compile(r"[*?[]")
+_SET = re.compile(r"\[(!?)(\]?[^]]*)\]", re.DOTALL)
+_SPECIAL, _ESCAPED = re.compile(r"[^\w-]"), r"\\\g<0>"
 
 
 class ObjectState(NamedTuple):
@@ -385,11 +387,15 @@ def _expression(pattern: str) -> str:
 
 def _of_one(part: str) -> str:
     known = {"*": "[^/]*", "?": "[^/]"}
-    words = re.split(r"(\*|\?|\[[^]]+\])", part)
+    words = re.split(r"(\*|\?|\[!?\]?[^]]*\])", part)
     return "".join(
-        known.get(word) or ("[" + word[1:].replace("!", "^", 1) if word.startswith("[") else re.escape(word))
-        for word in words
+        known.get(word) or (_SET.sub(_of_set, word) if _SET.fullmatch(word) else re.escape(word)) for word in words
     )
+
+
+def _of_set(found: re.Match[str]) -> str:
+    """Return a set of characters, as ``fnmatch`` has it: only a first ``!`` negates it."""
+    return f"[{'^' if found[1] else ''}{_SPECIAL.sub(_ESCAPED, found[2])}]"
 
 
 class ObjectFile(Seekable):

@@ -222,3 +222,18 @@ def test_costs_of_equal_batches_are_estimated_once(path: Path, ranks: Pools) -> 
     """To plan windows of other ranks takes longer than to begin a pass."""
     expected = [(BATCH, True), (BATCH, False), (2 * BATCH, True)]
     assert ranks(3).run(_estimated, path) == [expected, [], []]
+
+
+@pytest.mark.parametrize("stop", ["first", "longest"])
+def test_plans_of_mixtures_count_samples_that_are_read_again(tmp_path: Path, stop: str) -> None:
+    for name, rows in (("a", 1000), ("b", 100)):
+        with h5py.File(tmp_path / f"{name}.h5", "w") as file:
+            file["x"] = np.arange(float(rows))
+    mixed = md.mix(
+        [md.open_dataset(tmp_path / f"{name}.h5", inputs="x") for name in "ab"], weights=[0.5, 0.5], stop=stop
+    )
+    costs = mixed.read_plan(20, ranks=1, shuffle=True, seed=1)
+    batches = mixed.batches(20, shuffle=True, seed=1)
+    before = mixed.profile.bytes
+    assert sum(len(batch) for batch in batches) == 20 * costs.steps
+    assert costs.bytes_read == mixed.profile.bytes - before

@@ -13,6 +13,7 @@ TABLE = r"""
 30 22 0:40 / /scratch rw - lustre 10.0.0.1@tcp:/fs rw
 31 22 0:41 / /scratch/on\040disk rw shared:1 - xfs /dev/sdb rw
 32 22 0:42 / /data rw - fuse.sshfs host:/data rw
+33 22 0:43 / /größe rw - lustre 10.0.0.1@tcp:/fs rw
 """
 
 
@@ -24,6 +25,7 @@ TABLE = r"""
         ("/scratchy", "ext4", False),
         ("/scratch/on disk/x", "xfs", False),
         ("/data/x", "fuse.sshfs", None),
+        ("/größe/x", "lustre", True),
     ],
 )
 def test_file_system_of_a_path(path: str, kind: str, shared: bool | None) -> None:

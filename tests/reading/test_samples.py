@@ -69,7 +69,9 @@ def test_a_sample_has_no_sample_axis(paths: list[str]) -> None:
     assert np.array_equal(data.head(2)[1], _stored(paths, "number")[:2]) and len(data.head()[1]) == 5
 
 
-@pytest.mark.parametrize("key", [SAMPLES, -SAMPLES - 1, [0, SAMPLES], np.ones(3, bool)], ids=str)
+@pytest.mark.parametrize(
+    "key", [SAMPLES, -SAMPLES - 1, [0, SAMPLES], np.array([2**64 - 1], np.uint64), np.ones(3, bool)], ids=str
+)
 def test_positions_out_of_range(paths: list[str], key: Any) -> None:
     with pytest.raises(IndexError, match="120 samples"):
         md.open_dataset(paths)[key]

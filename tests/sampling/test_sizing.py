@@ -178,8 +178,9 @@ def test_block_bytes_option(tmp_path: Path) -> None:
     with pytest.raises(PartitionError, match=r"another .*blocks"):
         larger.batches(BATCH, shuffle=True, start=state)
     assert len(larger.batches(BATCH, start=by_default.batches(BATCH).state(2))) == 20_000 // BATCH - 2
-    with pytest.raises(PartitionError, match="a block is too small"):
-        _open(tmp_path / "rows.h5", block_bytes=0)
+    for kind in ("block", "window"):
+        with pytest.raises(PartitionError, match=f"a {kind} is too small"):
+            _open(tmp_path / "rows.h5", **{f"{kind}_bytes": 0})
 
 
 def test_poor_shuffle_warns_once(path: Path) -> None:

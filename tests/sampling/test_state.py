@@ -202,3 +202,9 @@ def test_ranks_with_different_options(table: Path, ranks: Pools, what: str) -> N
     texts = ranks(2).run(_differing, table, what)
     assert texts[0] == texts[1]
     assert {"start": "step=3", "refused": "seed=2"}.get(what, what) in texts[0]
+
+
+@pytest.mark.parametrize("step", [-1, 2.5, "3", float("nan"), True])
+def test_states_are_those_after_whole_batches(table: Path, step: Any) -> None:
+    with pytest.raises(PartitionError, match="number of batches"):
+        _open(MPI.COMM_SELF, table).batches(**RUN).state(step)

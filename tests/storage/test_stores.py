@@ -6,8 +6,10 @@ import asyncio
 import gzip
 import json
 import os
+import re
 import tarfile
 from collections.abc import Callable, Iterator
+from fnmatch import fnmatchcase
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -380,3 +382,9 @@ def test_a_read_that_fails_is_made_again(tmp_path: Path, store: ObjectStore) -> 
     finally:
         store.forbidden = ""
     assert float(data[100]["data"]) == 100
+
+
+@pytest.mark.parametrize("pattern", ["x[a!]", "x[^a]", "x[!a]", "x[]a]", "x[!]a]", "x[a-c]", "x[\\w]", "x[a"])
+@pytest.mark.parametrize("name", ["xa", "xb", "x!", "x^", "x]", "x\\", "x[a"])
+def test_sets_of_characters_in_patterns_are_those_of_fnmatch(pattern: str, name: str) -> None:
+    assert (re.fullmatch(objects._expression(pattern), name) is not None) == fnmatchcase(name, pattern)
