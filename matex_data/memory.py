@@ -199,8 +199,12 @@ def _array(values: Any) -> Array:
         array = np.asarray(values)
     except ValueError:  # of different lengths
         return np.fromiter(values, object, len(values))
-    is_list = isinstance(values, list | tuple) and array.dtype.kind == "f"
-    return np.array(values, object) if is_list and (np.abs(array) >= EXACT).any() else array
+    if not isinstance(values, list | tuple):
+        return array
+    objects = np.array(values, object)
+    is_rounded = array.dtype.kind == "f" and bool((np.abs(array) >= EXACT).any())
+    lacks_texts = array.dtype.kind in "SU" and any(map(_is_missing, objects.ravel().tolist()))  # NaN is no text "nan"
+    return objects if is_rounded or lacks_texts else array
 
 
 def _masked(name: str, array: Any, attributes: Mapping[str, Any]) -> tuple[Field, Array]:

@@ -208,6 +208,14 @@ def test_codes_of_different_categories_are_not_concatenated(tmp_path: Path, kind
     assert len(concat([parts[0], parts[0]])) == 4
 
 
+def test_lists_with_padding_are_not_joined_to_arrays() -> None:
+    lists = open_dataset({"x": [np.arange(2.0), np.ones(1)]}, inputs="x", pad={"x": 3}, comm=MPI.COMM_SELF)
+    arrays = open_dataset({"x": np.ones((2, 3))}, inputs="x", comm=MPI.COMM_SELF)
+    with pytest.raises(FormatError, match=r"(?s)made a field of different ones.*ragged.*float64 of shape \(3,\)"):
+        concat([lists, arrays])
+    assert concat([lists, lists]).value_counts("x") == {1.0: 4, 0.0: 2}
+
+
 @pytest.mark.parametrize("units", [("K", "degC"), ("K", None)])
 @pytest.mark.parametrize("kind", ["files", "concat", "memory"])
 def test_numbers_in_different_units_are_not_joined(tmp_path: Path, kind: str, units: tuple[str, str | None]) -> None:

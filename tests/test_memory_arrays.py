@@ -181,6 +181,7 @@ VALUES: dict[str, tuple[Any, list[Any]]] = {
     "three milliseconds": (np.array([1, 2], "M8[3ms]"), [0.003, 0.006]),
     "five hours": (np.array([1, 2], "m8[5h]"), [18000.0, 36000.0]),
     "surrogates": (["a\udc80", "é"], [b"a\x80", "é".encode()]),
+    "texts beside NaN": (["a", np.nan, "é"], [b"a", b"", "é".encode()]),
     "unsigned": ([2**63 + 1, 1], [2**63 + 1, 1]),
     "large fractions": ([1e300, np.inf, 1], [1e300, np.inf, 1.0]),
     "integers of NumPy": (np.array([np.int64(2**60 + 1), np.int64(3)], object), [2**60 + 1, 3]),

@@ -169,6 +169,17 @@ def _check_same(first: Source, other: Source, number: int) -> None:
                 found=f"{shown(fields[name], key)} in {named(other, number)}",
                 remedy="convert one of them; one open_dataset gives the texts of all its files the same codes",
             )
+    raw, of_other = first.index.raw.fields, other.index.raw.fields
+    differ = [name for name in raw if raw[name] != of_other[name]]
+    if differ:
+        name = differ[0]
+        raise FormatError(
+            "the data sets have made a field of different ones",
+            field=name,
+            expected=f"{raw[name].description}, as in {named(first, 1)}",
+            found=f"{of_other[name].description} in {named(other, number)}",
+            remedy="pad and convert the field in all of them in the same way, or concatenate first",
+        )
     facts, found = first.index.facts, other.index.facts
     unequal = [name for name in facts if name in found and facts[name] != found[name]]
     if unequal:

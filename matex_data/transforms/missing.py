@@ -23,6 +23,7 @@ from matex_data.fields import (
     MASK,
     MISSING_INTEGER,
     Field,
+    Schema,
     by_pattern,
     is_category,
     is_pattern,
@@ -268,10 +269,16 @@ Sentinels = float | Sequence[float] | Mapping[str, float | Sequence[float]]
 """Numbers that are missing ones: of all fields of floats, or by name or pattern of the fields."""
 
 
-def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
+def mark_missing(index: Index, sentinels: Sentinels | None, stored: Schema) -> Index:
     """Return the index with NaN in place of numbers that stand for missing ones.
 
     Integers, which have no NaN, are float64 then; only fields that ``sentinels`` names are converted.
+
+    Parameters
+    ----------
+    index : of the data set.
+    sentinels : the numbers.
+    stored : fields that may have them.
 
     Raises
     ------
@@ -280,13 +287,13 @@ def mark_missing(index: Index, sentinels: Sentinels | None) -> Index:
     """
     rules = sentinels if isinstance(sentinels, Mapping) else {} if sentinels is None else {"*": sentinels}
     named = isinstance(sentinels, Mapping)
-    unknown = next((rule for rule in rules if rule not in index.fields and not is_pattern(rule)), None)
+    unknown = next((rule for rule in rules if rule not in stored and not is_pattern(rule)), None)
     if unknown is not None:
-        expected = f"one of {near_matches(unknown, index.fields)}"
+        expected = f"one of {near_matches(unknown, stored)}"
         raise FieldNotFound("missing_values= names no field", field=unknown, expected=expected)
     steps: list[ComputedFields] = []
-    for name, rule in by_pattern(rules, index.fields).items():
-        field = index.fields[name]
+    for name, rule in by_pattern(rules, stored).items():
+        field = stored[name]
         if _applies(field, named, rule):
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))
             numbers = _held(_listed(rules[rule]), field.dtype)

@@ -186,7 +186,7 @@ class NewFields:
         ordered = in_order(self.expressions, self.expressions if names is None else names)
         used = {*(names or ()), *(field for name in ordered for field in self.expressions[name].fields)}
         of_files = {name: values for name, values in self.file_fields.items() if names is None or name in used}
-        index = add_file_fields(mark_missing(index, self._sentinels_of(names)), of_files)
+        index = mark_missing(add_file_fields(index, of_files), self._sentinels_of(names), index.fields)
         index = index if encode is None else encode(index)
         return add_expressions(index, {name: self.expressions[name] for name in ordered})
 

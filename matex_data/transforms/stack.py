@@ -11,12 +11,14 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import MISSING_INTEGER, Field
+from matex_data.index.combined import exact
 from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 
 AXES = {"last": -1, "first": 1}
 """Axis of an array of rows along which ``stack=`` puts the fields."""
 RAW_STACK = "raw {}"  # name of a stack with the numbers of its fields before missing ones were replaced
+IN_STACK = "integers that the floats of a stack hold"
 Stack = bool | str
 
 
@@ -112,7 +114,7 @@ def _fill(views: Callable[[Mapping[str, Array]], dict[str, Array]], call: Call) 
     """Copy the fields that were not read to the stack itself."""
     for field, view in views(call.outs).items():
         if field not in call.placed:
-            view[...] = call.inputs[field]
+            view[...] = exact(call.inputs[field], replace(call.fields[field], dtype=view.dtype), IN_STACK, int)
 
 
 def _fits(field: Field, shape: tuple[int, ...]) -> bool:

@@ -269,10 +269,9 @@ def _no_moments(field: Field, kept: tuple[int, ...]) -> Moments:
 
 
 def _counts(values: NDArray[Any], present: Array, field: Field) -> NDArray[np.int64] | None:
-    categories = field.attributes.get("categories")
-    if categories is None:
+    if not is_category(field):
         return None
-    return np.bincount(values[present].astype(np.int64), minlength=len(categories)).astype(np.int64)
+    return np.bincount(values[present], minlength=len(field.attributes["categories"])).astype(np.int64)
 
 
 def _moments(array: NDArray[Any], raw: Field, field: Field, kept: tuple[int, ...]) -> Iterator[Moments]:
@@ -298,8 +297,6 @@ def _moments(array: NDArray[Any], raw: Field, field: Field, kept: tuple[int, ...
     for begin in range(0, len(array), step):
         rows = array[begin : begin + step]
         missing = is_missing(rows, raw)
-        if raw.attributes.get("categories") is not None:
-            missing |= rows < 0  # the code of an unknown category
         if filled is not None:
             missing &= filled[begin : begin + step]
         present = ~missing if filled is None else filled[begin : begin + step] & ~missing

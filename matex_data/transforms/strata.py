@@ -185,7 +185,7 @@ def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array
     elif dates and field.dtype.kind in "SUO":
         edges, convert = _as_dates(np.array(borders, object)), _as_dates
     elif all(isinstance(border, Real) for border in borders) and field.dtype.kind in "iuf":
-        edges = np.array(borders, np.float64 if field.dtype.kind == "f" else object)
+        edges = np.array(borders, field.dtype if field.dtype.kind == "f" else object)  # rounded as the field
     else:
         edges = np.array([np.nan])
     if not len(edges) or (edges != edges).any() or (edges[1:] <= edges[:-1]).any():

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from mpi4py import MPI
 
-from matex_data import FormatError, open_dataset
+from matex_data import DecodeError, FormatError, open_dataset
 from tests.support.ranks import Pool
 
 ROWS = 203
@@ -99,6 +99,14 @@ def test_a_stack_has_one_mask(tmp_path: Path) -> None:
     x, targets = next(iter(data.batches(60, shuffle=True, seed=1)))
     assert np.array_equal(x, np.nan_to_num(columns)[targets["label"]])
     assert np.array_equal(targets["inputs_mask"], ~np.isnan(columns)[targets["label"]])
+
+
+@pytest.mark.parametrize("other", [np.array([0.5, 0.5]), np.array([5, 2**63], "u8")])
+def test_integers_that_a_stack_cannot_hold_are_an_error(other: Any) -> None:
+    data = {"a": np.array([1, 2**53 + 1]), "b": other}
+    stacked = open_dataset(data, inputs=["a", "b"], stack=True, comm=MPI.COMM_SELF)
+    with pytest.raises(DecodeError, match=r"(?s)field 'a', row 1.*9007199254740993"):
+        stacked.load()
 
 
 def test_masks_are_not_stacked(tmp_path: Path) -> None:

@@ -73,6 +73,13 @@ def test_without_names_they_are_those_of_floats(folder: Path) -> None:
     np.testing.assert_array_equal(filled["t"], np.where(ABSENT, np.float32(0.5), T))
 
 
+def test_fields_of_names_of_files_are_beside_them(folder: Path) -> None:
+    options: Any = {"missing_values": -9999, "file_fields": {"run": {"a*": -9999.0}}}
+    found = md.open_dataset(folder / "a.h5", comm=MPI.COMM_SELF, inputs=["t", "run"], **options).load()
+    np.testing.assert_array_equal(found["t"], _expected(T, -9999))
+    np.testing.assert_array_equal(found["run"], np.full(ROWS, -9999.0))
+
+
 def test_integers_are_compared_with_the_numbers_themselves(folder: Path) -> None:
     rules = {"station": [0.5, 3]}
     found = md.open_dataset(folder / "a.h5", comm=MPI.COMM_SELF, inputs="station", missing_values=rules).load()

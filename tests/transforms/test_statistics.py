@@ -8,6 +8,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import xarray as xr
 from hypothesis import given
 from hypothesis import strategies as st
 from mpi4py import MPI
@@ -60,6 +61,14 @@ def test_a_field_without_values(path: str) -> None:
     found = open_dataset(path, inputs="empty", comm=MPI.COMM_SELF).statistics("empty")
     assert found.count == 0 and found.missing == ROWS
     assert np.isnan(found.std) and np.isnan(found.min)
+
+
+@pytest.mark.parametrize("categories", ["low high", ["low", "high"]])
+def test_floats_with_an_attribute_of_this_name_are_no_codes(categories: Any) -> None:
+    values = np.array([-1.5, 2.5, 3.0])
+    data = open_dataset(xr.Dataset({"x": ("t", values, {"categories": categories})}), comm=MPI.COMM_SELF)
+    found = data.statistics("x")
+    assert (found.count, found.missing, found.min, found.mean) == (3, 0, -1.5, values.mean())
 
 
 def test_statistics_of_a_split(path: str) -> None:
