@@ -9,16 +9,16 @@ from typing import Any
 import h5py
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FieldNotFound, FormatError, without_hints
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches, without_hints
 from matex_data.fields import Field
 from matex_data.index.jagged import Content, jagged_columns
 from matex_data.index.model import Layout
-from matex_data.readers.catalogue import warn_of_unknown
 from matex_data.readers.hdf5.checks import all_values, check_filters
 from matex_data.readers.hdf5.conventions import RANGES, VECTOR_OF_VECTORS, Conventions, Pairing
 from matex_data.readers.hdf5.members import find_field, read_column
 from matex_data.readers.hdf5.names import dataset_names
 from matex_data.readers.hdf5.offsets import KINDS, as_integers, offsets_of, offsets_of_ranges, readings
+from matex_data.warning import warn
 
 Layouts = dict[str, tuple[Field, Layout]]
 """Field and layout, by the name of the field."""
@@ -55,9 +55,10 @@ class Pairings:
         if not isinstance(offsets, Mapping):
             raise _option_error(path, offsets)
         given = tuple(_pairing(path, name, value) for name, value in offsets.items())
-        unknown = [pairing.content for pairing in given if not _has_content(file, path, pairing.content)]
-        if unknown:
-            warn_of_unknown("offsets", unknown, dataset_names(file, path), path)
+        for name in (pairing.content for pairing in given):
+            if not _has_content(file, path, name):
+                known = near_matches(name, dataset_names(file, path))
+                warn(f"offsets= names {name!r}, which a file does not have; it has {known}")
         return cls(file, path, given, None)
 
     def pairing(self, name: str) -> Pairing | None:
