@@ -63,5 +63,7 @@ def _decompress(data: Bytes, decode_block: Callable[..., Any], width: int, most:
         length = int.from_bytes(data[at : at + 4].tobytes(), "big")
         decode_block(data[at + 4 : at + 4 + length], out=decoded[start:stop])
         at += 4 + length
+    if at + rest > len(data):  # a single byte would be repeated
+        raise ValueError(f"{len(data)} bytes, where {at + rest} are needed")
     decoded[nbytes - rest :] = data[at : at + rest]
     return decoded, block_bytes // width

@@ -134,7 +134,7 @@ def units(path: str, file: IO[bytes], size: int) -> Iterator[Unit]:
 def _read_cards(file: IO[bytes]) -> tuple[dict[str, Any], int]:
     """Return the cards of a header, and its length in bytes."""
     cards: dict[str, Any] = {}
-    length = 0
+    length, latest = 0, ""
     while length < MAX_HEADER:
         block = file.read(BLOCK)
         length += BLOCK
@@ -145,8 +145,14 @@ def _read_cards(file: IO[bytes]) -> tuple[dict[str, Any], int]:
             keyword = text[:8].rstrip()
             if keyword == "END":
                 return cards, length
+            begun = cards.get(latest)
             if text[8:10] == "= ":
+                latest = "" if keyword in cards else keyword  # of two, the first one counts
                 cards.setdefault(keyword, _value(text[10:]))
+            elif keyword == "CONTINUE" and isinstance(begun, str) and begun.endswith("&"):  # section 4.2.1.2
+                cards[latest] = begun[:-1] + str(_value(text[8:]))
+            else:
+                latest = ""
     raise ValueError("no END")
 
 

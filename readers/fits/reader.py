@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import IO
+from typing import IO, Any
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.index.model import Index
@@ -36,22 +36,23 @@ def index(
 
     Parameters
     ----------
-    hdu : number or name of the extension, where 0 is the primary one. A list, or a name that several images have: each
-        of them is a sample. None: the first one with data.
+    hdu : number or name of the extension, where 0 is the primary one. A list of images, in its order, or a name that
+        several images have: each of them is a sample. None: the first one with data.
     sample_axis : axis of an image along which the samples lie, as NumPy counts axes: 0 is the last axis of FITS. None:
         0, but a spectrum, of one axis, is one sample, and so is an image of two axes that ``hdu`` does not choose.
     sample : "file": all rows of the table, or all of the image, are one sample. None: a sample is a row.
 
     Raises
     ------
-    FormatError : the file is damaged, or has no such data.
+    FormatError : the file is damaged, or has no such data, or they have no ``sample_axis``.
     """
     with open_binary(path) as raw:
         file, stored = content(path, raw)
         chosen = _chosen(path, file, hdu)
     first, by_default = chosen[0], hdu is None
-    found = _catalogue(path, chosen, sample_axis)
-    is_one = len(chosen) == 1 and _is_one(first, sample_axis, by_default)
+    are_samples = len(chosen) > 1 or (isinstance(hdu, list) and not first.is_table)
+    found = _catalogue(path, chosen, sample_axis, are_samples)
+    is_one = not are_samples and _is_one(first, sample_axis, by_default)
 
     def make(names: Sequence[str]) -> Index:
         made = found.make(names)
@@ -61,9 +62,17 @@ def index(
     return replace(found, make=make)
 
 
-def _catalogue(path: str, chosen: list[Unit], axis: int | None) -> Catalogue:
+def _catalogue(path: str, chosen: list[Unit], axis: int | None, are_samples: bool) -> Catalogue:
     """Return the catalogue of a table, of an image, or of image extensions."""
     first = chosen[0]
+    if axis is not None and (are_samples or first.is_table):
+        raise FormatError(
+            "sample_axis= is an axis of one image",
+            file=path,
+            expected="hdu= with the number of an image",
+            found=f"sample_axis={axis}, and a table" if first.is_table else f"sample_axis={axis}, and a list",
+            remedy="leave out sample_axis=: rows of a table, and images of a list, are the samples",
+        )
     if first.kind not in ("IMAGE", "BINTABLE", "TABLE") or first.cards.get("ZTABLE"):
         raise FormatError(
             "the extension is neither a table nor an image",
@@ -72,10 +81,10 @@ def _catalogue(path: str, chosen: list[Unit], axis: int | None) -> Catalogue:
             found="a compressed table" if first.cards.get("ZTABLE") else first.kind,
             remedy="decompress it with funpack" if first.cards.get("ZTABLE") else "choose another one with hdu=",
         )
-    if first.is_table and len(chosen) == 1:
+    if first.is_table and not are_samples:
         return table_of(path, first)
     name = first.name or FIELD
-    field, layout = extensions(path, chosen, name) if len(chosen) > 1 else array(path, first, name, axis or 0)
+    field, layout = extensions(path, chosen, name) if are_samples else array(path, first, name, axis or 0)
     return Catalogue.of(path, {name: (field, lambda: layout)})
 
 
@@ -95,21 +104,28 @@ def _chosen(path: str, file: IO[bytes], hdu: int | str | list[int] | list[str] |
         if not file.read(9) == b"SIMPLE  =":
             raise FormatError("the file is no FITS file", file=path, expected="SIMPLE  = at its start")
         found = list(units(path, file, file.seek(0, 2)))
+    known = [unit for unit in found if unit.has_data]
     if hdu is None:
-        chosen = [unit for unit in found if unit.has_data]
-        tell_others(chosen)
-        chosen = chosen[:1]
-    else:
-        wanted = hdu if isinstance(hdu, list) else [hdu]
-        names = {name.strip().upper() for name in wanted if isinstance(name, str)}
-        chosen = [unit for unit in found if unit.number in wanted or (unit.name and unit.name in names)]
-        chosen = [unit for unit in chosen if unit.has_data]
+        tell_others(known)
+        return _checked(path, known, known[:1], hdu)
+    wanted = hdu if isinstance(hdu, list) and hdu else [hdu]
+    return [unit for one in wanted for unit in _checked(path, known, [unit for unit in known if _is(unit, one)], one)]
+
+
+def _is(unit: Unit, wanted: Any) -> bool:
+    """Return whether a unit has this number or name."""
+    if isinstance(wanted, str):
+        return unit.name == wanted.strip().upper() != ""
+    return unit.number == wanted and not isinstance(wanted, bool)
+
+
+def _checked(path: str, known: Sequence[Unit], chosen: list[Unit], hdu: object) -> list[Unit]:
+    """Return the chosen units; raise ``FormatError`` if there are none."""
     if not chosen:
-        named = [unit.name or str(unit.number) for unit in found if unit.has_data]
         raise FormatError(
             "the file has no such data" if hdu is not None else "the file has no data",
             file=path,
-            expected=f"one of {near_matches(str(hdu), named)}",
+            expected=f"one of {near_matches(str(hdu), [unit.name or str(unit.number) for unit in known])}",
             found=f"hdu={hdu!r}",
             remedy="choose an extension with hdu=",
         )

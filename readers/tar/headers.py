@@ -107,7 +107,12 @@ def read_shard(path: str, file: IO[bytes]) -> Shard:
 
 
 def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
-    """Yield name and byte range of each regular file, and of each hard link to one."""
+    """Yield name and byte range of each regular file, and of each hard link to one.
+
+    Raises
+    ------
+    FormatError : a sample has a link that the archive does not resolve, beside what else may be wrong.
+    """
     seen: dict[str, ByteRange] = {}
     size, end = size_of_open(file), 0
     try:
@@ -118,7 +123,18 @@ def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
                 raise _header_error(path, "the header of a member is damaged", end, f"a size of {info.size} bytes")
             end = archive.offset
             where = seen.get(info.linkname) if info.islnk() else ByteRange(info.offset_data, info.size)
-            if where is None or not (info.isreg() or info.islnk()):
+            if info.issym() or where is None:
+                if split_name(info.name) is not None:
+                    raise FormatError(
+                        "a member of the shard is a link",
+                        file=path,
+                        byte=info.offset,
+                        expected="files, or hard links to files in front of them",
+                        found=f"{info.name!r}, a link to {info.linkname!r}",
+                        remedy="write the shard again with what links lead to, as tar --dereference does",
+                    )
+                continue
+            if not (info.isreg() or info.islnk()):
                 continue
             if info.issparse():
                 raise _header_error(path, "a member is stored as a sparse file", info.offset, repr(info.name))

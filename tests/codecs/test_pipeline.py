@@ -167,6 +167,13 @@ def test_corrupt_chunks_raise_broken_chunk(tmp_path_factory: Any, name: str, dat
         assert "fletcher32" not in name or decoded.tobytes() == whole.tobytes()
 
 
+@pytest.mark.parametrize("left", [0, 1, 2])
+def test_a_bitshuffle_chunk_that_ends_early_is_broken(tmp_path: Path, left: int) -> None:
+    pipeline, stored, mask = chunk_of(tmp_path / "a.h5", sample((1027,), "i4"), FILTERS["bitshuffle lz4"])
+    with pytest.raises(BrokenChunk):  # three elements at the end are stored as they are
+        pipeline.decode(stored[: len(stored) - 12 + left], mask)
+
+
 def test_any_error_of_a_library_is_a_broken_chunk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """imagecodecs reads the size of a damaged Blosc2 frame, and may ask Python for bytes of a negative size."""
 

@@ -173,6 +173,8 @@ def _resized(picture: Image.Image | Pixels, options: ImageOptions, out: Array | 
     if isinstance(wanted, Image.Image):
         size = options.size
         array = np.asarray(wanted) if size is None else resize_image(wanted, size, options.resample)
+        if array.dtype == bool:
+            array = array.view(np.uint8) != 0  # Pillow has 255 for True, of which TensorFlow makes other numbers
         if options.mode == "gray":
             array = array[..., None]
     else:

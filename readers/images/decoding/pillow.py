@@ -20,7 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from matex_data.errors import DecodeError, FormatError
-from matex_data.readers.images.decoding.options import GAP, ImageOptions
+from matex_data.readers.images.decoding.options import GAP, MAX_PIXELS, ImageOptions
 from matex_data.readers.images.decoding.picture import (
     TURNED,
     Header,
@@ -137,6 +137,11 @@ class FrameFile:
     def keep(self, data: bytes | memoryview, opened: _Opened) -> None:
         """Keep a file for its next frame; one that raised an error is not kept."""
         self._kept = data, opened
+
+
+def count_frames(data: bytes | memoryview, kind: str) -> int:
+    """Return the number of frames of an image."""
+    return _Opened.of(data, kind, MAX_PIXELS).pages
 
 
 def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int) -> Header:

@@ -105,7 +105,7 @@ def read_manifest(path: str, root: str | None = None, trust: Trust = NONE) -> Ma
         return Manifest(folder, _files(path, folder, names_of_files, trust), values, unread=unread)
     lines = _is_lines(text)
     names, columns = _columns_of_lines(path, text) if lines else _columns_of_table(path, text)
-    at = _image_columns(path, [column[0].strip() if isinstance(column[0], str) else "" for column in columns])
+    at = _image_columns(path, [_first_text(column) for column in columns])
     files = [_files(path, folder, columns[column], trust) for column in at]
     others = _others(names, at, len(columns))
     _check_names(path, others, len(at))
@@ -193,9 +193,9 @@ def _files(path: str, folder: str, column: Sequence[Any], trust: Trust) -> list[
     DataError : a file does not exist, or is not trusted.
     """
     for row, value in enumerate(column):
-        if not isinstance(value, str):
+        if not isinstance(value, str) or not value.strip():
             raise FormatError(
-                "an object of the manifest names no image", file=path, row=row, expected="a text", found=repr(value)
+                "a record of the manifest names no image", file=path, row=row, expected="a path", found=repr(value)
             )
     files = [value.strip() for value in column]
     _check_files(path, folder, files, trust)
@@ -208,6 +208,12 @@ def _dialect(text: bytes) -> Dialect:
     return detect(first_lines(data, line_ends(data)).tobytes(), Dialect(), frozenset())
 
 
+def _first_text(column: Sequence[Any]) -> str:
+    """Return the first value of a column that is neither empty nor missing; "" if that is no text."""
+    first = next((value for value in column if value not in (None, "")), "")
+    return first.strip() if isinstance(first, str) else ""
+
+
 def _decoded(field: str) -> str:
     return field.encode("latin-1").decode()
 
@@ -217,7 +223,7 @@ def _root(path: str, root: str | None) -> str:
 
 
 def _image_columns(path: str, fields: Sequence[str]) -> list[int]:
-    """Return the column of images, and that of masks if there is one, by the first record.
+    """Return the column of images, and that of masks if there is one, by the first text of each column.
 
     Raises
     ------
@@ -240,7 +246,7 @@ def _image_columns(path: str, fields: Sequence[str]) -> list[int]:
         file=path,
         row=0,
         expected="a column of paths, for example 'cats/1.jpg'",
-        found=f"the first record {list(fields)}",
+        found=f"columns that begin with {list(fields)}",
         remedy="open the table with format='csv' if it lists no images",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -268,11 +269,27 @@ def test_extensions_as_samples(tmp_path: Path) -> None:
     path = tmp_path / "a.fits"
     fits.HDUList([fits.PrimaryHDU(), *pairs]).writeto(path)
     same(read(path, hdu="SCI")["SCI"], planes)
-    same(read(path, hdu=[1, 5])["SCI"], planes[[0, 2]])
+    for chosen, at in (([1, 5], [0, 2]), ([5, 1], [2, 0]), ([3], [1]), ([1, 1], [0, 0])):
+        same(read(path, hdu=chosen)["SCI"], planes[at])
     with pytest.raises(FormatError, match="the extensions differ"):
         read(path, hdu=[1, 2])
     with pytest.raises(FormatError, match=r"no such data(.|\n)*SCI"):
         read(path, hdu="SCX")
+    for wanted, unknown in (([1, 99], 99), (["SCI", "ZZ"], "ZZ"), (True, True), ([], [])):
+        with pytest.raises(FormatError, match=re.escape(f"hdu={unknown!r}")):
+            read(path, hdu=wanted)
+    with pytest.raises(FormatError, match="axis of one image"):
+        read(path, hdu=[1, 5], sample_axis=1)
+
+
+def test_long_texts_of_headers(tmp_path: Path) -> None:
+    path, unit = tmp_path / "a.fits", "10**-7 & erg/'s'" * 20
+    table = fits.BinTableHDU.from_columns([C("flux", "E", unit=unit, array=np.arange(4)), C("b", "J", unit="m")])
+    table.writeto(path)
+    assert fits.getval(path, "TUNIT1", 1) == unit
+    assert open_dataset(path).schema["flux"].attributes["units"] == unit
+    with pytest.raises(FormatError, match="axis of one image"):
+        read(path, sample_axis=0)
 
 
 def test_images_stay_images(tmp_path: Path) -> None:

@@ -301,6 +301,16 @@ def test_the_numbers_of_white_zero_are_those_that_are_stored(dtype: str, layout:
         check(data, ImageOptions(mode="gray"), gray.astype("u1")[..., None])
 
 
+@pytest.mark.parametrize("format", ["png", "tiff", "bmp"])
+@pytest.mark.parametrize("size", [None, (5, 4)])
+def test_images_of_one_bit_are_zeros_and_ones(format: str, size: tuple[int, int] | None) -> None:
+    data = io.BytesIO()
+    Image.fromarray(np.tri(16, 32) > 0).save(data, format)
+    decoded = decode_image(data.getvalue(), ImageOptions(size=size))
+    assert decoded.dtype == bool
+    assert set(decoded.view("u1").ravel().tolist()) == {0, 1}
+
+
 @pytest.mark.parametrize("bits", [2, 4])
 def test_few_bits_of_white_zero(bits: int) -> None:
     array = np.random.default_rng(2).integers(0, 2**bits, (16, 32)).astype("u1")

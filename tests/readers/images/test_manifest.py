@@ -172,6 +172,16 @@ def test_metadata_beside_the_images(tmp_path: Path, name: str) -> None:
         assert len(open_dataset(folder)) == 3
 
 
+def test_an_empty_cell_is_no_image(tmp_path: Path) -> None:
+    images(tmp_path)
+    text = "image_file,mask_file,label\npictures/0.png,{},a\npictures/1.png,pictures/2.png,\n"
+    path = write(tmp_path, text.format("pictures/1.png"))
+    assert set(open_dataset(path).schema) == {"image", "mask", "label", "path"}
+    write(tmp_path, text.format(""))
+    with pytest.raises(FormatError, match=r"names no image .*row 0"):
+        open_dataset(path)
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [

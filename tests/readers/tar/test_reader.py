@@ -142,6 +142,32 @@ def test_order_names_and_foreign_members(tmp_path: Path, format: int) -> None:
         assert np.abs(every_row(found, "jpg")[2].astype(int) - np.asarray(image)).max() <= 2
 
 
+@pytest.mark.parametrize("kind", [tarfile.LNKTYPE, tarfile.SYMTYPE])
+def test_links_to_nothing(tmp_path: Path, kind: bytes) -> None:
+    path = write_tar(tmp_path / "shard.tar", {"b.png": encoded(pixels(1))})
+    with tarfile.open(path, "a") as archive:
+        for name in ("latest", "c.png"):
+            link = tarfile.TarInfo(name)
+            link.type, link.linkname = kind, "absent.png"
+            archive.addfile(link)
+    with pytest.raises(FormatError, match=r"is a link(.|\n)*'c.png', a link to 'absent.png'"):
+        index(path)
+
+
+@pytest.mark.parametrize("format", ["gif", "webp"])
+def test_frames_of_a_member_are_not_lost(tmp_path: Path, format: str) -> None:
+    frames = [Image.fromarray(np.full((8, 8, 3), 40 * i, "u1")) for i in range(3)]
+    for number in (1, 3):
+        data = io.BytesIO()
+        frames[0].save(data, format, save_all=True, append_images=frames[1:number])
+        path = write_tar(tmp_path / "shard.tar", {f"0.{format}": data.getvalue()})
+        if number == 1:
+            assert len(every_row(index(path), format)) == 1
+            continue
+        with pytest.raises(DecodeError, match=r"several pages(.|\n)*3 pages"):
+            every_row(index(path), format)
+
+
 def test_an_archive_of_the_tar_program(tmp_path: Path) -> None:
     for number in range(4):
         for name, data in sample(number).items():
