@@ -139,14 +139,14 @@ def read_step(start: State) -> int:
     given = [name for name in (*OPTIONS, *ORDER) if name in start] if isinstance(start, Mapping) else None
     whole = given is not None and len(given) in (0, len(OPTIONS) + len(ORDER)) and all(k in start for k in SAMPLES)
     step = start.get("step") if whole else None
-    if not isinstance(step, int) or isinstance(step, bool) or step < 0:
+    if not isinstance(step, int | np.integer) or isinstance(step, bool) or step < 0:
         raise PartitionError(
             "start= is not the state of a data set",
             expected="a whole state of Dataset.state(step), with a step of at least 0",
             found=start,
             remedy="save the state with the release that resumes, or leave out start= to begin anew",
         )
-    return step
+    return int(step)
 
 
 def resumed_step(start: State, schedule: Schedule) -> tuple[int, str]:
@@ -172,8 +172,8 @@ def read_seed(start: State) -> int:
     PartitionError : the state was saved before any batches were made, or of an iteration without a shuffle.
     """
     seed = start.get("seed")
-    if isinstance(seed, int):
-        return seed
+    if isinstance(seed, int | np.integer) and not isinstance(seed, bool):
+        return int(seed)
     if start.get("shuffle") is False:
         raise _mismatch(["shuffle"], start, {"shuffle": True})
     raise PartitionError(

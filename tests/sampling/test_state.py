@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 import matex_data as md
 from matex_data.errors import PartitionError
+from matex_data.sampling.state import read_seed, read_step
 from tests.support.ranks import Pools
 
 ROWS = 250
@@ -208,3 +209,11 @@ def test_ranks_with_different_options(table: Path, ranks: Pools, what: str) -> N
 def test_states_are_those_after_whole_batches(table: Path, step: Any) -> None:
     with pytest.raises(PartitionError, match="number of batches"):
         _open(MPI.COMM_SELF, table).batches(**RUN).state(step)
+
+
+def test_state_with_integers_of_numpy_is_resumed(table: Path) -> None:
+    state = md.open_dataset(table).batches(**RUN).state(2)
+    given = {**state, "step": np.int64(3), "seed": np.int64(7)}
+    step, seed = read_step(given), read_seed(given)
+    assert (step, seed) == (3, 7)
+    assert type(step) is type(seed) is int
