@@ -115,6 +115,9 @@ class SingleRank:
             )
 
 
+KEPT_BYTES = 64 << 20  # more than the blocks of a large text from which types are inferred
+
+
 def agreed(ranks: IndexingRanks, task: Callable[[], T]) -> T:
     """Return what a task returns on this rank; raise the error of the lowest rank that has one. *Collective*.
 
@@ -175,7 +178,36 @@ def on_root(ranks: IndexingRanks, task: Callable[[], T]) -> T:
     return found
 
 
-class StampingRanks:
+class _ForwardingRanks:
+    """Ranks that are asked by way of this object.
+
+    Parameters
+    ----------
+    ranks : the ranks.
+    """
+
+    def __init__(self, ranks: IndexingRanks) -> None:
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank. *Collective*."""
+        return self._ranks.allgather(value)
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
+        self._ranks.agree(error)
+
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        """Return files like ``IndexingRanks.gather_files``. *Collective*."""
+        return self._ranks.gather_files(files)
+
+    def read(self, path: str, offset: int, memory: Bytes) -> None:
+        """Fill ``memory`` like ``IndexingRanks.read``. *Collective*."""
+        self._ranks.read(path, offset, memory)
+
+
+class StampingRanks(_ForwardingRanks):
     """Ranks whose files get stamps as they are gathered.
 
     Parameters
@@ -189,9 +221,7 @@ class StampingRanks:
     """
 
     def __init__(self, ranks: IndexingRanks, stamps: Mapping[str, Stamp | None]) -> None:
-        self._ranks = ranks
-        self.rank, self.size = ranks.rank, ranks.size
-        self.allgather, self.agree, self.read = ranks.allgather, ranks.agree, ranks.read
+        super().__init__(ranks)
         self._stamps = stamps
         self.gathered = False
 
@@ -201,3 +231,43 @@ class StampingRanks:
         return self._ranks.gather_files(
             [replace(file, stamp=self._stamps.get(file.path, file.stamp)) for file in files]
         )
+
+
+class KeepingRanks(_ForwardingRanks):
+    """Ranks that keep the first bytes that they read in memory, so that a second read of them costs nothing.
+
+    Parameters
+    ----------
+    ranks : the ranks.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> with open("rows.txt", "w") as file:
+    ...     length = file.write("1,2,3")
+    >>> ranks, memory = KeepingRanks(SingleRank()), np.empty(5, np.uint8)
+    >>> ranks.read("rows.txt", 0, memory)
+    >>> ranks.read("rows.txt", 2, memory[:3])
+    >>> memory[:3].tobytes()
+    b'2,3'
+    """
+
+    def __init__(self, ranks: IndexingRanks) -> None:
+        super().__init__(ranks)
+        self._kept: list[tuple[str, int, Bytes]] = []
+        self._free = KEPT_BYTES
+
+    def read(self, path: str, offset: int, memory: Bytes) -> None:
+        """Fill ``memory`` like ``IndexingRanks.read``, or from what is kept. *Collective*."""
+        done = 0
+        for kept_path, begin, data in self._kept:
+            at = offset + done - begin
+            if kept_path == path and 0 <= at < len(data):
+                count = min(len(data) - at, len(memory) - done)
+                memory[done : done + count] = data[at : at + count]
+                done += count
+        rest = memory[done:]
+        self._ranks.read(path, offset + done, rest)
+        if 0 < len(rest) <= self._free:
+            self._free -= len(rest)
+            self._kept.append((path, offset + done, rest.copy()))

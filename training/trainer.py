@@ -148,13 +148,6 @@ def fit(
         check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
         if save_every is not None and save_every < 1:
             raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
-        if save_every is not None and checkpoint is None:
-            raise ArgumentError(
-                "save_every= has no folder to save to",
-                expected="checkpoint=, too",
-                found=f"save_every={save_every} alone",
-                remedy="give checkpoint=folder, or leave out save_every=",
-            )
 
     channel = open_checked("training.fit", fit, locals(), check)
     features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}

@@ -188,7 +188,7 @@ def _by_group(
         _check(schema, name)
     kept = None if axis is None else tuple(np.ravel(axis).tolist())
     axes = {name: _kept_axes(schema[name], kept) for name in names}
-    none = {name: _no_moments(schema[name], axes[name]) for name in names}
+    none = {name: _no_moments(raw[name], schema[name], axes[name]) for name in names}
     groups: dict[Any, dict[str, Moments]] = {} if by is not None else {None: none}
     nbytes = sum(MOMENTS * 8 * moments.mean.size for moments in none.values())
 
@@ -262,10 +262,10 @@ def _kept_axes(field: Field, axis: tuple[int, ...] | None) -> tuple[int, ...]:
     return kept
 
 
-def _no_moments(field: Field, kept: tuple[int, ...]) -> Moments:
+def _no_moments(raw: Field, field: Field, kept: tuple[int, ...]) -> Moments:
     shape = tuple(field.sample_shape[a - 1] or 0 for a in kept)
     zero, nan, none = np.zeros(shape, np.int64), np.full(shape, np.nan), np.empty(0, np.int64)
-    return Moments(zero, zero, np.zeros(shape), np.zeros(shape), nan, nan, _counts(none, none == 0, field))
+    return Moments(zero, zero, np.zeros(shape), np.zeros(shape), nan, nan, _counts(none, none == 0, raw))
 
 
 def _counts(values: NDArray[Any], present: Array, field: Field) -> NDArray[np.int64] | None:

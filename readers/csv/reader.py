@@ -20,7 +20,7 @@ from matex_data.index.model import FileIndex, Index
 from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
-from matex_data.readers.collective import IndexingRanks, SingleRank, agreed, on_root, read_own_ranges
+from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_own_ranges
 from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
 from matex_data.readers.csv.options import CsvOptions, check_options
 from matex_data.readers.csv.parse import COLUMN_BYTES, Block, Parser
@@ -96,6 +96,7 @@ def index_collectively(
     DataError : a file cannot be read.
     """
     checked = check_options(options)
+    ranks = KeepingRanks(ranks)  # types are inferred from bytes that the search for records has read
     own = range(*rank_range(len(paths), ranks.rank, ranks.size))
     of_root = agreed(ranks, lambda: [_inspect(paths[0], names, checked)] if ranks.rank == 0 else [])
     before = ranks.allgather(of_root[0].first if of_root else None)[0]

@@ -36,7 +36,6 @@ def _cases(comm: Any, folder: str) -> dict[str, Callable[[], Any]]:
         "takes no callbacks=": lambda: fit(model, rows, callbacks=[keras.callbacks.TerminateOnNaN], comm=comm),
         "takes no checkpoint=": lambda: fit(model, rows, checkpoint=3, comm=comm),
         "save_every= is a number of steps": lambda: fit(model, rows, checkpoint=folder, save_every=0, comm=comm),
-        "save_every= has no folder": lambda: fit(model, rows, save_every=1, comm=comm),
         "record the position": lambda: fit(model, endless, steps_per_epoch=3, checkpoint=folder, comm=comm, verbose=0),
         "fit() takes no comm=": lambda: fit(model, rows, comm=1),
         "takes no mesh=": lambda: fit(model, rows, mesh=(1, 1)),

@@ -100,7 +100,7 @@ def test_normalization_is_a_keras_layer(path: str) -> None:
 def test_merged_moments_are_those_of_all_values(sets: list[list[float]]) -> None:
     field = Field("x", (), np.dtype("f8"))
     moments = [m for values in sets for m in _moments(np.array(values, "f8"), field, field, ())]
-    found: Moments = reduce(Moments.merge, moments, _no_moments(field, ()))
+    found: Moments = reduce(Moments.merge, moments, _no_moments(field, field, ()))
     values = np.array([v for numbers in sets for v in numbers if v == v])
     assert found.count == len(values)
     assert found.missing == sum(map(len, sets)) - len(values)
