@@ -19,6 +19,7 @@ from matex_data.training.model_parallel.graph import check_graph
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements
+from matex_data.warning import warn
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
 """Methods of a model that decide what a step computes, beside its layers."""
@@ -164,6 +165,16 @@ def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, div
     losses = distributed_losses(model, _UnknownDivisors(reducer.channel) if divided else reducer)
     if losses:
         replacements.set(model._compile_loss, "_flat_losses", losses)
+
+
+def warn_of_scalar_losses(model: Any) -> None:
+    """Warn of loss functions that have returned one number for a micro-batch, which may be a sum."""
+    for entry in getattr(model._compile_loss, "_flat_losses", None) or []:
+        if getattr(entry.loss, "scalar", False):
+            warn(
+                f"the loss {entry.loss.name} returns one number, which stages take as the mean over a micro-batch: "
+                "return a number for each sample if it is none"
+            )
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

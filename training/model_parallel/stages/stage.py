@@ -12,6 +12,7 @@ import tensorflow as tf
 from matex_data.training.exact.metrics import weighted_means
 from matex_data.training.exact.state import StepState
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
+from matex_data.training.model_parallel.stages.checks import warn_of_scalar_losses
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.model_parallel.stages.update import GradientSums
 
@@ -261,6 +262,7 @@ class LastStage:
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
         self.step = compiled(step, [*inputs, *self.receives.tensor_specs()], list(targets.tensors), *scalars)
+        warn_of_scalar_losses(self.model)
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
         """Trace the prediction of a micro-batch."""
