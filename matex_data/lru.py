@@ -25,7 +25,7 @@ class LeastRecentlyUsed(Generic[V]):
     ...     values.add(key, key.upper(), nbytes=40)
     >>> values.get("a"), values.get("c"), values.used
     (None, 'C', 80)
-    >>> values.made("d", lambda: "D", nbytes=20), values.made("d", lambda: "another one")
+    >>> values.made("d", lambda: "D", nbytes=len), values.made("d", lambda: "another one")
     ('D', 'D')
     """
 
@@ -33,6 +33,7 @@ class LeastRecentlyUsed(Generic[V]):
         self.used = 0
         self._most = nbytes
         self._values: OrderedDict[Hashable, tuple[V, int]] = OrderedDict()
+        self._making: dict[Hashable, Lock] = {}  # of the keys whose values threads make
         self._lock = Lock()
 
     def get(self, key: Hashable) -> V | None:
@@ -43,21 +44,40 @@ class LeastRecentlyUsed(Generic[V]):
             self._values.move_to_end(key)
             return self._values[key][0]
 
-    def made(self, key: Hashable, make: Callable[[], V], nbytes: int = 1) -> V:
-        """Return a value, made now if need be; all threads get the same one as long as it is kept."""
+    def made(self, key: Hashable, make: Callable[[], V], nbytes: Callable[[V], int] = lambda _: 1) -> V:
+        """Return a value, made now if need be: by the first thread that asks for it, for which the others wait.
+
+        Parameters
+        ----------
+        key : of the value.
+        make : returns the value, and waits for nothing that needs it.
+        nbytes : returns the size of a value, in bytes.
+        """
         found = self.get(key)
         if found is not None:
             return found
-        value = make()
         with self._lock:
-            if key not in self._values:
-                self._put(key, value, nbytes)
-            return self._values[key][0]
+            making = self._making.setdefault(key, Lock())
+        with making:
+            found = self.get(key)
+            if found is not None:
+                return found
+            try:
+                found = make()
+                with self._lock:
+                    if self._making.get(key) is making:  # else the values were dropped meanwhile
+                        self._put(key, found, nbytes(found))
+                return found
+            finally:
+                with self._lock:
+                    if self._making.get(key) is making:
+                        del self._making[key]
 
     def clear(self) -> None:
         """Drop all values."""
         with self._lock:
             self._values.clear()
+            self._making.clear()
             self.used = 0
 
     def add(self, key: Hashable, value: V, nbytes: int) -> None:

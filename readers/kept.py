@@ -11,7 +11,6 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.index.library import LibraryRows
-from matex_data.locks import Lock
 from matex_data.lru import LeastRecentlyUsed
 
 KEPT_BYTES = 256 << 20  # in the memory of a process, for all data sets; the last file stays whatever its size
@@ -20,35 +19,12 @@ _OBJECT_BYTES = 64  # of a text in memory, beside its characters
 
 Decoded = TypeVar("Decoded", bound=Array | dict[str, Array])
 
+kept = LeastRecentlyUsed[Array | dict[str, Array]](KEPT_BYTES)
 
-class Kept:
-    """Decoded files by their keys, bounded in bytes. Threads may share it.
 
-    Parameters
-    ----------
-    nbytes : bytes of all files.
-
-    Examples
-    --------
-    >>> import numpy as np
-    >>> files = Kept(100)
-    >>> [files.get(name, lambda: np.zeros(8)).nbytes for name in ("a.npz", "b.npz")]
-    [64, 64]
-    """
-
-    def __init__(self, nbytes: int) -> None:
-        self.files = LeastRecentlyUsed[Array | dict[str, Array]](nbytes)
-
-    def get(self, key: Hashable, decode: Callable[[], Decoded]) -> Decoded:
-        """Return a file, which is decoded unless it is kept.
-
-        Two threads that ask for a file at once may both decode it; neither waits for the other.
-        """
-        decoded = self.files.get(key)
-        if decoded is None:
-            decoded = decode()
-            self.files.add(key, decoded, _nbytes(decoded))
-        return decoded  # type: ignore[return-value]
+def kept_file(key: Hashable, decode: Callable[[], Decoded]) -> Decoded:
+    """Return a file by its key, which the first thread that needs it decodes unless it is kept; the others wait."""
+    return kept.made(key, decode, _nbytes)  # type: ignore[return-value]
 
 
 def _nbytes(decoded: Array | dict[str, Array]) -> int:
@@ -59,18 +35,6 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
     objects = decoded.ravel().tolist()
     contents = sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in objects)
     return int(decoded.nbytes) + contents + _OBJECT_BYTES * decoded.size
-
-
-kept = Kept(KEPT_BYTES)
-_locks = tuple(Lock() for _ in range(64))
-
-
-def lock_of(key: Hashable) -> Lock:
-    """Return the lock of what threads fetch: the first one makes it, and those that need the same wait.
-
-    For threads that wait for the storage alone; what is fetched while a thread holds it has no such lock.
-    """
-    return _locks[hash(key) % len(_locks)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -106,4 +70,4 @@ class KeptRows(LibraryRows):
         return (self.path,)
 
     def read(self, start: int, stop: int) -> Array:
-        return kept.get(self, self.decode)[start:stop]
+        return kept_file(self, self.decode)[start:stop]

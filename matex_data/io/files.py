@@ -18,7 +18,6 @@ from matex_data.io.coalesce import ReadTask
 from matex_data.io.collective import CollectiveFiles, too_short, unreadable
 from matex_data.io.counters import Profile
 from matex_data.io.modes import choose
-from matex_data.locks import Lock
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
@@ -27,7 +26,18 @@ from matex_data.storage.objects import is_url
 
 OBJECT_BYTES = 64 << 20  # about, of an object that are in memory for one task, with those between its ranges
 OBJECT_GAP_BYTES = 4 << 10  # between two ranges of an object: to read them costs less than another request
-MOST_OPEN_FILES = min(4096, max(128, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 8))
+
+
+def most_open_files(limit: int) -> int:
+    """Return how many files a reader keeps open, by the limit of the process; a negative one is none.
+
+    >>> most_open_files(256), most_open_files(1 << 20), most_open_files(-1)
+    (128, 4096, 4096)
+    """
+    return 4096 if limit < 0 else min(4096, max(128, limit // 8))
+
+
+MOST_OPEN_FILES = most_open_files(resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 """Files of one reader that a rank keeps open; a program has several readers, and files of its own."""
 
 
@@ -85,7 +95,7 @@ class Files:
         self._checked: set[int] = set()
         self._profile = profile or Profile()
         self.paths = paths
-        self._open = LeastRecentlyUsed[_Opening](MOST_OPEN_FILES)
+        self._open = LeastRecentlyUsed[_Opened](MOST_OPEN_FILES)
         self.collective: CollectiveFiles | None = None
         if _are_shared(comm, paths, io):
             self.collective = CollectiveFiles(comm, paths, self._profile)
@@ -132,7 +142,7 @@ class Files:
         DataError : the system cannot read the file.
         """
         try:
-            count = self._opened(number).read(task)
+            count = self._open.made(number, lambda: self._open_now(number)).read(task)
         except OSError as error:
             raise unreadable(self.paths[number], error) from error
         self._profile.add(bytes=count)
@@ -141,17 +151,10 @@ class Files:
 
     def are_cached(self, number: int, tasks: Sequence[ReadTask]) -> bool:
         """Return whether a file is open, and the page cache has the bytes of tasks, as far as some of them show."""
-        opening = self._open.get(number)
-        if opening is None or opening.file is None:
+        opened = self._open.get(number)
+        if opened is None:
             return False
-        return opening.file.has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
-
-    def _opened(self, number: int) -> _Opened:
-        """Return a file, opened by the first thread that needs it; other files open at the same time."""
-        opening = self._open.made(number, _Opening)
-        with opening.lock:
-            opening.file = opening.file or self._open_now(number)
-            return opening.file
+        return opened.has_cached(np.concatenate([task.offset[[0, len(task.offset) // 2]] for task in tasks]))
 
     def _open_now(self, number: int) -> _Opened:
         """Open a file, and raise ``ChangedFile`` if it has changed since it was indexed."""
@@ -185,19 +188,6 @@ def _are_shared(comm: Communicator, paths: Sequence[str], io: str) -> bool:
         return False
     (other,) = comm.maximum(not choose(io, paths).collective)
     return not other
-
-
-class _Opening:
-    """Entry of a file that is open, or that a thread opens while it holds the lock.
-
-    Parameters
-    ----------
-    file : None until it is open, which it may never be.
-    """
-
-    def __init__(self) -> None:
-        self.file: _Opened | None = None
-        self.lock = Lock()
 
 
 class _OpenFile:

@@ -17,7 +17,6 @@ from matex_data.errors import DecodeError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
 from matex_data.lru import LeastRecentlyUsed
-from matex_data.readers.kept import lock_of
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.values import ColumnValues
 from matex_data.storage.files import open_binary, reading
@@ -110,8 +109,7 @@ class RecordBatches(ArrowBlocks):
         """Return the messages in front of a batch, which are read unless this process has them."""
         ranges = self.preambles[int(self.preamble[block])].reshape(-1, 2)
         key = self.path, ranges.tobytes()
-        with lock_of(key):
-            return _preambles.made(key, partial(self._read, ranges), int(ranges[:, 1].sum()))
+        return _preambles.made(key, partial(self._read, ranges), len)
 
     def _read(self, ranges: Integers) -> bytes:
         found = []

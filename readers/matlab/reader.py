@@ -31,7 +31,7 @@ from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, whole_file
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import Catalogue, Unreadable
-from matex_data.readers.kept import BLOCK_BYTES, kept
+from matex_data.readers.kept import BLOCK_BYTES, kept_file
 from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
 from matex_data.storage.files import is_of_system, open_whole, reading
 
@@ -159,7 +159,7 @@ class MatlabFile:
 
     def arrays(self) -> dict[str, Array]:
         """Return the arrays by name, which are decoded unless they are kept."""
-        return kept.get(self, lambda: self.contents()[0])
+        return kept_file(self, lambda: self.contents()[0])
 
     def contents(self) -> tuple[dict[str, Array], dict[str, str]]:
         """Return the arrays with their sample axis first, and the reason for each variable that has none.

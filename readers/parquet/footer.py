@@ -22,7 +22,6 @@ from matex_data._types import Integers
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DecodeError, FormatError
 from matex_data.lru import LeastRecentlyUsed
-from matex_data.readers.kept import lock_of
 from matex_data.storage.files import open_binary, reading
 from matex_data.storage.objects import Seekable
 
@@ -61,8 +60,7 @@ class Footer:
         DecodeError : the bytes are not those that were indexed.
         DataError : the file cannot be read.
         """
-        with lock_of(self):
-            return _footers.made(self, self._read)
+        return _footers.made(self, self._read)
 
     def _read(self) -> Any:
         with reading(self.path), open_binary(self.path) as file:

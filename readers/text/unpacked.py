@@ -16,7 +16,7 @@ from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
-from matex_data.readers.kept import kept, lock_of
+from matex_data.readers.kept import kept_file
 from matex_data.readers.text.compression import stored_as, unpacked
 from matex_data.storage.files import open_sequential, reading
 
@@ -84,7 +84,7 @@ class UnpackedFile:
         DecodeError : the file is damaged.
         PartitionError : it does not fit into memory.
         """
-        return kept.get(self, self._unpack)
+        return kept_file(self, self._unpack)
 
     def _unpack(self) -> Bytes:
         with reading(self.path), open_sequential(self.path) as file:
@@ -100,8 +100,7 @@ class UnpackedFile:
         return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
 
     def _fetch(self, fetch: Callable[[], None] | None) -> None:
-        with lock_of(self.path):
-            self.content()
+        self.content()
         if fetch is not None:
             fetch()
 
