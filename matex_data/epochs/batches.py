@@ -21,6 +21,7 @@ from matex_data.epochs.workers import WorkerEpochs
 from matex_data.fields import ElementSpec
 from matex_data.index.ragged import RaggedArray, RaggedOutput
 from matex_data.mpi.communicator import Communicator
+from matex_data.reading.context import ReadContext
 from matex_data.reading.pool import one_ahead
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import Schedule
@@ -65,7 +66,7 @@ class Epochs:
         self.strategy, self.source, self.schedule = strategy, strategy.source, strategy.schedule
         self.size, self.read_steps = strategy.ranks, strategy.read_steps
         strategy.prepare()
-        self._context = strategy.open()
+        self._context: ReadContext | None = strategy.open()
         self._process = os.getpid()
         self._prefetcher: Prefetcher | None = None
 
@@ -80,9 +81,6 @@ class Epochs:
             self._prefetcher.close()
             self._prefetcher.join()
         self._context = self._context or self.strategy.open()
-        if self._context is None:
-            yield from self.strategy.loaded(epoch, start)
-            return
         self._prefetcher = prefetcher = Prefetcher(self.strategy.reader(self._context, epoch, start))
         try:
             yield from prefetcher

@@ -21,10 +21,9 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, compute_fields, leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, leave_out
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.computed import Drawing
 from matex_data.index.model import ranges
 from matex_data.index.ragged import RaggedOutput
 from matex_data.index.runs import Runs
@@ -38,7 +37,7 @@ from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays
 from matex_data.reading.pool import first_error, submit, wait_for_all
 from matex_data.reading.skipping import SampleRead
-from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, rank_range
+from matex_data.sampling.schedule import EpochOrder, StepPositions, rank_range
 
 ABSENT = ""
 """Name of the field that is True for samples that could not be read."""
@@ -89,43 +88,6 @@ class KeptSamples(DistributedSamples):
 
     def local(self, positions: Integers) -> Integers:
         return positions - rank_range(self.total, self.comm.rank, self.comm.size)[0]
-
-
-class ExchangeEpochReader(EpochReader):
-    """Windows of an epoch whose samples come from the memory of the ranks.
-
-    Parameters
-    ----------
-    context : memory, and a communicator for these epochs alone.
-    schedule : uniform order of the samples in all epochs.
-    samples : samples of all ranks.
-    epoch : number of the epoch, from 0 on.
-    start : first step.
-    window_steps : steps of one window.
-    drawing : functions that compute fields in each epoch; None: there are none.
-    """
-
-    def __init__(
-        self,
-        context: ReadContext,
-        schedule: Schedule,
-        samples: KeptSamples,
-        epoch: int,
-        start: int,
-        window_steps: int,
-        drawing: Drawing | None = None,
-    ) -> None:
-        super().__init__(context, schedule, epoch, start, window_steps)
-        self._samples, self._drawing = samples, drawing
-
-    def plan(self, begin: int, end: int) -> PendingWindow:
-        """Draw the samples of steps ``begin`` to ``end``."""
-        with self.context.profile.timed("planning"):
-            comm = self._samples.comm
-            drawn = self.epoch.step_positions(begin, end, comm.rank, comm.size)
-            finish = None if self._drawing is None else partial(compute_fields, drawn=self._drawing, epoch=self._number)
-            marks = ABSENT in self._samples.arrays
-            return ExchangedWindow(self.context, comm, drawn, lambda: self._samples, self.pads, marks, finish)
 
 
 class ExchangedWindow(PendingWindow):
@@ -451,30 +413,20 @@ class OwnedSamples(DistributedSamples):
         return self.runs.rank(positions)
 
 
-class SharedEpochReader(EpochReader):
-    """Windows of an epoch that the ranks read for one another.
-
-    Parameters
-    ----------
-    context : files that each rank reads by itself, memory, and a communicator.
-    schedule, epoch, start, window_steps, skipped : see ``EpochReader``.
-    """
-
-    def plan(self, begin: int, end: int) -> PendingWindow:
-        """Plan steps ``begin`` to ``end``, and start to read the blocks of this rank."""
-        context, comm = self.context, self.context.session.comm
-        with context.profile.timed("planning"):
-            window = self.epoch.window(begin, end, comm.rank, comm.size)
-            runs = self.epoch.owned(begin, end, comm.rank, comm.size)
-            # Rows are taken from these arrays one by one: lists in arrays of their own, not in one.
-            arrays = context.buffers.arrays(list(context.index.fields.values()), runs.total)
-            owned = OwnedSamples(comm, self.epoch, runs, arrays)
-            read = self.read(runs, np.arange(runs.total), arrays)
-            futures = execute(read.plan(self._chunks), context.session.files)
-            positions = np.empty(window.runs.total, np.int64)
-            positions[window.destination] = ranges(window.runs.start, window.runs.count)
-            drawn = StepPositions(positions, window.sizes, window.rows)
-            return ExchangedWindow(context, comm, drawn, partial(_held, owned, read, futures), self.pads, marks=True)
+def shared_window(reader: EpochReader, begin: int, end: int) -> ExchangedWindow:
+    """Plan steps ``begin`` to ``end``, and start to read the blocks that this rank reads for all."""
+    context, comm = reader.context, reader.context.session.comm
+    window = reader.epoch.window(begin, end, comm.rank, comm.size)
+    runs = reader.epoch.owned(begin, end, comm.rank, comm.size)
+    # Rows are taken from these arrays one by one: lists in arrays of their own, not in one.
+    arrays = context.buffers.arrays(list(context.index.fields.values()), runs.total)
+    owned = OwnedSamples(comm, reader.epoch, runs, arrays)
+    read = reader.read(runs, np.arange(runs.total), arrays)
+    futures = execute(read.plan(reader.chunks), context.session.files)
+    positions = np.empty(window.runs.total, np.int64)
+    positions[window.destination] = ranges(window.runs.start, window.runs.count)
+    drawn = StepPositions(positions, window.sizes, window.rows)
+    return ExchangedWindow(context, comm, drawn, partial(_held, owned, read, futures), reader.pads, marks=True)
 
 
 def _held(owned: OwnedSamples, read: SampleRead, futures: list[Future[None]]) -> OwnedSamples:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.exchange import ABSENT, ExchangeEpochReader, KeptSamples
+from matex_data.epochs.exchange import ABSENT, ExchangedWindow, KeptSamples
 from matex_data.epochs.strategies import EXCHANGE_BYTES, READ_BYTES, WINDOWS_IN_MEMORY, Strategy, single_row_error
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, WholeWindow, compute_fields, leave_out
 from matex_data.errors import PartitionError
-from matex_data.index.computed import Drawing
 from matex_data.index.runs import Runs
-from matex_data.locks import cached_property
 from matex_data.machine import memory_shortage
 from matex_data.reading.context import ReadContext
 from matex_data.reading.source import LOAD_BYTES, Source
@@ -64,30 +63,25 @@ class InMemory(Strategy):
 
     def prepare(self) -> None:
         comm = self.source.comm
-        self._kept, self.drawing = kept, _ = self.source.kept()
+        self._kept, self._drawing = kept, _ = self.source.kept()
         share = self.window_of(0, comm.rank).runs
         remedy = 'leave out cache="memory", or use more machines'
         comm.agree(memory_shortage(share.total * kept.row_bytes, f"the shard of rank {comm.rank}", remedy=remedy))
         self._arrays, absent = kept.read(share)
         self._is_absent = np.zeros(share.total, bool)
         self._is_absent[absent] = True
+        self._order: tuple[int, Integers, Integers] | None = None  # of the latest epoch
 
-    def open(self) -> ReadContext | None:
-        if self.drawing is None:
-            return None
+    def open(self) -> ReadContext:
         return replace(self.source.read_context(io="independent"), changed_file=lambda: None)  # all have been read
 
-    def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        assert self.drawing is not None
-        return ComputingEpochReader(context, self, self.drawing, epoch, start)
+    def plan(self, reader: EpochReader, begin: int, end: int) -> PendingWindow:
+        if self._order is None or self._order[0] != reader.number:
+            self._order = reader.number, *self._rows_of(reader.number)
+        loaded = self._take(*self._order[1:], begin, end)
+        return WholeWindow(loaded if self._drawing is None else compute_fields(loaded, self._drawing, reader.number))
 
-    def loaded(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
-        """Yield the windows of an epoch from step ``start`` on, copied from this rank's samples."""
-        order = self.order(epoch)
-        for begin in range(start, self.schedule.steps, self.read_steps):
-            yield self.take(order, begin, begin + self.read_steps)
-
-    def order(self, epoch: int) -> tuple[Integers, Integers]:
+    def _rows_of(self, epoch: int) -> tuple[Integers, Integers]:
         """Return the rows of this rank's samples in the order of an epoch.
 
         Returns
@@ -100,9 +94,8 @@ class InMemory(Strategy):
         rows[window.destination] = np.arange(window.runs.total)
         return rows, window.sizes
 
-    def take(self, order: tuple[Integers, Integers], begin: int, end: int) -> LoadedWindow:
+    def _take(self, rows: Integers, sizes: Integers, begin: int, end: int) -> LoadedWindow:
         """Copy the samples of steps ``begin`` to ``end``."""
-        rows, sizes = order
         first, sizes = int(sizes[:begin].sum()), sizes[begin:end]
         rows = rows[first : first + int(sizes.sum())]
         fields = self._kept.index.fields
@@ -127,32 +120,6 @@ class InMemory(Strategy):
 
     def messages_per_step(self) -> float:
         return 0.0
-
-
-class ComputingEpochReader(EpochReader):
-    """Windows of an epoch of samples in memory, of which functions compute fields.
-
-    Parameters
-    ----------
-    context : a communicator for these epochs alone.
-    memory : samples of this rank.
-    drawing : the functions.
-    epoch : number of the epoch, from 0 on.
-    start : first step.
-    """
-
-    def __init__(self, context: ReadContext, memory: InMemory, drawing: Drawing, epoch: int, start: int) -> None:
-        super().__init__(context, memory.schedule, epoch, start, memory.read_steps)
-        self._memory, self._drawing = memory, drawing
-
-    @cached_property
-    def _order(self) -> tuple[Integers, Integers]:
-        return self._memory.order(self._number)
-
-    def plan(self, begin: int, end: int) -> PendingWindow:
-        """Copy the samples of steps ``begin`` to ``end``, and compute their fields."""
-        loaded = self._memory.take(self._order, begin, end)
-        return WholeWindow(compute_fields(loaded, self._drawing, self._number))
 
 
 class Exchanged(Strategy):
@@ -188,9 +155,12 @@ class Exchanged(Strategy):
         context = self._kept.exchange_context()
         return context if self._drawing is None else replace(context, lists=False)
 
-    def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        steps = self.read_steps
-        return ExchangeEpochReader(context, self.schedule, self._samples, epoch, start, steps, self._drawing)
+    def plan(self, reader: EpochReader, begin: int, end: int) -> PendingWindow:
+        comm, drawing = self.source.comm, self._drawing
+        drawn = reader.epoch.step_positions(begin, end, comm.rank, comm.size)
+        finish = None if drawing is None else partial(compute_fields, drawn=drawing, epoch=reader.number)
+        marks = ABSENT in self._samples.arrays
+        return ExchangedWindow(reader.context, comm, drawn, lambda: self._samples, reader.pads, marks, finish)
 
     def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
         return self._reads.window(rank, number)

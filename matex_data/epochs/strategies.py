@@ -7,14 +7,13 @@ the others. Those that keep samples in memory are in ``matex_data.epochs.kept``.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.epochs.exchange import SharedEpochReader
-from matex_data.epochs.window import EpochReader, FileEpochReader, LoadedWindow
+from matex_data.epochs.exchange import shared_window
+from matex_data.epochs.window import EpochReader, PendingWindow, file_window
 from matex_data.errors import PartitionError
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index
@@ -23,6 +22,7 @@ from matex_data.locks import cached_property
 from matex_data.machine import memory_shortage
 from matex_data.mpi.processes import is_child_process
 from matex_data.reading.context import ReadContext
+from matex_data.reading.skipping import SkippedSamples
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
 from matex_data.sampling.sizing import WINDOW_LIMIT
@@ -96,11 +96,13 @@ class Strategy(ABC):
     windows : number of windows that a rank plans one after the other in an epoch.
     effort : samples to handle to plan one of them.
     samples_mixed : samples that are shuffled at a time.
+    skipped : samples that each epoch finds to be unreadable, and leaves out; None: it reads none, or all.
     """
 
     windows: int
     effort: int
     samples_mixed: int
+    skipped: SkippedSamples | None = None
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
         self.source, self.schedule, self.ranks = source, schedule, ranks
@@ -116,16 +118,17 @@ class Strategy(ABC):
         """
 
     @abstractmethod
-    def open(self) -> ReadContext | None:
-        """Open a context for these epochs; return None if their windows are ``loaded`` without. *Collective*."""
+    def open(self) -> ReadContext:
+        """Open a context for these epochs. *Collective*."""
 
     @abstractmethod
+    def plan(self, reader: EpochReader, begin: int, end: int) -> PendingWindow:
+        """Plan the window of steps ``begin`` to ``end`` of an epoch, and allocate its arrays."""
+
     def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
         """Return the windows of an epoch from step ``start`` on."""
-
-    def loaded(self, epoch: int, start: int) -> Iterator[LoadedWindow]:
-        """Yield the windows of an epoch from step ``start`` on, which need neither files nor other ranks."""
-        raise NotImplementedError
+        begins = range(start, self.schedule.steps, self.read_steps)
+        return EpochReader(context, self.schedule, epoch, begins, self.plan, self.skipped)
 
     @abstractmethod
     def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
@@ -175,6 +178,7 @@ class Streamed(Strategy):
 
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
         super().__init__(source, schedule, ranks, nbytes)
+        self.skipped = source.skipped
         self.windows = -(-schedule.steps // self.read_steps)
         # The order of a lane is computed as a whole, however little of it a rank owns.
         self.effort = max(schedule.batch_size // ranks, schedule.batch_size // schedule.lanes) * self.read_steps
@@ -201,8 +205,8 @@ class Streamed(Strategy):
     def open(self) -> ReadContext:
         return self.source.read_context(self.schedule.window_rows * self.source.row_bytes)
 
-    def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        return FileEpochReader(context, self.schedule, epoch, start, self.read_steps, self.source.skipped)
+    def plan(self, reader: EpochReader, begin: int, end: int) -> PendingWindow:
+        return file_window(reader, begin, end)
 
     def steps_of(self, number: int) -> tuple[int, int]:
         """Return the first step of a window, and the end of its steps."""
@@ -230,6 +234,7 @@ class Shared(Strategy):
     def __init__(self, source: Source, schedule: Schedule, ranks: int, nbytes: int = READ_BYTES) -> None:
         super().__init__(source, schedule, ranks, min(nbytes, EXCHANGE_BYTES))
         self._alone = Streamed(source, schedule, ranks, min(nbytes, EXCHANGE_BYTES))
+        self.skipped = source.skipped
         self.windows, self.effort = self._alone.windows, self._alone.effort
         self.samples_mixed = self._alone.samples_mixed
         blocks = int(schedule.blocks.max(initial=0)) + 1
@@ -243,10 +248,9 @@ class Shared(Strategy):
         context = self.source.read_context(io="independent")
         return replace(context, cache_bytes=self.cache_bytes)
 
-    def reader(self, context: ReadContext, epoch: int, start: int) -> EpochReader:
-        if is_child_process():  # it cannot communicate
-            return self._alone.reader(context, epoch, start)
-        return SharedEpochReader(context, self.schedule, epoch, start, self.read_steps, self.source.skipped)
+    def plan(self, reader: EpochReader, begin: int, end: int) -> PendingWindow:
+        alone = is_child_process()  # it cannot communicate
+        return file_window(reader, begin, end) if alone else shared_window(reader, begin, end)
 
     def window(self, rank: int, number: int, ranks: int) -> tuple[Runs, Integers, int]:
         runs = self.epoch.owned(*self._alone.steps_of(number), rank, ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
 from typing import Any
@@ -104,16 +104,20 @@ class WholeWindow(PendingWindow):
         profile.add(samples=int(self.loaded.sizes.sum()) - len(self.loaded.padding))
 
 
-class EpochReader(ABC):
+Plan = Callable[["EpochReader", int, int], PendingWindow]
+"""Function that plans the window of the steps from a first one to an end, and allocates its arrays."""
+
+
+class EpochReader:
     """Windows of one rank in one epoch, from a step on.
 
     Parameters
     ----------
     context : what the windows are loaded with.
     schedule : order of the samples in all epochs.
-    epoch : number of the epoch, from 0 on.
-    start : first step.
-    window_steps : steps of one window; a multiple of those of the schedule.
+    number : of the epoch, from 0 on.
+    begins : first step of each window.
+    plan : plans a window.
     skipped : samples of the data set that cannot be read and are left out; None: such a sample is an error.
     """
 
@@ -121,15 +125,13 @@ class EpochReader(ABC):
         self,
         context: ReadContext,
         schedule: Schedule,
-        epoch: int,
-        start: int,
-        window_steps: int,
+        number: int,
+        begins: range,
+        plan: Plan,
         skipped: SkippedSamples | None = None,
     ) -> None:
-        self.context = context
-        self.begins = range(start, schedule.steps, window_steps)
-        self._schedule = schedule
-        self._number = epoch
+        self.context, self.number, self.begins = context, number, begins
+        self._schedule, self._plan = schedule, plan
         self._skipped, self._tally = skipped, Tally()
 
     def __len__(self) -> int:
@@ -140,17 +142,21 @@ class EpochReader(ABC):
         """Yield the windows in order. Each is planned, in the pool, when it is requested."""
         steps = self._schedule.steps
         # In the pool, since one thread more than there are cores would slow down the decoding.
-        return (submit(self.plan, begin, min(begin + self.begins.step, steps)) for begin in self.begins)
+        return (submit(self._planned, begin, min(begin + self.begins.step, steps)) for begin in self.begins)
+
+    def _planned(self, begin: int, end: int) -> PendingWindow:
+        with self.context.profile.timed("planning"):
+            return self._plan(self, begin, end)
 
     @cached_property
     def epoch(self) -> EpochOrder:
         """Return the order of the samples in this epoch; computed in the pool, with the first window."""
-        return self._schedule.epoch(self._number)
+        return self._schedule.epoch(self.number)
 
     @cached_property
-    def _chunks(self) -> ChunkCache:
+    def chunks(self) -> ChunkCache:
         """Decoded chunks that later windows need."""
-        return ChunkCache(self.context.cache_bytes, self._number)
+        return ChunkCache(self.context.cache_bytes, self.number)
 
     @property
     def pads(self) -> bool:
@@ -161,17 +167,13 @@ class EpochReader(ABC):
         """Return the read of samples from files, with or without those that cannot be read."""
         return SampleRead(self.context, self.context.index, self._skipped, self._tally, runs, destination, arrays)
 
-    @abstractmethod
-    def plan(self, begin: int, end: int) -> PendingWindow:
-        """Plan the window of steps ``begin`` to ``end``, and allocate its arrays."""
-
     def finish(self) -> None:
         """End the epoch, after all ranks have loaded all windows. *Collective*, in the thread that reads.
 
         Report the samples that were skipped, and raise like ``SkippedSamples.report``.
         """
         if self._skipped is not None:
-            self._skipped.report(self.context.session.status, self._tally, f"of epoch {self._number}")
+            self._skipped.report(self.context.session.status, self._tally, f"of epoch {self.number}")
 
 
 class FileWindow(PendingWindow):
@@ -190,7 +192,7 @@ class FileWindow(PendingWindow):
     """
 
     def __init__(
-        self, window: Window, loaded: LoadedWindow, read: SampleRead, plan: ReadPlan, reader: FileEpochReader
+        self, window: Window, loaded: LoadedWindow, read: SampleRead, plan: ReadPlan, reader: EpochReader
     ) -> None:
         self.loaded = loaded
         self._window, self._read, self._plan, self._reader = window, read, plan, reader
@@ -225,20 +227,16 @@ class FileWindow(PendingWindow):
         self.loaded = leave_out(self.loaded, absent, self._reader.context.index.fields, self._reader.pads)
 
 
-class FileEpochReader(EpochReader):
-    """Windows of an epoch that is read from files. Parameters as of ``EpochReader``."""
-
-    def plan(self, begin: int, end: int) -> PendingWindow:
-        """Plan the reads of steps ``begin`` to ``end``, and allocate their arrays."""
-        context, comm = self.context, self.context.session.comm
-        with context.profile.timed("planning"):
-            window = self.epoch.window(begin, end, comm.rank, comm.size)
-            samples = window.runs.total
-            arrays = context.allocate(window.rows, samples)
-            loaded = LoadedWindow(arrays, window.sizes, np.arange(samples, window.rows))
-            read = self.read(window.runs, window.destination, arrays)
-            readable = replace(window, runs=read.runs, destination=read.destination)
-            return FileWindow(readable, loaded, read, read.plan(self._chunks), self)
+def file_window(reader: EpochReader, begin: int, end: int) -> FileWindow:
+    """Plan the reads of this rank's samples of steps ``begin`` to ``end``, and allocate their arrays."""
+    context, comm = reader.context, reader.context.session.comm
+    window = reader.epoch.window(begin, end, comm.rank, comm.size)
+    samples = window.runs.total
+    arrays = context.allocate(window.rows, samples)
+    loaded = LoadedWindow(arrays, window.sizes, np.arange(samples, window.rows))
+    read = reader.read(window.runs, window.destination, arrays)
+    readable = replace(window, runs=read.runs, destination=read.destination)
+    return FileWindow(readable, loaded, read, read.plan(reader.chunks), reader)
 
 
 def compute_fields(loaded: LoadedWindow, drawn: Drawing, epoch: int) -> LoadedWindow:

@@ -50,12 +50,12 @@ def test_every_epoch_has_its_own_order(path: str, pool: Pool, io: str) -> None:
 
 
 def test_what_reads_epochs_is_abstract_or_final() -> None:
-    """A strategy, a reader or a window holds what it shares with another one, and does not inherit it."""
+    """A strategy or a window holds what it shares with another one, and does not inherit it."""
     names = [module.name for module in pkgutil.iter_modules(epochs.__path__, "matex_data.epochs.")]
     modules = [importlib.import_module(name) for name in names]
     classes = {value for module in modules for value in vars(module).values() if inspect.isclass(value)}
     bases = [(one, base) for one in classes for base in one.__bases__ if base.__module__ in names]
-    assert {base.__name__ for _, base in bases} >= {"EpochReader", "PendingWindow", "Strategy"}
+    assert {base.__name__ for _, base in bases} >= {"PendingWindow", "Strategy"}
     inheriting = {one for one, _ in bases}
     wrong = [(one, base) for one, base in bases if base in inheriting or not inspect.isabstract(base)]
     assert wrong == []
