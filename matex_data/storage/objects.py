@@ -6,24 +6,22 @@ Credentials and endpoints are those that obstore finds, in environment variables
 
 from __future__ import annotations
 
-import asyncio
 import errno
 import io
 import os
 import re
-from collections.abc import Coroutine, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from datetime import datetime, timedelta
+from fnmatch import fnmatchcase
 from functools import lru_cache
 from itertools import compress
-from typing import Any, BinaryIO, NamedTuple, TypeVar
+from typing import Any, BinaryIO, NamedTuple
 from urllib.parse import unquote
 
 from matex_data.errors import DataError, install_command
 from matex_data.paths import LISTED
-
-T = TypeVar("T")
 
 
 class Seekable(io.RawIOBase):
@@ -95,8 +93,6 @@ PAGE = 1000  # names of one answer
 
 _URL = re.compile(r"([a-zA-Z][a-zA-Z0-9+.-]*)://([^/]*)/?(.*)", re.DOTALL)
 _WILDCARD = re.compile(r"[*?[]")
-_SET = re.compile(r"\[(!?)(\]?[^]]*)\]", re.DOTALL)
-_SPECIAL, _ESCAPED = re.compile(r"[^\w-]"), r"\\\g<0>"
 
 
 class ObjectState(NamedTuple):
@@ -193,7 +189,7 @@ def read_ranges(
 
     Parameters
     ----------
-    offset, nbytes : int[k], first byte and length of each range; ascending if there is a tag.
+    offset, nbytes : int[k], first byte and length of each range, ascending.
     gap : bytes between two ranges that one request reads with them.
     tag : of the content that is asked for, as in its state; "": any.
 
@@ -211,11 +207,21 @@ def read_ranges(
         data = iter(read_ranges(url, *filled, gap, tag) if any(nbytes) else ())
         return [next(data) if count else memoryview(b"") for count in nbytes]
     store, key = _located(url)
-    with _as_os_errors(url):
-        if not tag or tag.startswith("W/"):  # which names no bytes
-            return [memoryview(data) for data in store.get_ranges(key, starts=offset, lengths=nbytes, coalesce=gap)]
-        begins, ends, run_of = _coalesced(offset, nbytes, gap)
-        runs = _completed(_read_of_tag(url, store, key, begins, ends, tag))
+    begins, ends, run_of = _coalesced(offset, nbytes, gap)
+    match = tag if not tag.startswith("W/") else ""  # which names no bytes
+
+    def read_one(begin: int, end: int) -> memoryview:
+        with _as_os_errors(url):
+            answer = store.get(key, options={"range": (begin, end), **({"if_match": match} if match else {})})
+            if match and (answer.meta["e_tag"] or match) != match:  # of a server that does not look at it
+                raise ChangedObject(errno.ESTALE, "the object has changed", url)
+            return memoryview(answer.bytes())
+
+    if len(begins) == 1:
+        runs = [read_one(*begins, *ends)]
+    else:
+        with ThreadPoolExecutor(min(len(begins), SIDE_BY_SIDE)) as threads:
+            runs = list(threads.map(read_one, begins, ends))
     at = [begin - begins[run] for begin, run in zip(offset, run_of, strict=True)]
     return [runs[run][begin : begin + count] for run, begin, count in zip(run_of, at, nbytes, strict=True)]
 
@@ -235,32 +241,6 @@ def _coalesced(offset: Sequence[int], nbytes: Sequence[int], gap: int) -> tuple[
             ends.append(begin + count)
         run_of.append(len(begins) - 1)
     return begins, ends, run_of
-
-
-def _completed(call: Coroutine[Any, Any, T]) -> T:
-    """Return the result of a coroutine; from another thread where this one runs a loop, as that of a notebook."""
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        return asyncio.run(call)
-    with ThreadPoolExecutor(1) as thread:
-        return thread.submit(asyncio.run, call).result()
-
-
-async def _read_of_tag(
-    url: str, store: Any, key: str, begins: Sequence[int], ends: Sequence[int], tag: str
-) -> list[memoryview]:
-    """Read byte ranges of the content of a tag, which each answer has to name: a server may not look at it."""
-    most = asyncio.Semaphore(SIDE_BY_SIDE)
-
-    async def read_one(begin: int, end: int) -> memoryview:
-        async with most:
-            answer = await store.get_async(key, options={"range": (begin, end), "if_match": tag})
-            if (answer.meta["e_tag"] or tag) != tag:
-                raise ChangedObject(errno.ESTALE, "the object has changed", url)
-            return memoryview(await answer.bytes_async())
-
-    return await asyncio.gather(*map(read_one, begins, ends))
 
 
 def names_below(url: str) -> Iterator[str]:
@@ -357,14 +337,14 @@ def matching(url: str) -> tuple[list[str], list[str]]:
     OSError : the store cannot be listed.
     """
     folder = url[: _WILDCARD.search(url).start()].rpartition("/")[0]  # type: ignore[union-attr]
-    pattern = re.compile(_expression(url[len(folder) + 1 :]))
+    words = url[len(folder) + 1 :].split("/")
     found, folders = list[str](), dict[str, bool]()
     for name in names_below(folder):
         for end in re.finditer("/", name):
             above = name[: end.start()]
             if above not in folders:
-                folders[above] = pattern.fullmatch(above) is not None
-        if pattern.fullmatch(name):
+                folders[above] = _fits(above.split("/"), words)
+        if _fits(name.split("/"), words):
             found.append(f"{folder}/{name}")
     return found, [f"{folder}/{path}" for path, fits in folders.items() if fits]
 
@@ -374,28 +354,17 @@ def has_wildcard(url: str) -> bool:
     return _WILDCARD.search(url) is not None
 
 
-def _expression(pattern: str) -> str:
-    """Return a pattern of names as a regular expression; a star stands for no slash, two of them for folders.
+def _fits(names: Sequence[str], words: Sequence[str]) -> bool:
+    """Return whether the names of a path fit a pattern; two stars stand for folders, or at its end for anything.
 
-    >>> re.fullmatch(_expression("run*/**/x?.h5"), "run1/a/b/x1.h5") is not None
+    >>> _fits("run1/a/b/x1.h5".split("/"), "run*/**/x?.h5".split("/"))
     True
     """
-    words = pattern.split("/")
-    texts = [r"(?:[^/]+/)*" if part == "**" else _of_one(part) + "/" for part in words[:-1]]
-    return "".join([*texts, ".*" if words[-1] == "**" else _of_one(words[-1])])
-
-
-def _of_one(part: str) -> str:
-    known = {"*": "[^/]*", "?": "[^/]"}
-    words = re.split(r"(\*|\?|\[!?\]?[^]]*\])", part)
-    return "".join(
-        known.get(word) or (_SET.sub(_of_set, word) if _SET.fullmatch(word) else re.escape(word)) for word in words
-    )
-
-
-def _of_set(found: re.Match[str]) -> str:
-    """Return a set of characters, as ``fnmatch`` has it: only a first ``!`` negates it."""
-    return f"[{'^' if found[1] else ''}{_SPECIAL.sub(_ESCAPED, found[2])}]"
+    if not words or not names:
+        return not words and not names
+    if words[0] == "**":
+        return len(words) == 1 or any(_fits(names[at:], words[1:]) for at in range(len(names)))
+    return fnmatchcase(names[0], words[0]) and _fits(names[1:], words[1:])
 
 
 class ObjectFile(Seekable):
