@@ -24,9 +24,8 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, leave_out
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.model import ranges
 from matex_data.index.ragged import RaggedOutput
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Runs, ranges
 from matex_data.index.scatter import scatter
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files

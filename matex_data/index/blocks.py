@@ -8,8 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.index.model import RowSelection, ranges
-from matex_data.index.runs import Runs, intersect
+from matex_data.index.runs import RowSelection, Runs, intersect, ranges
 from matex_data.index.scatter import RowIndices, are_consecutive
 from matex_data.locks import cached_property
 

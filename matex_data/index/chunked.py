@@ -19,7 +19,8 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.blocks import Blocks, even_blocks
 from matex_data.index.cache import Chunk, ChunkCache, Reserved
-from matex_data.index.model import EMPTY, Composed, Layout, ReadRequest, RowSelection
+from matex_data.index.layout import EMPTY, Composed, Layout, ReadRequest
+from matex_data.index.runs import RowSelection
 from matex_data.index.scatter import Convert, RowIndices, as_bytes, scatter
 from matex_data.index.table import Outputs, Table
 from matex_data.locks import cached_property

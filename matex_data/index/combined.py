@@ -16,8 +16,9 @@ from matex_data.errors import DecodeError
 from matex_data.fields import Field
 from matex_data.index.blocks import apart, by_part
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import EMPTY, Composed, Layout, Limits, ReadRequest, RowSelection, call_after_last
+from matex_data.index.layout import EMPTY, Composed, Layout, Limits, ReadRequest, call_after_last
 from matex_data.index.ragged import RaggedOutput, empty_output, scatter_lists
+from matex_data.index.runs import RowSelection
 from matex_data.index.scatter import scatter
 
 

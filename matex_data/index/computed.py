@@ -21,8 +21,10 @@ from matex_data.fields import Field, Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.columns import compact
 from matex_data.index.files import DerivedFiles, Facts, FileIndex, LayoutFacts
-from matex_data.index.model import Composed, Finish, FromOne, Index, Layout, Read, ReadRequest, RowSelection, Wanted
+from matex_data.index.layout import Composed, Layout, ReadRequest
+from matex_data.index.model import Finish, FromOne, Index, Read, Wanted
 from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, scatter_lists
+from matex_data.index.runs import RowSelection
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 

@@ -14,7 +14,8 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.fields import Field
 from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import Chunk, ChunkCache, Reserved
-from matex_data.index.model import EMPTY, ReadRequest, RowSelection
+from matex_data.index.layout import EMPTY, ReadRequest
+from matex_data.index.runs import RowSelection
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs, Table
 

@@ -11,7 +11,7 @@ import json
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -28,13 +28,10 @@ from matex_data.index.columns import (
     unpacked,
 )
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
+from matex_data.index.layout import Layout
 from matex_data.index.stamps import Stamp
 from matex_data.locks import cached_property
 from matex_data.lru import LeastRecentlyUsed
-
-if TYPE_CHECKING:
-    from matex_data.index.model import Layout
-
 
 KEPT = 4096  # entries of a table that stay made: chunks of a file are found in the cache by its layout
 

@@ -13,7 +13,8 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Layout, ReadRequest, RowSelection
+from matex_data.index.layout import Layout, ReadRequest
+from matex_data.index.runs import RowSelection
 from matex_data.index.scatter import Convert, matrix_view, scatter
 from matex_data.index.strided import SCATTER_BYTES, Strided, c_strides
 from matex_data.index.table import Column, Outputs, Table

@@ -14,9 +14,9 @@ from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.columns import compact
-from matex_data.index.model import Composed, Layout, OnComplete, ReadRequest, RowSelection, call_after_last
+from matex_data.index.layout import Composed, Layout, OnComplete, ReadRequest, call_after_last
 from matex_data.index.ragged import scatter_lists
-from matex_data.index.runs import Runs, merge
+from matex_data.index.runs import RowSelection, Runs, merge
 from matex_data.index.table import Column, Outputs, Table, plan_reads
 from matex_data.locks import cached_property
 

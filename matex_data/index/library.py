@@ -16,8 +16,8 @@ from matex_data.declared import declared
 from matex_data.errors import DataError
 from matex_data.fields import EXACT
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import EMPTY, Layout, Limits, ReadRequest, RowSelection, ranges
-from matex_data.index.runs import Runs, runs_where
+from matex_data.index.layout import EMPTY, Layout, Limits, ReadRequest
+from matex_data.index.runs import RowSelection, Runs, ranges, runs_where
 from matex_data.index.scatter import scatter
 from matex_data.locks import Lock
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from matex_data._types import Array, Integers
 from matex_data.codecs.scratch import Memory, aligned_arrays, new_memory
 from matex_data.fields import Field
-from matex_data.index.model import ranges
+from matex_data.index.runs import ranges
 from matex_data.index.scatter import RowIndices, are_consecutive, scatter
 from matex_data.locks import cached_property
 

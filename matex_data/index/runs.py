@@ -1,4 +1,4 @@
-"""Ascending numbers of samples: as runs of consecutive numbers, or those that a condition has chosen, as bits."""
+"""Ascending numbers of rows and samples: as runs of consecutive numbers, or those that a condition chose, as bits."""
 
 from __future__ import annotations
 
@@ -10,8 +10,76 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Bytes, Integers
-from matex_data.index.model import RowSelection, ranges
 from matex_data.locks import cached_property
+
+
+@dataclass(frozen=True)
+class RowSelection:
+    """Rows of one file to read, and the index in the output array for each of them.
+
+    Parameters
+    ----------
+    start, stop : int64[k], disjoint ranges of rows in ascending order.
+    destination : int64[sum(stop - start)], the index in the output array for each row.
+
+    Examples
+    --------
+    Rows 2, 3 and 7 of a file, in reverse order:
+
+    >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+    >>> selection.numbers.tolist()
+    [2, 3, 7]
+    """
+
+    start: Integers
+    stop: Integers
+    destination: Integers
+
+    @property
+    def numbers(self) -> Integers:
+        """Row numbers, int64 of the length of ``destination``, ascending.
+
+        Examples
+        --------
+        >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+        >>> selection.numbers.tolist()
+        [2, 3, 7]
+        """
+        counts = self.stop - self.start
+        return ranges(self.start, counts)
+
+    def tiles(self, most: int) -> Iterator[RowSelection]:
+        """Yield the selection in consecutive selections of at most ``most`` rows.
+
+        Examples
+        --------
+        >>> selection = RowSelection(np.array([2, 7]), np.array([4, 8]), np.array([2, 1, 0]))
+        >>> [tile.numbers.tolist() for tile in selection.tiles(2)]
+        [[2, 3], [7]]
+        """
+        if 0 < len(self.destination) <= most:
+            yield self
+            return
+        ends = np.cumsum(self.stop - self.start)
+        for low in range(0, len(self.destination), most):
+            high = min(low + most, len(self.destination))
+            first, last = np.searchsorted(ends, (low, high - 1), side="right").tolist()
+            start, stop = self.start[first : last + 1].copy(), self.stop[first : last + 1].copy()
+            start[0] = stop[0] - (ends[first] - low)
+            stop[-1] -= ends[last] - high
+            yield RowSelection(start, stop, self.destination[low:high])
+
+
+def ranges(start: Integers, count: Integers) -> Integers:
+    """Return the concatenation of ``arange(start[i], start[i] + count[i])`` over all i.
+
+    >>> ranges(np.array([5, 0]), np.array([2, 3])).tolist()
+    [5, 6, 0, 1, 2]
+    """
+    ends = np.cumsum(count)
+    total = int(ends[-1]) if len(ends) else 0
+    numbers: Integers = np.arange(total, dtype=np.int64) + np.repeat(start - (ends - count), count)
+    return numbers
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Composed, Layout, ReadRequest, RowSelection
-from matex_data.index.runs import runs_where
+from matex_data.index.layout import Composed, Layout, ReadRequest
+from matex_data.index.runs import RowSelection, runs_where
 from matex_data.index.scatter import Convert, are_consecutive, as_bytes, scatter
 from matex_data.locks import cached_property
 

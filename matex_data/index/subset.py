@@ -15,8 +15,8 @@ from matex_data.index.blocks import apart
 from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked
 from matex_data.index.combined import Converted
-from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
-from matex_data.index.runs import compress
+from matex_data.index.layout import Layout, ReadRequest, call_after_last
+from matex_data.index.runs import RowSelection, compress
 from matex_data.index.scatter import scatter
 from matex_data.index.strided import BLOCK_BYTES, Indices, Segments, Strided, Transposed, c_strides
 

@@ -11,7 +11,8 @@ from matex_data.declared import declared
 from matex_data.index.blocks import apart
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import UnitedRows
-from matex_data.index.model import Composed, Layout, Limits, ReadRequest, RowSelection, StoredRows, call_after_last
+from matex_data.index.layout import Composed, Layout, Limits, ReadRequest, StoredRows, call_after_last
+from matex_data.index.runs import RowSelection
 
 Outputs = Sequence[tuple[str, Array]]
 """Pairs of a column's name and the array that receives its rows."""

@@ -27,8 +27,9 @@ from matex_data.fields import (
 )
 from matex_data.index.combined import MissingRows, UnitedRows
 from matex_data.index.files import FileColumns, FileIndex, FileList
+from matex_data.index.layout import Layout
 from matex_data.index.library import Constant, FolderValue
-from matex_data.index.model import Index, Layout
+from matex_data.index.model import Index
 from matex_data.index.table import Column
 from matex_data.warning import warn
 

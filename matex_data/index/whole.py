@@ -13,8 +13,10 @@ from matex_data.declared import declared
 from matex_data.errors import FormatError
 from matex_data.fields import ALL_ROWS, LISTED, SAMPLE_COORDINATE, Field, Schema
 from matex_data.index.cache import ChunkCache
-from matex_data.index.model import Composed, FileIndex, Index, Layout, ReadRequest, RowSelection
-from matex_data.index.runs import Runs
+from matex_data.index.files import FileIndex
+from matex_data.index.layout import Composed, Layout, ReadRequest
+from matex_data.index.model import Index
+from matex_data.index.runs import RowSelection, Runs
 from matex_data.index.table import Column, Outputs, Table, plan_reads
 from matex_data.index.united import concatenate
 

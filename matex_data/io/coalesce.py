@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
-from matex_data.index.model import Countdown, OnComplete, ReadRequest
+from matex_data.index.layout import Countdown, OnComplete, ReadRequest
 from matex_data.locks import cached_property
 
 DIRECT_BYTES = (256 << 10, 32 << 20)  # least and largest size of a task that reads to final destinations

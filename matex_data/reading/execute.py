@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import Chunk
-from matex_data.index.model import Countdown
+from matex_data.index.layout import Countdown
 from matex_data.io.coalesce import ReadTask, call_all, divide_tasks
 from matex_data.io.collective import CollectiveFiles
 from matex_data.io.files import Files

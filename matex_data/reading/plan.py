@@ -15,7 +15,8 @@ from matex_data.errors import DataError
 from matex_data.index import table
 from matex_data.index.blocks import by_part
 from matex_data.index.cache import Chunk, ChunkCache
-from matex_data.index.model import EMPTY, Finish, Index, ReadRequest, Wanted, call_after_last
+from matex_data.index.layout import EMPTY, ReadRequest, call_after_last
+from matex_data.index.model import Finish, Index, Wanted
 from matex_data.index.runs import Runs
 from matex_data.io.coalesce import ReadTask, plan_tasks
 from matex_data.machine import tasks_of_window, threads

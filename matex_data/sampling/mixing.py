@@ -14,8 +14,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.model import ranges
-from matex_data.index.runs import Runs, Samples, compress, within
+from matex_data.index.runs import Runs, Samples, compress, ranges, within
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import random_words
 from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, Window

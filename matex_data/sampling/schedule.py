@@ -19,8 +19,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
-from matex_data.index.model import ranges
-from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, sort
+from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, ranges, sort
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import Permutation, orders, permutation, salts, whole_number
 

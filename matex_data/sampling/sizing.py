@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from matex_data._types import Integers
 from matex_data.index.files import LayoutFacts
-from matex_data.index.model import Index, ranges
-from matex_data.index.runs import Chosen, Runs, Samples, cut
+from matex_data.index.model import Index
+from matex_data.index.runs import Chosen, Runs, Samples, cut, ranges
 from matex_data.sampling.schedule import Schedule
 from matex_data.words import counted
 
