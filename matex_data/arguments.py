@@ -71,7 +71,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
                 called = public or function.__qualname__
                 raise ArgumentError(
                     f"{called.removeprefix('Dataset.')}() takes no {name if is_many else f'{name}='} of this kind",
-                    expected=described(hint),
+                    expected=described(hint) + (f" up to {LARGEST}" if _is_too_large(value) else ""),
                     found=_shortened(value),
                     remedy=f"{'give each as an argument of its own; ' if is_many else ''}see help({called})",
                 )
@@ -140,7 +140,7 @@ def fits(value: Any, hint: Any) -> bool:
         return any(isinstance(value, type(one)) and value == one for one in inner)
     if kind is int:
         is_whole = isinstance(value, Integral) and not isinstance(value, bool | np.timedelta64)
-        return is_whole and abs(int(value)) <= LARGEST
+        return is_whole and not _is_too_large(value)
     if kind is float:
         return isinstance(value, Real) and not isinstance(value, bool | np.timedelta64)
     if kind is bool:
@@ -158,6 +158,10 @@ def fits(value: Any, hint: Any) -> bool:
         return callable(value)
     is_own = isinstance(kind, type) and (kind in _WORDS or kind.__module__.startswith(("matex_data.", "mpi4py.")))
     return isinstance(value, kind) if is_own else True
+
+
+def _is_too_large(value: Any) -> bool:
+    return isinstance(value, Integral) and abs(int(value)) > LARGEST
 
 
 def described(hint: Any) -> str:

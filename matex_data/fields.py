@@ -354,6 +354,12 @@ def mask_of(name: str, fields: Collection[str], remedy: str) -> str:
     return mask
 
 
+def is_mask(name: str, fields: Collection[str]) -> bool:
+    """Return whether a field is the mask of another one."""
+    base = name.removesuffix(MASK.format(""))
+    return base != name and base in fields
+
+
 def expand_names(names: Iterable[str], available: Collection[str], file: str | None = None) -> list[str]:
     """Return the names with each pattern replaced by the available names that match it, without duplicates.
 

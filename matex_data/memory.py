@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from datetime import UTC, date
 from itertools import chain
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
 from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names
 from matex_data.index.combined import exact, in_row
 from matex_data.index.library import MemoryRows
@@ -40,7 +40,20 @@ def is_in_memory(data: Any) -> bool:
     return isinstance(data, Mapping) or _is_of(data, "pandas", "DataFrame") or _is_of(data, "xarray", "Dataset")
 
 
-def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
+class HeldArrays(NamedTuple):
+    """Arrays in memory.
+
+    Parameters
+    ----------
+    index : of those that are fields.
+    refused : the reasons why others are none, by name.
+    """
+
+    index: Index
+    refused: Mapping[str, DataError]
+
+
+def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
     """Return the index of arrays in memory, which it does not copy.
 
     Numbers keep their dtype; nullable and masked ones become float64, in which missing values are NaN. Integers that
@@ -56,13 +69,11 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
 
     Raises
     ------
-    FormatError : an array has no axis of samples, holds Python objects, or integers of more than 64 bits; the lengths
-        differ; two arrays have one name.
-    DecodeError : float64 cannot hold an integer that is beside fractions.
+    FormatError : there are no arrays; the lengths differ; two arrays have one name.
 
     Examples
     --------
-    >>> index = index_arrays({"x": np.zeros((10, 3)), "y": np.arange(10)})
+    >>> index, _ = index_arrays({"x": np.zeros((10, 3)), "y": np.arange(10)})
     >>> len(index), index.fields["x"].shape
     (10, (3,))
     """
@@ -81,7 +92,14 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
         columns, static = {str(name): (value, {}) for name, value in data.items()}, {}
     if not columns:
         raise FormatError("there are no arrays of samples", expected=EXAMPLE, found=_described(data))
-    read = [_read(name, values, attributes) for name, (values, attributes) in columns.items()]
+    read, refused = list[tuple[Field, Array]](), dict[str, DataError]()
+    for name, (values, attributes) in columns.items():
+        try:
+            read.append(_read(name, values, attributes))
+        except DataError as error:
+            refused[name] = error
+    if not read:
+        raise next(iter(refused.values()))
     lengths = {field.name: len(array) for field, array in read}
     if len(set(lengths.values())) > 1:
         raise FormatError(
@@ -91,30 +109,35 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> Index:
         )
     rows = next(iter(lengths.values()))
     layouts = {field.name: MemoryRows(array) for field, array in read}
-    return Index({field.name: field for field, _ in read}, [FileIndex(NAME, rows, layouts)], static)
+    return HeldArrays(
+        Index({field.name: field for field, _ in read}, [FileIndex(NAME, rows, layouts)], static), refused
+    )
 
 
-def select(index: Index, names: Sequence[str] | None, static: bool = False) -> Index:
+def select(held: HeldArrays, names: Sequence[str] | None, static: bool = False) -> Index:
     """Return the index with the named fields, and those of the patterns; None: all.
 
     Parameters
     ----------
-    index : of arrays in memory.
+    held : arrays in memory.
     names : of fields, or patterns.
     static : names may be of arrays that belong to no sample, which stay what they are.
 
     Raises
     ------
     FieldNotFound : there is no such array.
+    FormatError : an array has no axis of samples, holds Python objects, or integers of more than 64 bits.
+    DecodeError : float64 cannot hold an integer that is beside fractions.
     """
-    if names is None:
-        return index
-    chosen = expand_names([name for name in names if not (static and name in index.static)], list(index.fields))
+    index, known = held.index, [*held.index.fields, *held.refused]
+    wanted = known if names is None else [name for name in names if not (static and name in index.static)]
+    chosen = expand_names(wanted, known)
     for name in chosen:
+        if name in held.refused:
+            raise held.refused[name]
         if name not in index.fields:
-            known = near_matches(name, list(index.fields))
-            raise FieldNotFound("there is no such array", field=name, expected=f"one of {known}")
-    return index.select(chosen)
+            raise FieldNotFound("there is no such array", field=name, expected=f"one of {near_matches(name, known)}")
+    return index if names is None else index.select(chosen)
 
 
 def digest(index: Index) -> str:

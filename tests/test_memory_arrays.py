@@ -168,6 +168,14 @@ def test_what_is_no_data_set_is_an_error(arrays: Any, options: dict[str, Any], p
         md.open_dataset(arrays, **options)
 
 
+def test_an_array_that_is_no_field_is_an_error_where_it_is_read() -> None:
+    data = pd.DataFrame({"x": [1.0, 2.0], "y": [0, 1], "notes": [{"a": 1}, None]})
+    assert list(md.open_dataset(data, inputs="x", targets="y").schema) == ["x", "y"]
+    for names in (None, ["x", "notes"], "n*"):
+        with pytest.raises(md.FormatError, match=r"(?s)Python objects.*'notes'.*row 0"):
+            md.open_dataset(data, inputs=names)
+
+
 DAY = 86400.0
 FIRST = pd.Timestamp("1970-01-02")
 VALUES: dict[str, tuple[Any, list[Any]]] = {

@@ -14,8 +14,7 @@ from typing import Any
 from matex_data.arguments import check_arguments
 from matex_data.errors import DataError, near_matches
 from matex_data.index.columns import PathTable
-from matex_data.index.model import Index
-from matex_data.memory import NAME, digest, index_arrays, is_in_memory
+from matex_data.memory import NAME, HeldArrays, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.opening.folders import roots
 from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
@@ -47,7 +46,7 @@ class Given:
     """
 
     files: PathTable
-    memory: Index | None
+    memory: HeldArrays | None
     trust: Trust = NONE
     roots: frozenset[str] = frozenset()
 
@@ -79,11 +78,11 @@ def equal_on_all(arguments: Mapping[str, Any]) -> Equal:
     return Equal({"paths": paths, **compared, **arguments["options"]}, "the ranks open different data sets", remedy)
 
 
-def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> Index:
-    """Return the index of arrays in memory, after a look at whether all ranks have equal ones. *Collective*."""
+def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> HeldArrays:
+    """Return arrays in memory, after a look at whether all ranks have equal ones. *Collective*."""
     options = without_categories(arguments["options"])
 
-    def hold() -> Index:
+    def hold() -> HeldArrays:
         unknown = [name for name in options if name != "sample_dim"]
         unknown += [name for name in ("sample", "format", "index", "absent") if arguments[name] is not None]
         if unknown:
@@ -93,7 +92,7 @@ def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> Index:
     held = comm.agreed(hold)
     if comm.size > 1:
         remedy = "give all samples on every rank, or write them to a file that all ranks open"
-        comm.agree(equal=Equal({"arrays": digest(held)}, "the ranks open different arrays", remedy))
+        comm.agree(equal=Equal({"arrays": digest(held.index)}, "the ranks open different arrays", remedy))
     return held
 
 

@@ -14,7 +14,6 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data import memory
 from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import LISTED, SAMPLE_COORDINATE
 from matex_data.index import stored
@@ -27,6 +26,8 @@ from matex_data.index.united import UnitedFields, adapted, check_common, is_alik
 from matex_data.index.whole import FILE, SAMPLE
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.files import Files
+from matex_data.memory import HeldArrays
+from matex_data.memory import select as select_arrays
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.shared import share
 from matex_data.opening.ahead import made_ahead
@@ -72,7 +73,7 @@ class Reading:
     names: list[str] | None
     options: Mapping[str, Any]
     coordinate: bool = False
-    memory: Index | None = None
+    memory: HeldArrays | None = None
     trust: Trust = NONE
     roots: frozenset[str] = frozenset()
     absent: Mapping[str, Any] = field(default_factory=dict)
@@ -115,7 +116,7 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
 def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path: str | None) -> Index:
     """Return the index of the rows of files; see `index_files`. *Collective*."""
     if reading.memory is not None:
-        return memory.select(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
+        return select_arrays(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
         return _index_all(comm, files, reading)
     known = _stored(comm, path, reading.key(files), files, _origin(reading.trust))

@@ -122,9 +122,9 @@ class Selected:
         if self.imputation is not None:
             if self.imputation.mapped:
                 raise PartitionError(
-                    "a split after map() cannot compute the means of missing values anew, which functions have got",
-                    expected="data sets that are split before map()",
-                    remedy="split first, and call map() of each set",
+                    "a split cannot compute the means of missing values anew, of which operations have made samples",
+                    expected="data sets that are split before map(), derive(), pad(), flatten() and window()",
+                    remedy="split first, and call these methods of each set",
                 )
             source = self.imputation.fitted(source, parts[0])
         return tuple(replace(self, source=source, samples=samples) for samples in parts)

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import ast
 import operator
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from typing import Any
 
@@ -21,18 +22,15 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import EXACT, Field
+from matex_data.fields import EXACT, MISSING_INTEGER, Field, is_category
 from matex_data.locks import cached_property
-from matex_data.readers.dimensions.cf import NAT, ORIGIN
+from matex_data.readers.dimensions.cf import NAT, ORIGIN, time_origin
 from matex_data.transforms.expressions import (
-    NAN,
-    Element,
+    REDUCTIONS,
+    TIMES,
     Expression,
-    Numbers,
-    OfExpressions,
-    Operand,
-    Reduction,
-    TimePart,
+    compared_as,
+    stand_for_others,
 )
 from matex_data.transforms.names import check_lengths
 
@@ -49,15 +47,36 @@ class Values:
     ----------
     content : [samples, ...]; of lists, the elements of all samples, one after the other.
     lengths : int64[samples], elements of each sample; None: the samples have one shape.
+    field : that has them; None: an expression.
+    name : of the field, or of one that the expression has, for errors.
     """
 
     content: Array
     lengths: Integers | None = None
+    field: Field | None = None
+    name: str = ""
 
-    @cached_property
+    @property
+    def rows(self) -> int:
+        """Number of samples."""
+        return len(self.content if self.lengths is None else self.lengths)
+
+    @property
     def shape(self) -> tuple[int | None, ...]:
         """Shape of a sample, with None for an axis that varies."""
         return (None,) if self.lengths is not None else self.content.shape[1:]
+
+    @cached_property
+    def _ends(self) -> Integers:
+        return np.concatenate([[0], np.cumsum(self.lengths)])
+
+    def part(self, low: int, high: int) -> Values:
+        """Return the values of samples ``low`` to ``high``."""
+        if self.lengths is None:
+            return replace(self, content=self.content[low:high])
+        lengths = self.lengths[low:high]
+        content = self.content[self._ends[low] : self._ends[low + len(lengths)]]
+        return replace(self, content=content, lengths=lengths)
 
 
 def evaluate(expression: Expression, fields: Mapping[str, Values]) -> Values:
@@ -84,14 +103,22 @@ def evaluate(expression: Expression, fields: Mapping[str, Values]) -> Values:
     >>> evaluate(parse("pt > 4 * met"), fields).content.tolist()
     [False, False, True]
     """
-    values = {variable: _operand(expression, operand, fields) for variable, operand in expression.operands.items()}
-    lengths = _common_lengths(expression, values)
-    shape = _common_shape(expression, values, lengths)
-    columns = {variable: _broadcast(one, lengths, len(shape)) for variable, one in values.items()}
-    rows = max(len(column) for column in columns.values())
-    tiles = [_evaluate_tile(expression, tile, shape) for tile in _tiles(columns, rows, prod(shape))]
-    content = tiles[0] if len(tiles) == 1 else np.concatenate(tiles)
-    return Values(content, lengths)
+    used = {name: replace(fields[name], name=name) for name in expression.fields}
+    rows = max(one.rows for one in used.values())
+    step = max(1, TILE * max(1, rows) // max(1, *(one.content.size for one in used.values())))
+    tiles: list[Values] = []
+    for low in range(0, max(1, rows), step):
+        tile = _Tile(expression, {name: one.part(low, low + step) for name, one in used.items()})
+        try:
+            tiles.append(tile.value(expression.tree))
+        except FormatError as error:
+            if error.row is not None:
+                error.at_row(low + error.row)
+            raise
+    if len(tiles) == 1:
+        return tiles[0]
+    lengths = [tile.lengths for tile in tiles if tile.lengths is not None]
+    return Values(np.concatenate([tile.content for tile in tiles]), np.concatenate(lengths) if lengths else None)
 
 
 def delivered_dtype(expression: Expression, dtype: np.dtype[Any], fields: Mapping[str, Field]) -> np.dtype[Any]:
@@ -101,135 +128,270 @@ def delivered_dtype(expression: Expression, dtype: np.dtype[Any], fields: Mappin
     return np.dtype(np.float32) if narrow else dtype
 
 
-def _operand(expression: Expression, operand: Operand, fields: Mapping[str, Values]) -> Values:
-    if isinstance(operand, OfExpressions):
-        given = [evaluate(argument, fields) for argument in operand.arguments]
-        if isinstance(operand, Reduction):
-            return Values(_reduce(operand, *given))
-        return Values(_element(operand, *given)) if isinstance(operand, Element) else _elements(operand, *given)
-    values = fields[operand.name]
-    content = values.content
-    if isinstance(operand, TimePart):
-        return Values(_time_part(expression, operand, content), values.lengths)
-    if isinstance(operand, Numbers):
+class _Tile:
+    """Values of an expression, and of all that it consists of, for as many samples as fit into the processor's cache.
+
+    Parameters
+    ----------
+    expression : the expression.
+    fields : values of its fields.
+    """
+
+    def __init__(self, expression: Expression, fields: Mapping[str, Values]) -> None:
+        self._expression, self._fields = expression, fields
+        self._widened: dict[str, Values] = {}
+
+    def value(self, node: ast.expr) -> Any:
+        """Return the values of a node of the syntax tree, or the number that a constant one has."""
+        match node:
+            case ast.Constant(value=number):
+                return number
+            case ast.Name(id=name):
+                return self._numbers(name)
+            case ast.UnaryOp(op=kind, operand=operand):
+                return self._apply(_UNARY[type(kind)], operand)
+            case ast.BinOp(left=left, op=kind, right=right):
+                return self._apply(partial(_arithmetic, kind), left, right)
+            case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str(text))]):
+                return self._is_text(name, text)
+            case ast.Compare(left=left, ops=[kind], comparators=[right]):
+                return self._apply(self._comparison(node, kind), left, right)
+            case ast.Call(func=ast.Name(id=function), args=[ast.Name(id=name)]) if function in TIMES:
+                return self._time_part(function, name)
+            case ast.Call(func=ast.Name(id=function), args=[argument]) if function in REDUCTIONS:
+                return self._reduced(function, self.value(argument), argument)
+            case ast.Call(func=ast.Name(id=function), args=arguments):
+                return self._apply(np.where if function == "where" else _of_numbers(function), *arguments)
+            case ast.Subscript(value=value, slice=ast.Constant(value=number)):
+                return self._element(self.value(value), number, value)
+            case ast.Subscript(value=value, slice=condition):
+                return self._elements(self.value(value), self.value(condition), value, condition)
+        raise TypeError(f"the syntax {ast.unparse(node)!r}")
+
+    def _numbers(self, name: str) -> Values:
+        """Return the numbers of a field as bool, int64 or float64."""
+        if name in self._widened:
+            return self._widened[name]
+        values, error = self._fields[name], partial(self._expression.error, field=name)
+        content, field = values.content, values.field
+        if field is not None and MISSING_INTEGER in field.attributes:
+            held = "integers that float64 cannot hold, of which one stands for missing values"
+            raise error(held, expected="numbers without missing values, or floats")
+        categories: Sequence[str] = field.attributes["categories"] if field is not None and is_category(field) else ()
+        if stand_for_others(categories):
+            remedy = f"compare the field with texts: `{name}` == {categories[0]!r}, `{name}` in {categories[:2]}"
+            raise error("codes that stand for other numbers", expected="texts", remedy=remedy)
         if content.dtype.kind not in "biuf" or content.dtype.itemsize > 8:
-            raise expression.error(
-                f"{content.dtype}", field=operand.name, expected="numbers, or texts in a comparison: field == 'text'"
-            )
-        if content.dtype.kind == "u" and content.dtype.itemsize == 8 and content.size and content.max() > _INT64_MAX:
-            raise expression.error(
-                str(content.max()), field=operand.name, expected=f"integers of 64 bits with sign, up to {_INT64_MAX}"
-            )
-        return values
-    if operand.value is None or isinstance(operand.value, int):
-        return Values(content == (-2 if operand.value is None else operand.value), values.lengths)  # no code is -2
-    if content.dtype.kind not in "SUO" or values.lengths is not None:
-        raise expression.error(f"{content.dtype}", field=operand.name, expected="one text for each sample")
-    text: Any = operand.value if content.dtype.kind == "U" else operand.value.encode("utf-8", "surrogateescape")
-    return Values(np.asarray(content == text, bool))
+            raise error(f"{content.dtype}", expected="numbers, or texts in a comparison: field == 'text'")
+        if content.dtype == np.uint64 and content.size and content.max() > _INT64_MAX:
+            raise error(str(content.max()), expected=f"integers of 64 bits with sign, up to {_INT64_MAX}")
+        wide: Any = {"b": bool, "f": np.float64}.get(content.dtype.kind, np.int64)
+        self._widened[name] = replace(values, content=content.astype(wide, copy=False))
+        return self._widened[name]
 
+    def _apply(self, function: Callable[..., Any], *nodes: ast.expr) -> Any:
+        """Return the values of a function of NumPy, given the numbers of nodes, which are broadcast."""
+        given = [self.value(node) for node in nodes]
+        arrays = [one for one in given if isinstance(one, Values)]
+        lists = [one for one in arrays if one.lengths is not None]
+        for one in lists[1:]:
+            option, examples = self._expression.option, self._expression.examples
+            check_lengths(
+                f"{option} combines lists of different lengths: {self._expression.text!r}",
+                (one.name, one.lengths),
+                (lists[0].name, lists[0].lengths),
+                "combine fields of the same objects, or reduce the lists first: sum({}) + sum({})".format(*examples),
+            )
+        shapes = {one.shape for one in arrays} - {()}
+        if len(shapes) > 1:
+            raise self._expression.error(
+                ", ".join(f"{one.name!r} of shape {one.shape}" for one in arrays),
+                expected="fields of one shape, beside those with one number for each sample",
+            )
+        like = max(arrays, key=lambda one: len(one.shape), default=Values(np.empty(0)))
+        contents = [_broadcast(one, like) if isinstance(one, Values) else one for one in given]
+        try:
+            with np.errstate(all="ignore"):
+                content = function(*contents)
+        except ZeroDivisionError as error:
+            raise self._expression.error(str(error), expected="integers that are divided by others than 0") from error
+        except Exception as error:  # NumPy raises errors of many kinds
+            raise self._expression.error(f"{type(error).__name__}: {error}") from error
+        if not arrays:
+            return content
+        if content.dtype.kind not in "bif":
+            raise self._expression.error(f"values of dtype {content.dtype}")
+        return Values(content, like.lengths, name=like.name)
 
-def _common_lengths(expression: Expression, values: Mapping[str, Values]) -> Integers | None:
-    """Return the number of elements of each sample that all lists have in common; None without lists."""
-    first: tuple[str, Integers] | None = None
-    for variable, one in values.items():
-        if one.lengths is None:
-            continue
-        name = _name(expression.operands[variable])
-        if first is None:
-            first = name, one.lengths
-            continue
+    def _comparison(self, node: ast.Compare, kind: ast.cmpop) -> Callable[[Any, Any], Any]:
+        rounded = compared_as(node, {name: values.content.dtype for name, values in self._fields.items()})
+        if rounded is None:
+            return _OPERATORS[type(kind)]
+        return lambda left, right: _OPERATORS[type(kind)](rounded(_number(left)), rounded(_number(right)))
+
+    def _is_text(self, name: str, text: str) -> Values:
+        """Return which samples have a text, or the code of a category of this name."""
+        values = self._fields[name]
+        content, field = values.content, values.field
+        if field is not None and is_category(field):
+            codes = {str(category): code for code, category in enumerate(field.attributes["categories"])}
+            code = codes.get(text, -2 if text else -1)  # -1 is missing, no code is -2
+            return replace(values, content=content == code, field=None)
+        if content.dtype.kind not in "SUO" or values.lengths is not None:
+            raise self._expression.error(f"{content.dtype}", field=name, expected="one text for each sample")
+        stored: Any = text if content.dtype.kind == "U" else text.encode("utf-8", "surrogateescape")
+        return replace(values, content=np.asarray(content == stored, bool), field=None)
+
+    def _time_part(self, part: str, name: str) -> Values:
+        """Return a number in the date of each time, to a microsecond, int64 of the same shape."""
+        values, error = self._fields[name], partial(self._expression.error, field=name)
+        times, known = values.content, {} if values.field is None else values.field.attributes
+        origin = time_origin(known.get("units"), known.get("calendar"))
+        if origin is None:
+            held = f"a field of units {known['units']!r}" if known.get("units") else "a field without units"
+            raise error(held, expected="times, such as seconds since 1970-01-01")
+        if times.dtype.kind not in "iuf":
+            raise error(f"{times.dtype}", expected="numbers since a date")
+        seconds = origin.seconds(times)
+        undated = times[~(np.abs(seconds) < MOST_SECONDS) | (times == NAT)]
+        if len(undated):
+            most = min(MOST_SECONDS / origin.unit, -float(NAT) * 0.9)
+            remedy = f'where="abs(`{name}`) < {most:.0e}" keeps the samples that have one'
+            held = f"the time {undated[0]} {origin.stored_units}"
+            raise error(held, expected="a time for each sample", remedy=remedy)
+        if origin.is_gregorian(seconds):
+            numbers = _gregorian_part(part, np.rint(seconds * 1e6).astype("datetime64[us]"))
+        else:
+            different, position = np.unique(seconds, return_inverse=True)
+            dates = num2date(different, f"seconds since {ORIGIN}", origin.calendar)
+            of_date = {"dayofyear": "dayofyr"}.get(part, part)
+            numbers = np.array([getattr(date, of_date) for date in dates], np.int64)[position].reshape(times.shape)
+        return replace(values, content=numbers, field=None)
+
+    def _reduced(self, name: str, values: Values, argument: ast.expr) -> Values:
+        """Return one number for each sample, given several."""
+        content, lengths, error = values.content, values.lengths, self._expression.error
+        if lengths is None and content.ndim == 1:
+            raise error(
+                f"{ast.unparse(argument)!r}, where {name}() gets one number for each sample",
+                expected=f"several numbers for each sample in {name}()",
+            )
+        if name in ("any", "all") and content.dtype != bool:
+            example = f"{name}({self._expression.examples[0]} > 30)"
+            raise error(f"numbers in {name}()", expected=f"truth values in {name}(), such as {example}")
+        if name in ("min", "max") and content.dtype == bool:
+            raise error(f"truth values in {name}()", expected="any() or all()")
+        if lengths is None:
+            content = content.reshape(len(content), prod(content.shape[1:]))
+            counts: Integers = np.full(len(content), content.shape[1], np.int64)
+        else:
+            counts = lengths
+        if name == "count" and content.dtype != bool:
+            return Values(counts)
+        if name in ("any", "all"):
+            function = np.logical_or if name == "any" else np.logical_and
+            return Values(_fold(function, content, counts, np.array(name == "all")))
+        if name in ("min", "max"):
+            return Values(self._extremes(np.minimum if name == "min" else np.maximum, content, counts, argument))
+        dtype = np.float64 if content.dtype.kind == "f" or name == "mean" else np.int64
+        sums = _fold(np.add, content.astype(dtype, copy=False), counts, np.zeros((), dtype))
+        if name != "mean":
+            return Values(sums)
+        with np.errstate(invalid="ignore"):
+            return Values(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
+
+    def _extremes(self, function: np.ufunc, content: Array, counts: Integers, argument: ast.expr) -> Array:
+        """Return the least or greatest numbers. Integers stay what they are; NaN is one of lists that are empty.
+
+        Raises
+        ------
+        FormatError : an integer of lists that may be empty is not exact in float64.
+        """
+        if content.dtype.kind == "f":
+            return _fold(function, content, counts, np.array(np.nan))
+        if content.ndim == 2 and not content.shape[1]:
+            raise self._expression.error("no numbers in the samples", expected="one number at least in each sample")
+        extremes = _fold(function, content, counts, np.zeros((), np.int64))
+        return extremes if content.ndim == 2 else self._or_nan(extremes, counts > 0, argument)
+
+    def _element(self, values: Values, number: int, node: ast.expr) -> Values:
+        """Return one of the numbers of each sample; NaN where a list is too short."""
+        content, lengths = values.content, values.lengths
+        if lengths is None:
+            if content.ndim == 1 or not -content.shape[1] <= number < content.shape[1]:
+                held = f"{content.shape[1]} numbers" if content.ndim > 1 else "one number"
+                expected = f"a position {number} in {ast.unparse(node)!r}"
+                raise self._expression.error(f"{held} for each sample", expected=expected)
+            return Values(content[:, number], name=values.name)
+        within = (number < lengths) if number >= 0 else (-number <= lengths)
+        position = np.cumsum(lengths) - (lengths if number >= 0 else 0) + number
+        numbers = np.zeros(len(lengths), content.dtype)
+        numbers[within] = content[position[within]]
+        return Values(self._or_nan(numbers, within, node))
+
+    def _or_nan(self, numbers: Array, exists: Array, node: ast.expr) -> Array:
+        """Return numbers of lists, and NaN for lists without them; an integer that float64 rounds is an error."""
+        if numbers.dtype == bool:
+            raise self._expression.error("truth values", expected="numbers, of which NaN is one where there are none")
+        large = np.flatnonzero((np.abs(numbers) > EXACT) & (numbers.dtype.kind != "f"))
+        if len(large):
+            raise FormatError(
+                "an integer of lists that may be empty is not exact in float64, which has NaN for empty ones",
+                field=ast.unparse(node),
+                row=int(large[0]),
+                expected="less than 2**53",
+                found=str(numbers[large[0]]),
+                remedy="store the lists with a fixed length, or compute the number with map()",
+            )
+        return np.where(exists, numbers, np.nan)
+
+    def _elements(self, values: Values, condition: Values, node: ast.expr, choice: ast.expr) -> Values:
+        """Return those of the numbers of each sample for which a condition is true, as lists."""
+        expression, chosen = self._expression, condition.content
+        if chosen.dtype != bool:
+            example = f"{expression.examples[0]}[{expression.examples[0]} > 30]"
+            raise expression.error("numbers in []", expected=f"truth values, such as {example}, or a position")
+        if values.lengths is None or condition.lengths is None:
+            if values.shape != condition.shape:
+                shapes = f"shapes {values.shape} and {condition.shape}"
+                raise expression.error(shapes, expected="as many truth values as numbers")
+            if values.content.ndim != 2:
+                shape = f"samples of shape {values.shape}"
+                raise expression.error(shape, expected="a list of numbers for each sample")
+            return Values(values.content[chosen], chosen.sum(axis=1), name=ast.unparse(node))
         check_lengths(
-            f"{expression.option} combines lists of different lengths: {expression.text!r}",
-            (name, one.lengths),
-            first,
-            "combine fields of the same objects, or reduce the lists first: sum({}) + sum({})".format(
-                *expression.examples
-            ),
+            f"{expression.option} selects of lists by others of different lengths: {expression.text!r}",
+            (ast.unparse(choice), condition.lengths),
+            (ast.unparse(node), values.lengths),
+            "use fields of the same objects",
         )
-    return None if first is None else first[1]
+        kept = _fold(np.add, chosen.astype(np.int64), values.lengths, np.zeros((), np.int64))
+        return Values(values.content[chosen], kept, name=ast.unparse(node))
 
 
-def _name(operand: Operand) -> str:
-    return operand.argument.text if isinstance(operand, OfExpressions) else operand.name
-
-
-def _common_shape(expression: Expression, values: Mapping[str, Values], lengths: Integers | None) -> tuple[int, ...]:
-    """Return the shape of a sample; () for lists. Operands with one number for each sample fit to any shape."""
-    shapes = {one.content.shape[1:] for one in values.values() if one.lengths is None} - {()}
-    if len(shapes) > 1 or (shapes and lengths is not None):
-        by_name = {_name(expression.operands[variable]): one.shape for variable, one in values.items()}
-        raise expression.error(
-            ", ".join(f"{name!r} of shape {shape}" for name, shape in by_name.items()),
-            expected="fields of one shape, beside those with one number for each sample",
-        )
-    return next(iter(shapes), ())
-
-
-def _broadcast(values: Values, lengths: Integers | None, axes: int) -> Array:
-    """Return the values with as many axes as the others, or repeated for each element of a list."""
+def _broadcast(values: Values, like: Values) -> Array:
+    """Return values with as many axes as others have, or repeated for each element of their lists."""
     content = values.content
-    if lengths is not None and values.lengths is None:
-        return np.repeat(content, lengths)
-    return content.reshape(len(content), *(1,) * axes) if content.ndim == 1 and axes else content
+    if like.lengths is not None and values.lengths is None:
+        return np.repeat(content, like.lengths)
+    return content.reshape(len(content), *(1,) * len(like.shape)) if content.ndim == 1 and not values.shape else content
 
 
-def _tiles(columns: Mapping[str, Array], rows: int, numbers: int) -> Iterator[dict[str, Array]]:
-    step = max(1, TILE // max(1, numbers))
-    for low in range(0, max(1, rows), step):
-        yield {variable: _widened(column[low : low + step]) for variable, column in columns.items()}
+def _of_numbers(function: str) -> Callable[..., Any]:
+    """Return a function of NumPy for which truth values are integers."""
+    return lambda *arguments: getattr(np, function)(*map(_number, arguments))
 
 
-def _widened(column: Array) -> Array:
-    """Return numbers as bool, int64 or float64."""
-    if column.dtype.kind == "f":
-        return column.astype(np.float64, copy=False)
-    return column if column.dtype == bool else column.astype(np.int64, copy=False)
-
-
-def _evaluate_tile(expression: Expression, columns: Mapping[str, Array], shape: tuple[int, ...]) -> Array:
-    rows = len(next(iter(columns.values())))
-    try:
-        with np.errstate(all="ignore"):
-            result = np.asarray(_value(ast.parse(expression.code, mode="eval").body, columns))
-    except ZeroDivisionError as error:
-        raise expression.error(str(error), expected="integers that are divided by others than 0") from error
-    except Exception as error:  # NumPy raises errors of many kinds
-        raise expression.error(f"{type(error).__name__}: {error}") from error
-    if result.dtype.kind not in "bif":
-        raise expression.error(f"values of dtype {result.dtype}")
-    result = result.astype(np.int64) if result.dtype.kind == "i" else result
-    return np.broadcast_to(result, (rows, *shape))
-
-
-def _value(node: ast.expr, columns: Mapping[str, Array]) -> Any:
-    """Return the value of a syntax tree, which has been checked: an array, or a number."""
-    match node:
-        case ast.Name():
-            return np.nan if node.id == NAN else columns[node.id]
-        case ast.Constant():
-            return node.value
-        case ast.UnaryOp():
-            value = _value(node.operand, columns)
-            return _UNARY[type(node.op)](value if isinstance(node.op, ast.Invert) else _number(value))
-        case ast.Compare():
-            return _OPERATORS[type(node.ops[0])](_value(node.left, columns), _value(node.comparators[0], columns))
-        case ast.BinOp():
-            left, right = _value(node.left, columns), _value(node.right, columns)
-            if not isinstance(node.op, ast.BitAnd | ast.BitOr):
-                left, right = _number(left), _number(right)
-            if isinstance(node.op, ast.FloorDiv | ast.Mod) and _is_whole(left) and _is_whole(right):
-                if not np.all(right):
-                    raise ZeroDivisionError("an integer that is divided by 0")
-            elif isinstance(node.op, ast.Pow) and isinstance(right, int) and right < 0:
-                right = float(right)
-            return _OPERATORS[type(node.op)](left, right)
-        case ast.Call(func=ast.Name(id="where")):
-            condition, *values = (_value(argument, columns) for argument in node.args)
-            return np.where(condition, *values)
-        case ast.Call(func=ast.Name(id=name)):
-            return getattr(np, name)(*(_number(_value(argument, columns)) for argument in node.args))
-    raise TypeError(f"the syntax {ast.unparse(node)!r}")
+def _arithmetic(kind: ast.operator, left: Any, right: Any) -> Any:
+    """Return the result of an operator; raise ``ZeroDivisionError`` for integers that are divided by 0."""
+    if not isinstance(kind, ast.BitAnd | ast.BitOr):
+        left, right = _number(left), _number(right)
+    if isinstance(kind, ast.FloorDiv | ast.Mod) and _is_whole(left) and _is_whole(right):
+        if not np.all(right):
+            raise ZeroDivisionError("an integer that is divided by 0")
+    elif isinstance(kind, ast.Pow) and isinstance(right, int) and right < 0:
+        right = float(right)
+    return _OPERATORS[type(kind)](left, right)
 
 
 def _number(value: Any) -> Any:
@@ -244,8 +406,8 @@ def _is_whole(value: Any) -> bool:
 
 
 _UNARY: Mapping[type[ast.unaryop], Callable[[Any], Any]] = {
-    ast.UAdd: operator.pos,
-    ast.USub: operator.neg,
+    ast.UAdd: lambda value: +_number(value),
+    ast.USub: lambda value: -_number(value),
     ast.Invert: np.invert,
 }
 _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
@@ -265,61 +427,6 @@ _OPERATORS: Mapping[type[ast.AST], Callable[[Any, Any], Any]] = {
     ast.Gt: operator.gt,
     ast.GtE: operator.ge,
 }
-
-
-def _reduce(reduction: Reduction, values: Values) -> Array:
-    """Return one number for each sample, given several."""
-    name, argument = reduction.function, reduction.argument
-    content, lengths = values.content, values.lengths
-    if lengths is None and content.ndim == 1:
-        raise argument.error(
-            f"{argument.text!r}, where {name}() gets one number for each sample",
-            expected=f"several numbers for each sample in {name}()",
-        )
-    if name in ("any", "all") and content.dtype != bool:
-        raise argument.error(
-            f"numbers in {name}()", expected=f"truth values in {name}(), such as {name}({argument.examples[0]} > 30)"
-        )
-    if name in ("min", "max") and content.dtype == bool:
-        raise argument.error(f"truth values in {name}()", expected="any() or all()")
-    if lengths is None:
-        content = content.reshape(len(content), prod(content.shape[1:]))
-        counts: Integers = np.full(len(content), content.shape[1], np.int64)
-    else:
-        counts = lengths
-    if name == "count" and content.dtype != bool:
-        return counts
-    if name in ("any", "all"):
-        return _fold(np.logical_or if name == "any" else np.logical_and, content, counts, np.array(name == "all"))
-    if name in ("min", "max"):
-        return _extremes(argument, _EXTREME[name], content, counts)
-    dtype = np.float64 if content.dtype.kind == "f" or name == "mean" else np.int64
-    sums = _fold(np.add, content.astype(dtype, copy=False), counts, np.zeros((), dtype))
-    if name == "mean":
-        with np.errstate(invalid="ignore"):
-            return np.where(counts > 0, sums / np.maximum(counts, 1), np.nan)
-    return sums
-
-
-def _time_part(expression: Expression, operand: TimePart, times: Array) -> Integers:
-    """Return a number in the date of each time, to a microsecond, int64 of the same shape."""
-    if times.dtype.kind not in "iuf":
-        raise expression.error(f"{times.dtype}", field=operand.name, expected="numbers since a date")
-    origin = operand.origin
-    assert origin is not None
-    seconds = origin.seconds(times)
-    undated = times[~(np.abs(seconds) < MOST_SECONDS) | (times == NAT)]
-    if len(undated):
-        most = min(MOST_SECONDS / origin.unit, -float(NAT) * 0.9)
-        remedy = f'where="abs(`{operand.name}`) < {most:.0e}" keeps the samples that have one'
-        held = f"the time {undated[0]} {origin.stored_units}"
-        raise expression.error(held, field=operand.name, expected="a time for each sample", remedy=remedy)
-    if origin.is_gregorian(seconds):
-        return _gregorian_part(operand.part, np.rint(seconds * 1e6).astype("datetime64[us]"))
-    different, position = np.unique(seconds, return_inverse=True)
-    dates = num2date(different, f"seconds since {ORIGIN}", origin.calendar)
-    name = {"dayofyear": "dayofyr"}.get(operand.part, operand.part)
-    return np.array([getattr(date, name) for date in dates], np.int64)[position].reshape(times.shape)
 
 
 def _gregorian_part(part: str, times: NDArray[np.datetime64]) -> Integers:
@@ -342,87 +449,6 @@ _PARTS = {
     "hour": ("h", "D", 0),
 }
 """Unit in which a part of a date counts, the unit within which it counts, and the first number."""
-
-
-def _element(element: Element, values: Values) -> Array:
-    """Return one of the numbers of each sample; NaN where a list is too short."""
-    argument, number = element.argument, element.number
-    content, lengths = values.content, values.lengths
-    if lengths is None:
-        if content.ndim == 1 or not -content.shape[1] <= number < content.shape[1]:
-            held = f"{content.shape[1]} numbers" if content.ndim > 1 else "one number"
-            raise argument.error(f"{held} for each sample", expected=f"a position {number} in {argument.text!r}")
-        return content[:, number]
-    within = (number < lengths) if number >= 0 else (-number <= lengths)
-    position = np.cumsum(lengths) - (lengths if number >= 0 else 0) + number
-    numbers = np.zeros(len(lengths), content.dtype)
-    numbers[within] = content[position[within]]
-    return _or_nan(argument, numbers, within)
-
-
-def _elements(elements: OfExpressions, values: Values, condition: Values) -> Values:
-    """Return those of the numbers of each sample for which a condition is true, as lists."""
-    argument = elements.argument
-    if condition.content.dtype != bool:
-        example = f"{argument.examples[0]}[{argument.examples[0]} > 30]"
-        raise argument.error("numbers in []", expected=f"truth values, such as {example}, or a position")
-    if values.lengths is None or condition.lengths is None:
-        if values.lengths is not condition.lengths or values.content.shape != condition.content.shape:
-            raise argument.error(
-                f"shapes {values.shape} and {condition.shape}", expected="as many truth values as numbers"
-            )
-        if values.content.ndim != 2:
-            raise argument.error(f"samples of shape {values.shape}", expected="a list of numbers for each sample")
-        return Values(values.content[condition.content], condition.content.sum(axis=1))
-    check_lengths(
-        f"{argument.option} selects of lists by others of different lengths: {argument.text!r}",
-        (elements.arguments[1].text, condition.lengths),
-        (argument.text, values.lengths),
-        "use fields of the same objects",
-    )
-    kept = _fold(np.add, condition.content.astype(np.int64), values.lengths, np.zeros((), np.int64))
-    return Values(values.content[condition.content], kept)
-
-
-_EXTREME = {"min": np.minimum, "max": np.maximum}
-
-
-def _extremes(argument: Expression, function: np.ufunc, content: Array, counts: Integers) -> Array:
-    """Return the least or greatest numbers. Integers stay what they are, unless lists may be empty: then NaN is one.
-
-    Raises
-    ------
-    FormatError : an integer of lists that may be empty is not exact in float64.
-    """
-    if content.dtype.kind == "f":
-        return _fold(function, content, counts, np.array(np.nan))
-    if content.ndim == 2:
-        if not content.shape[1]:
-            raise argument.error("no numbers in the samples", expected="one number at least in each sample")
-        return _fold(function, content, counts, np.zeros((), np.int64))
-    return _or_nan(argument, _fold(function, content, counts, np.zeros((), np.int64)), counts > 0)
-
-
-def _or_nan(argument: Expression, numbers: Array, exists: Array) -> Array:
-    """Return numbers of lists, and NaN for lists without them.
-
-    Raises
-    ------
-    FormatError : an integer is not exact in float64.
-    """
-    if numbers.dtype == bool:
-        raise argument.error("truth values", expected="numbers, of which NaN is one where there are none")
-    large = np.flatnonzero((np.abs(numbers) > EXACT) & (numbers.dtype.kind != "f"))
-    if len(large):
-        raise FormatError(
-            "an integer of lists that may be empty is not exact in float64, which has NaN for empty ones",
-            field=argument.text,
-            row=int(large[0]),
-            expected="less than 2**53",
-            found=str(numbers[large[0]]),
-            remedy="store the lists with a fixed length, or compute the number with map()",
-        )
-    return np.where(exists, numbers, np.nan)
 
 
 def _fold(function: np.ufunc, content: Array, counts: Integers, empty: Array) -> Array:

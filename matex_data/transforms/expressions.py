@@ -11,20 +11,19 @@ missing number.
 from __future__ import annotations
 
 import ast
-import itertools
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import reduce
+from itertools import chain, combinations
 from keyword import kwlist
-from typing import Any
+from typing import Any, NamedTuple
 from unicodedata import normalize
 
 import numpy as np
 
 from matex_data.errors import FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Schema, is_category
-from matex_data.readers.dimensions.cf import TimeOrigin, time_origin
 
 REDUCTIONS = ("sum", "count", "min", "max", "mean", "any", "all")
 """Functions of one argument that has several numbers for each sample."""
@@ -51,95 +50,39 @@ REMEDY = {
 NO_FIELDS = {*REDUCTIONS, *FUNCTIONS, *TIMES, NAN, *kwlist}
 
 
-@dataclass(frozen=True)
-class Numbers:
-    """Field of numbers in an expression.
+class Use(NamedTuple):
+    """Use of a field in an expression.
 
     Parameters
     ----------
     name : of the field.
+    is_number : its numbers are used: it is neither compared with a text nor a time.
+    is_inner : it is in an argument that has several numbers for each sample.
+    is_condition : it is in the condition ``[...]`` by which elements are chosen.
     """
 
     name: str
+    is_number: bool = True
+    is_inner: bool = False
+    is_condition: bool = False
 
 
-@dataclass(frozen=True)
-class TextTest:
-    """Comparison of a field of texts or categories with a text: True for those that are equal.
-
-    Parameters
-    ----------
-    name : of the field.
-    value : the text; of categories the code, or None for the name of no category.
-    """
-
-    name: str
-    value: str | int | None
-
-
-@dataclass(frozen=True)
-class TimePart:
-    """Number in the date of a time.
-
-    Parameters
-    ----------
-    name : of the field.
-    part : one of ``TIMES``.
-    origin : of the times, once the field is known.
-    """
-
-    name: str
-    part: str
-    origin: TimeOrigin | None = None
-
-
-@dataclass(frozen=True)
-class OfExpressions:
-    """Operand that is made of expressions of several numbers for each sample.
-
-    Parameters
-    ----------
-    arguments : the expressions, the numbers first.
-    """
-
-    arguments: tuple[Expression, ...]
-
-    @property
-    def argument(self) -> Expression:
-        """Expression of the numbers."""
-        return self.arguments[0]
-
-
-@dataclass(frozen=True)
-class Reduction(OfExpressions):
-    """One number for each sample, made of several ones.
-
-    Parameters
-    ----------
-    function : one of ``REDUCTIONS``.
-    """
-
-    function: str
-
-
-@dataclass(frozen=True)
-class Element(OfExpressions):
-    """One of the numbers of each sample.
-
-    Parameters
-    ----------
-    number : position, from 0 on; negative: from the end.
-    """
-
-    number: int
-
-
-class Elements(OfExpressions):
-    """Those of the numbers of each sample for which a condition, the second argument, is true."""
-
-
-OfField = Numbers | TextTest | TimePart
-Operand = OfField | OfExpressions
+def uses(node: ast.AST) -> Iterator[Use]:
+    """Yield the uses of fields in the tree of an expression, from left to right."""
+    match node:
+        case ast.Name(id=name):
+            yield Use(name)
+        case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str())]):
+            yield Use(name, is_number=False)
+        case ast.Call(func=ast.Name(id=function), args=arguments):
+            for use in chain.from_iterable(map(uses, arguments)):
+                is_inner = use.is_inner or function in REDUCTIONS
+                yield use._replace(is_number=use.is_number and function not in TIMES, is_inner=is_inner)
+        case ast.Subscript(value=value, slice=inner):
+            yield from (use._replace(is_inner=True) for use in uses(value))
+            yield from (use._replace(is_inner=True, is_condition=True) for use in uses(inner))
+        case _:
+            yield from chain.from_iterable(map(uses, ast.iter_child_nodes(node)))
 
 
 @dataclass(frozen=True)
@@ -150,88 +93,33 @@ class Expression:
     ----------
     option : for which the user wrote it, such as ``"where="``, for errors.
     text : as the user wrote it.
-    code : the expression with variables in place of its operands.
-    operands : the operand that each variable of ``code`` stands for.
+    tree : its syntax tree, which has been checked. Names are those of fields, whatever their characters; a comparison
+        with a text is ``field == 'text'``, a position a constant.
     """
 
     option: str
     text: str
-    code: str
-    operands: Mapping[str, Operand]
+    tree: ast.expr
 
     @property
     def fields(self) -> list[str]:
         """Names of all fields, those in arguments too, without duplicates."""
-        return self._names(OfField, lambda argument: argument.fields)
+        return list(dict.fromkeys(use.name for use in uses(self.tree)))
 
     @property
     def outside(self) -> list[str]:
-        """Names of the fields that are in no arguments."""
-        return self._names(OfField, lambda _: [])
+        """Names of the fields that are in no arguments of several numbers for each sample."""
+        return list(dict.fromkeys(use.name for use in uses(self.tree) if not use.is_inner))
 
     @property
     def numbers(self) -> list[str]:
-        """Names of the fields whose numbers are used, without those that are compared with texts."""
-        return self._names(Numbers, lambda argument: argument.numbers)
-
-    def _names(self, kind: Any, of_argument: Callable[[Expression], list[str]]) -> list[str]:
-        """Return the names of the fields of operands of this kind, and those of arguments, without duplicates."""
-        names: dict[str, None] = {}
-        for operand in self.operands.values():
-            if isinstance(operand, OfExpressions):
-                names.update(dict.fromkeys(name for argument in operand.arguments for name in of_argument(argument)))
-            elif isinstance(operand, kind):
-                names[operand.name] = None
-        return list(names)
+        """Names of the fields whose numbers are used, without those that are times or compared with texts."""
+        return list(dict.fromkeys(use.name for use in uses(self.tree) if use.is_number))
 
     def quoted(self, is_field: Callable[[str], bool]) -> Expression:
         """Return the expression with names that have slashes in backticks; see `quote_paths`."""
         text = quote_paths(self.text, self.option, is_field)
         return self if text == self.text else parse(text, self.option)
-
-    def bound(self, fields: Schema) -> Expression:
-        """Return the expression for these fields: with codes of categories, units of times, and rounded comparisons.
-
-        Raises
-        ------
-        FormatError : a field has integers with missing values, for which there is no NaN, codes that stand for other
-            numbers, or no times.
-        """
-        operands = {variable: self._bound(operand, fields) for variable, operand in self.operands.items()}
-        tree = ast.parse(self.code, mode="eval")
-        for comparison in (node for node in ast.walk(tree) if isinstance(node, ast.Compare)):
-            names = {node.id for node in ast.walk(comparison) if isinstance(node, ast.Name)}
-            rounded = _narrow_floats([self.operands[name] for name in names & self.operands.keys()], fields)
-            if rounded:
-                sides = (comparison.left, comparison.comparators[0])
-                comparison.left, comparison.comparators[0] = (ast.Call(ast.Name(rounded), [side], []) for side in sides)
-        return replace(self, code=ast.unparse(tree), operands=operands)
-
-    def _bound(self, operand: Operand, fields: Schema) -> Operand:
-        if isinstance(operand, OfExpressions):
-            return replace(operand, arguments=tuple(argument.bound(fields) for argument in operand.arguments))
-        name, field = operand.name, fields.get(operand.name)
-        if field is None:
-            return operand
-        known = field.attributes
-        categories: Sequence[str] = known["categories"] if is_category(field) else ()
-        if isinstance(operand, Numbers):
-            if MISSING_INTEGER in known:
-                held = "integers that float64 cannot hold, of which one stands for missing values"
-                raise self.error(held, field=name, expected="numbers without missing values, or floats")
-            if _stand_for_others(categories):
-                remedy = f"compare the field with texts: `{name}` == {categories[0]!r}, `{name}` in {categories[:2]}"
-                raise self.error("codes that stand for other numbers", field=name, expected="texts", remedy=remedy)
-        elif isinstance(operand, TimePart):
-            origin = time_origin(known.get("units"), known.get("calendar"))
-            if origin is None:
-                held = f"a field of units {known['units']!r}" if known.get("units") else "a field without units"
-                raise self.error(held, field=name, expected="times, such as seconds since 1970-01-01")
-            return replace(operand, origin=origin)
-        elif is_category(field) and isinstance(operand.value, str):
-            codes = {str(category): code for code, category in enumerate(categories)}
-            return replace(operand, value=codes.get(operand.value, None if operand.value else -1))  # -1 is missing
-        return operand
 
     def error(
         self, found: object, *, field: str | None = None, expected: str | None = None, remedy: str | None = None
@@ -254,18 +142,24 @@ class Expression:
         return names[0], names[-1] if len(names) < 2 else names[1]
 
 
-def _narrow_floats(operands: Iterable[Operand], fields: Schema) -> str:
-    """Return the name of the floats of fewer than 64 bits in which NumPy has numbers of these operands; else ""."""
-    of_operands = [one.argument.numbers if isinstance(one, OfExpressions) else [one.name] for one in operands]
-    dtypes = {fields[name].dtype for names in of_operands for name in names if name in fields}
-    common = np.result_type(*dtypes) if dtypes and all(dtype.kind in "biuf" for dtype in dtypes) else np.dtype(bool)
-    return common.name if common.kind == "f" and common.itemsize < 8 else ""
+def compared_as(comparison: ast.Compare, dtypes: Mapping[str, np.dtype[Any]]) -> Callable[[Any], Any] | None:
+    """Return the floats of fewer than 64 bits in which NumPy compares the numbers of fields; None: there are none.
+
+    Parameters
+    ----------
+    comparison : of an expression.
+    dtypes : of its fields, by name.
+    """
+    whole = np.dtype(np.int64)  # of parts of times
+    used = {dtypes[use.name] if use.is_number else whole for use in uses(comparison) if not use.is_condition}
+    common = np.result_type(*used) if used and all(dtype.kind in "biuf" for dtype in used) else np.dtype(bool)
+    return common.type if common.kind == "f" and common.itemsize < 8 else None
 
 
-def _stand_for_others(categories: Sequence[str]) -> bool:
+def stand_for_others(categories: Sequence[str]) -> bool:
     """Return whether a category is a number, or truth value, other than its code.
 
-    >>> _stand_for_others(["10", "20"]), _stand_for_others(["0", "1", "many"]), _stand_for_others(["False", "True"])
+    >>> stand_for_others(["10", "20"]), stand_for_others(["0", "1", "many"]), stand_for_others(["False", "True"])
     (True, False, False)
     """
     for code, category in enumerate(categories):
@@ -291,9 +185,8 @@ def parse(text: str, option: str = "where=") -> Expression:
     --------
     >>> parse("(`jets/pt` > 30) & (MET < 4)").fields
     ['jets/pt', 'MET']
-    >>> expression = parse("count(Jet_pt > 30) >= 2")
-    >>> expression.code, expression.fields
-    ('operand_0 >= 2', ['Jet_pt'])
+    >>> ast.unparse(parse("~(species not in ['a', 'b'])").tree)
+    "~~((species == 'a') | (species == 'b'))"
     """
     quoted: dict[str, str] = {}
 
@@ -307,7 +200,7 @@ def parse(text: str, option: str = "where=") -> Expression:
         quoted[name] = field
         return f" {name} "
 
-    whole = Expression(option, text, "", {})
+    whole = Expression(option, text, ast.Constant(None))
     if not isinstance(text, str):
         raise whole.error(f"{type(text).__name__}")
     try:
@@ -316,8 +209,7 @@ def parse(text: str, option: str = "where=") -> Expression:
         keywords = [word for word in re.findall(r"\w+", text) if word in KEYWORDS]
         hint = f"; a field of the name {keywords[0]!r} stands in backticks: `{keywords[0]}`" if keywords else ""
         raise whole.error(f"{error}{hint}") from error
-    _check_syntax(whole, tree)
-    return _level(whole, quoted, tree.body)
+    return replace(whole, tree=_Checked(whole, quoted).argument(tree.body))
 
 
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""
@@ -364,7 +256,7 @@ def quote_paths(text: str, option: str, is_field: Callable[[str], bool]) -> str:
 def _joined(path: str) -> Iterator[str]:
     """Yield the names with slashes that are within a path."""
     parts = path.split("/")
-    for begin, stop in itertools.combinations(range(len(parts) + 1), 2):
+    for begin, stop in combinations(range(len(parts) + 1), 2):
         if stop - begin > 1:
             yield "/".join(parts[begin:stop])
 
@@ -378,42 +270,14 @@ def _meanings(parts: Sequence[str], is_field: Callable[[str], bool]) -> list[tup
     return [(name, *rest) for name in known for rest in _meanings(parts[name.count("/") + 1 :], is_field)]
 
 
-def _level(whole: Expression, quoted: Mapping[str, str], tree: ast.expr) -> Expression:
-    """Return the expression of a syntax tree: the whole one, or the argument of a reduction."""
-    operands = _Operands(whole, quoted)
-    code = ast.unparse(operands.visit(tree))
-    if not operands.operands:
-        raise whole.error("an expression without a field")
-    return replace(whole, code=code, operands=operands.operands)
-
-
-def _check_syntax(whole: Expression, tree: ast.Expression) -> None:
-    """Raise ``FormatError`` unless the expression has nothing but fields, constants, operators and functions."""
-    for node in ast.walk(tree):
-        chained = isinstance(node, ast.Compare) and len(node.ops) > 1
-        if not isinstance(node, _SYNTAX) or chained or (isinstance(node, ast.Call) and not _is_call(node)):
-            is_whole = isinstance(node, ast.expr)
-            syntax = f"the syntax {ast.unparse(node)!r}" if is_whole else f"the operator {type(node).__name__}"
-            hint = "; a name with dots stands in backticks" if isinstance(node, ast.Attribute) else ""
-            raise whole.error(f"{syntax}{hint}")
-        if isinstance(node, ast.Constant) and not isinstance(node.value, bool | int | float | str):
-            raise whole.error(f"the constant {node.value!r}")
-
-
-def _is_call(node: ast.Call) -> bool:
-    return isinstance(node.func, ast.Name) and not node.keywords
-
-
 _SYNTAX = (
-    *(ast.Expression, ast.BinOp, ast.UnaryOp, ast.Compare, ast.Call, ast.Name, ast.Constant, ast.expr_context),
-    *(ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr),
-    *(ast.UAdd, ast.USub, ast.Invert, ast.List, ast.Tuple, ast.Subscript),
-    *(ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE, ast.In, ast.NotIn),
+    *(ast.BinOp, ast.Add, ast.Sub, ast.Mult, ast.Div, ast.FloorDiv, ast.Mod, ast.Pow, ast.BitAnd, ast.BitOr),
+    *(ast.UnaryOp, ast.UAdd, ast.USub, ast.Invert, ast.Compare, ast.Eq, ast.NotEq, ast.Lt, ast.LtE, ast.Gt, ast.GtE),
 )
 
 
-class _Operands(ast.NodeTransformer):
-    """Transformer that puts variables in place of the operands.
+class _Checked(ast.NodeTransformer):
+    """Transformer that checks a syntax tree, and gives it the form that `Expression` describes.
 
     Parameters
     ----------
@@ -423,25 +287,34 @@ class _Operands(ast.NodeTransformer):
 
     def __init__(self, whole: Expression, quoted: Mapping[str, str]) -> None:
         self._whole, self._quoted = whole, quoted
-        self.operands: dict[str, Operand] = {}
-        self._variables: dict[str, str] = {}  # for equal operands
 
-    def _variable(self, operand: Operand) -> ast.Name:
-        variable = self._variables.setdefault(repr(operand), f"operand_{len(self._variables)}")
-        self.operands.setdefault(variable, operand)
-        return ast.Name(variable, ast.Load())
+    def argument(self, tree: ast.expr) -> ast.expr:
+        """Return the whole expression, or the argument of a reduction; raise ``FormatError`` if it has no field."""
+        checked: ast.expr = self.visit(tree)
+        if not any(uses(checked)):
+            raise self._whole.error("an expression without a field")
+        return checked
 
-    def _field(self, node: ast.expr) -> str | None:
-        return self._quoted.get(node.id, node.id) if isinstance(node, ast.Name) else None
+    def generic_visit(self, node: ast.AST) -> ast.AST:
+        """Check that a node is none but a field, constant, operator or function; its children, too."""
+        if not isinstance(node, _SYNTAX):
+            is_whole = isinstance(node, ast.expr)
+            syntax = f"the syntax {ast.unparse(node)!r}" if is_whole else f"the operator {type(node).__name__}"
+            hint = "; a name with dots stands in backticks" if isinstance(node, ast.Attribute) else ""
+            raise self._whole.error(f"{syntax}{hint}")
+        return super().generic_visit(node)
 
-    def visit_Name(self, node: ast.Name) -> ast.Name:
-        if node.id == NAN:
-            return node
-        return self._variable(Numbers(self._quoted.get(node.id, node.id)))
+    def _field(self, node: ast.expr | None) -> ast.Name | None:
+        return ast.Name(self._quoted.get(node.id, node.id)) if isinstance(node, ast.Name) else None
+
+    def visit_Name(self, node: ast.Name) -> ast.expr | None:
+        return ast.Constant(np.nan) if node.id == NAN else self._field(node)
 
     def visit_Constant(self, node: ast.Constant) -> ast.Constant:
         if isinstance(node.value, str):
             raise self._whole.error(f"the text {node.value!r} outside of a comparison of a field: field == 'text'")
+        if not isinstance(node.value, bool | int | float):
+            raise self._whole.error(f"the constant {node.value!r}")
         return node
 
     def visit_List(self, node: ast.List) -> ast.expr:
@@ -450,17 +323,19 @@ class _Operands(ast.NodeTransformer):
     def visit_Tuple(self, node: ast.Tuple) -> ast.expr:
         raise self._whole.error(f"the list {ast.unparse(node)!r} outside of a comparison: field in (...)")
 
-    def visit_Compare(self, node: ast.Compare) -> ast.expr:
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
         operator, other = node.ops[0], node.comparators[0]
+        if len(node.ops) > 1:
+            raise self._whole.error(f"the syntax {ast.unparse(node)!r}")
         if isinstance(operator, ast.In | ast.NotIn):
             return self._membership(node, other, isinstance(operator, ast.NotIn))
         left, right = (isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (node.left, other))
         if not left and not right:
-            return self.generic_visit(node)  # type: ignore[return-value]
+            return self.generic_visit(node)
         field, text = self._field(other if left else node.left), node.left if left else other
-        if field is None or not isinstance(text, ast.Constant) or not isinstance(operator, ast.Eq | ast.NotEq):
+        if field is None or not isinstance(operator, ast.Eq | ast.NotEq):
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="texts are compared by field == 'text'")
-        test = self._variable(TextTest(field, str(text.value)))
+        test = ast.Compare(field, [ast.Eq()], [text])
         return test if isinstance(operator, ast.Eq) else ast.UnaryOp(ast.Invert(), test)
 
     def _membership(self, node: ast.Compare, values: ast.expr, negative: bool) -> ast.expr:
@@ -468,47 +343,39 @@ class _Operands(ast.NodeTransformer):
         if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="a list of constants: field in [1, 2]")
         tests = [self.visit_Compare(ast.Compare(node.left, [ast.Eq()], [value])) for value in values.elts]
-        any_of = tests[0]
-        for test in tests[1:]:
-            any_of = ast.BinOp(any_of, ast.BitOr(), test)
+        any_of: Any = reduce(lambda one, test: ast.BinOp(one, ast.BitOr(), test), tests)
         return ast.UnaryOp(ast.Invert(), any_of) if negative else any_of
 
-    def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
-        argument, inner = _level(self._whole, self._quoted, node.value), node.slice
+    def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
+        value, inner = self.argument(node.value), node.slice
         negative = isinstance(inner, ast.UnaryOp) and isinstance(inner.op, ast.USub)
         number = inner.operand if isinstance(inner, ast.UnaryOp) and negative else inner
         if not isinstance(number, ast.Constant):
-            return self._variable(Elements((argument, _level(self._whole, self._quoted, inner))))
+            return ast.Subscript(value, self.argument(inner))
         if not isinstance(number.value, int) or isinstance(number.value, bool):
-            raise self._whole.error(
-                f"{ast.unparse(node)!r}", expected=f"a position, {self._whole.examples[0]}[0], or a condition"
-            )
-        return self._variable(Element((argument,), -number.value if negative else number.value))
+            expected = f"a position, {self._whole.examples[0]}[0], or a condition"
+            raise self._whole.error(f"{ast.unparse(node)!r}", expected=expected)
+        return ast.Subscript(value, ast.Constant(-number.value if negative else number.value))
 
-    def visit_Call(self, node: ast.Call) -> ast.expr:
-        assert isinstance(node.func, ast.Name)
-        name = node.func.id
-        if name in TIMES:
-            field = self._field(node.args[0]) if len(node.args) == 1 else None
-            if field is None:
-                raise self._whole.error(f"{ast.unparse(node)!r}", expected=f"{name}() of a field of times")
-            return self._variable(TimePart(field, name))
-        if name not in REDUCTIONS:
-            if name not in FUNCTIONS:
-                near = near_matches(name, (*REDUCTIONS, *TIMES, *FUNCTIONS), 8)
-                raise self._whole.error(f"the function {name!r}", expected=f"one of {near}")
-            count = FUNCTIONS[name]
-            if len(node.args) != count:
-                arguments = f"{count} arguments" if count > 1 else "one argument"
-                raise self._whole.error(f"{ast.unparse(node)!r}", expected=f"{arguments} in {name}()")
-            node.args = [self.visit(argument) for argument in node.args]
-            return node
-        if len(node.args) != 1:
-            raise self._whole.error(
-                f"{ast.unparse(node)!r}",
-                expected=f"{name}() of one argument with several numbers for each sample; of two: where(a > b, a, b)",
-            )
-        return self._variable(Reduction((_level(self._whole, self._quoted, node.args[0]),), name))
+    def visit_Call(self, node: ast.Call) -> ast.Call:
+        if not isinstance(node.func, ast.Name) or node.keywords:
+            raise self._whole.error(f"the syntax {ast.unparse(node)!r}")
+        name, expected = node.func.id, None
+        if name not in (*REDUCTIONS, *TIMES, *FUNCTIONS):
+            near = near_matches(name, (*REDUCTIONS, *TIMES, *FUNCTIONS), 8)
+            raise self._whole.error(f"the function {name!r}", expected=f"one of {near}")
+        count = FUNCTIONS.get(name, 1)
+        if name in TIMES and (len(node.args) != 1 or self._field(node.args[0]) is None):
+            expected = f"{name}() of a field of times"
+        elif name in REDUCTIONS and len(node.args) != 1:
+            expected = f"{name}() of one argument with several numbers for each sample; of two: where(a > b, a, b)"
+        elif len(node.args) != count:
+            expected = f"{f'{count} arguments' if count > 1 else 'one argument'} in {name}()"
+        if expected is not None:
+            raise self._whole.error(f"{ast.unparse(node)!r}", expected=expected)
+        return ast.Call(
+            node.func, [(self.argument if name in REDUCTIONS else self.visit)(one) for one in node.args], []
+        )
 
 
 def in_order(expressions: Mapping[str, Expression], wanted: Iterable[str]) -> list[str]:

@@ -11,16 +11,15 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import partial
 from numbers import Real
 from typing import Any
 
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, near_matches
-from matex_data.fields import MISSING_INTEGER, Field, Schema, by_pattern, is_pattern
-from matex_data.index.computed import Call, compute_all
+from matex_data.errors import FormatError
+from matex_data.fields import MISSING_INTEGER, Field, Schema
+from matex_data.index.computed import compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator
@@ -36,8 +35,8 @@ from matex_data.transforms.missing import (
     check_no_integers,
     filling,
     is_missing,
-    replace_missing,
 )
+from matex_data.transforms.names import named_by_rules
 
 FillRule = str | float
 Rules = Mapping[str, FillRule]
@@ -54,11 +53,8 @@ def find_rules(fields: Schema, rules: Rules) -> dict[str, FillRule]:
     FormatError : a named field cannot have missing values, or has no mean; nothing replaces those of integers, which
         have no NaN.
     """
-    unused = next((name for name in rules if name not in fields and not is_pattern(name)), None)
-    if unused is not None:
-        raise FieldNotFound("missing= names no field", field=unused, expected=f"one of {near_matches(unused, fields)}")
     found: dict[str, FillRule] = {}
-    for name, pattern in by_pattern(rules, fields).items():
+    for name, pattern in named_by_rules(rules, fields, "missing=").items():
         rule = rules[pattern]
         if rule != KEEP and _applies(fields[name], rule, named=pattern == name):
             found[name] = rule
@@ -112,7 +108,7 @@ class Imputation:
     finish : makes the index of the samples of that of the rows.
     transforms : text that identifies the samples without it, see `Source`.
     rows_of : returns the rows of samples, where these are sequence windows; None: each sample is a row.
-    mapped : functions of ``map`` have got what it has filled in.
+    mapped : operations on the data set, such as ``map``, have got what it has filled in.
     """
 
     rules: Mapping[str, FillRule]
@@ -150,18 +146,8 @@ class Imputation:
             source.of_index(self.index, "").use_block(self.rows_of(samples), list(tallies), add)
         values = {n: tallies[n].merged(source.comm) if n in tallies else rule for n, rule in self.rules.items()}
         digest = hashlib.blake2b(repr(values).encode("utf-8", "surrogateescape"), digest_size=16).hexdigest()
-        steps = [
-            filling(partial(_fill, name, value), name, {name: self.index.fields[name]}, f"missing {digest}")
-            for name, value in values.items()
-        ]
+        steps = [filling(self.index.fields[name], value, f"missing {digest}") for name, value in values.items()]
         return source.with_index(self.finish(compute_all(self.index, steps)), f"{self.transforms}missing {digest}")
-
-
-def _fill(name: str, value: Any, call: Call) -> None:
-    """Replace the missing values of a field."""
-    if name not in call.placed:
-        call.fill(name, call.inputs[name])
-    replace_missing(call.outs[name], call.fields[name], value)
 
 
 class _Mean:

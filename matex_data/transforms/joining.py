@@ -149,16 +149,22 @@ def join_sources(sources: Sequence[Source]) -> Index:
 
 def _check_same(first: Source, other: Source, number: int) -> None:
     own, fields = first.index.fields, other.index.fields
-    differ = [name for name in {**own, **fields} if own.get(name) != fields.get(name)]
-    if differ:
-        name = differ[0]
-        raise FormatError(
-            "the data sets do not have the same fields",
-            field=name,
-            expected=f"{_described(own.get(name))}, as in {named(first, 1)}",
-            found=f"{_described(fields.get(name))} in {named(other, number)}",
-            remedy="select the fields that they share with inputs= and targets=, of one shape and dtype",
-        )
+    raw, raw_fields = first.index.raw.fields, other.index.raw.fields
+    select = "select the fields that they share with inputs= and targets=, of one shape and dtype"
+    convert = "pad and convert the field in all of them in the same way, or concatenate first"
+    for mine, theirs, problem, remedy in (
+        (own, fields, "the data sets do not have the same fields", select),
+        (raw, raw_fields, "the data sets have made a field of different ones", convert),
+    ):
+        differing = next((name for name in {**mine, **theirs} if mine.get(name) != theirs.get(name)), None)
+        if differing is not None:
+            raise FormatError(
+                problem,
+                field=differing,
+                expected=f"{_described(mine.get(differing))}, as in {named(first, 1)}",
+                found=f"{_described(theirs.get(differing))} in {named(other, number)}",
+                remedy=remedy,
+            )
     for name, field in own.items():
         key = unlike(field, fields[name])
         if key is not None:
@@ -169,17 +175,6 @@ def _check_same(first: Source, other: Source, number: int) -> None:
                 found=f"{shown(fields[name], key)} in {named(other, number)}",
                 remedy="convert one of them; one open_dataset gives the texts of all its files the same codes",
             )
-    raw, of_other = first.index.raw.fields, other.index.raw.fields
-    differ = [name for name in raw if raw[name] != of_other[name]]
-    if differ:
-        name = differ[0]
-        raise FormatError(
-            "the data sets have made a field of different ones",
-            field=name,
-            expected=f"{raw[name].description}, as in {named(first, 1)}",
-            found=f"{of_other[name].description} in {named(other, number)}",
-            remedy="pad and convert the field in all of them in the same way, or concatenate first",
-        )
     facts, found = first.index.facts, other.index.facts
     unequal = [name for name in facts if name in found and facts[name] != found[name]]
     if unequal:

@@ -16,8 +16,8 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import EXACT, Field, Schema, field_of, is_category, is_time
-from matex_data.index.combined import assign_missing, exact
+from matex_data.fields import EXACT, MISSING_INTEGER, Field, Schema, field_of, is_category, is_mask, is_time
+from matex_data.index.combined import assign_missing
 from matex_data.index.computed import Call, ComputedFields, Made, compute_all
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, Read, Wanted, ranges
@@ -30,9 +30,10 @@ from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import CATEGORIES
 from matex_data.transforms.joining import all_of
-from matex_data.transforms.missing import is_missing, use_values
+from matex_data.transforms.missing import is_missing, use_values, with_nan
 
 ROWS = "rows"  # by position
+RAW_NUMBERS = "raw {}"  # name of a field with the numbers before missing ones were replaced
 TIME_DECIMALS = 3  # to which times in seconds are equal: files count them in different units, and round them
 
 
@@ -445,9 +446,10 @@ def merge_indexes(first: Index, second: Index, pairs: Matches, shared: Sequence[
 
 
 def _with_missing(index: Index) -> Index:
-    """Return the index with fields whose values may be missing: integers are float64."""
+    """Return the index with fields whose values may be missing: integers are float64; masks are False there."""
+    steps: list[ComputedFields] = []
     for name, one in index.fields.items():
-        field = nullable(one)
+        field = one if is_mask(name, index.fields) else nullable(one)
         if field is None:
             raise FormatError(
                 "a field of the second data set cannot be missing",
@@ -455,18 +457,22 @@ def _with_missing(index: Index) -> Index:
                 expected='a counterpart of each sample, or how="inner"',
                 found=one.description,
             )
-        if field.dtype != one.dtype:
-            raw_of = {name: name} if index.raw.fields[name].ragged else {}  # lists have no missing numbers
-            step = ComputedFields(partial(_as_float, field), [name], {name: field}, raw_of=raw_of)
-            index = compute_all(index, [step])
-    return index
+        if field.dtype == one.dtype:
+            continue
+        known = {key: value for key, value in one.attributes.items() if key != MISSING_INTEGER}
+        field, raw = replace(field, attributes=known), name
+        if not index.raw.fields[name].ragged:  # lists have no missing numbers
+            raw = RAW_NUMBERS.format(name)
+            made = {raw: replace(field, name=raw)}
+            steps.append(ComputedFields(partial(_as_float, field, raw), [name], made, raw_given=[name]))
+        steps.append(ComputedFields(partial(_as_float, field, name), [name], {name: field}, raw_of={name: raw}))
+    return compute_all(index, steps).select(list(index.fields))
 
 
-def _as_float(field: Field, call: Call) -> None:
-    """Convert a field of integers, all of which float64 has."""
-    call.fill(
-        field.name, exact(call.inputs[field.name], field, "integers up to 2**53, beside which values are missing")
-    )
+def _as_float(field: Field, result: str, call: Call) -> None:
+    """Convert a field of integers, all of which float64 has, but for missing ones."""
+    values = call.inputs[field.name]
+    call.fill(result, with_nan(field, values, is_missing(values, call.fields[field.name])))
 
 
 @dataclass(frozen=True, eq=False)
@@ -500,7 +506,11 @@ class Merged(Derivation):
             order = np.argsort(samples, kind="stable")
             absent, order = np.split(order, [np.count_nonzero(samples < 0)])
             for name, array in others.items() if len(absent) else ():  # else fields need no value for missing
-                assign_missing(wanted.fields(self.second)[name], array, wanted.destination[absent])
+                field, rows = wanted.fields(self.second)[name], wanted.destination[absent]
+                if field.dtype == bool:  # a mask
+                    array[rows] = False
+                else:
+                    assign_missing(field, array, rows)
             of_second = replace(wanted, destination=wanted.destination[order], arrays=others, first=0)
             finishes.append(self._read(read, samples[order], of_second))
         return all_of(finishes)

@@ -17,14 +17,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.fields import (
     EMPTY_IS_MISSING,
     MASK,
     MISSING_INTEGER,
     Field,
     Schema,
-    by_pattern,
     is_category,
     is_pattern,
     mask_of,
@@ -36,6 +35,7 @@ from matex_data.index.runs import Runs, Samples
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
+from matex_data.transforms.names import named_by_rules
 from matex_data.transforms.select import select_samples
 
 KEEP, MEAN, MEDIAN, MODE = "nan", "mean", "median", "mode"
@@ -80,25 +80,18 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
         return index
     by_field = isinstance(missing, Mapping)
     floats = [field for field in index.fields.values() if is_nullable(field) and not field.ragged]
-    whole = names is None and not by_field
     requested = set(names or ()).difference(index.fields if by_field else ())
-    masked = [f for f in floats if whole or MASK.format(f.name) in requested]
-    masked = masked if by_field or missing == "mask" else []
+    whole = names is None and not by_field
     remedy = 'select fields with inputs= and targets=; with pad=, give missing= a number or "nan"'
-    for field in masked:
-        mask_of(field.name, index.fields, remedy)
-    with_mask = {field.name for field in masked}
     steps: list[ComputedFields] = []
-    for field in floats:
-        mask = {MASK.format(field.name): Field(MASK.format(field.name), field.shape, np.dtype(bool))}
-        if by_field and field.name in with_mask:
-            step = ComputedFields(partial(_fill_mask, field), [field.name], mask, raw_given=[field.name])
-            steps.append(step)
-        elif not isinstance(missing, Mapping):
-            number = field.dtype.type(0 if isinstance(missing, str) else missing)
-            fields = {field.name: field, **(mask if field.name in with_mask else {})}
-            fill = partial(_fill, field, number)
-            steps.append(filling(fill, field.name, fields, f"missing {number}"))
+    for field in floats if by_field or missing == "mask" else ():
+        if whole or MASK.format(field.name) in requested:
+            name, raw_given = mask_of(field.name, index.fields, remedy), [field.name] if by_field else []
+            mask = Field(name, field.shape, np.dtype(bool))
+            steps.append(ComputedFields(partial(_mask, field), [field.name], {name: mask}, raw_given=raw_given))
+    if not isinstance(missing, Mapping):  # in the memory that the masks are made of
+        numbers = {field.name: field.dtype.type(0 if isinstance(missing, str) else missing) for field in floats}
+        steps += [filling(field, numbers[field.name], f"missing {numbers[field.name]}") for field in floats]
     return compute_all(index, steps)
 
 
@@ -114,59 +107,35 @@ def check_no_integers(fields: Mapping[str, Field]) -> None:
         )
 
 
-def filling(fill: Callable[[Call], None], name: str, fields: Mapping[str, Field], fills: str) -> ComputedFields:
+def filling(field: Field, value: Any, fills: str) -> ComputedFields:
     """Return the computation that replaces missing values of a field; of numbers, ``Index.raw`` has those before it.
 
     Parameters
     ----------
-    fill : the function.
-    name : of the field.
-    fields : that the function computes.
+    value : that replaces missing ones; a text for texts.
     fills : see `Computation`.
     """
-    raw_of = {name: name} if is_nullable(fields[name]) else {}
-    return ComputedFields(fill, [name], fields, views=dict, fills=fills, raw_of=raw_of)
+    raw_of = {field.name: field.name} if is_nullable(field) else {}
+    fill = partial(_fill, field, value)
+    return ComputedFields(fill, [field.name], {field.name: field}, views=dict, fills=fills, raw_of=raw_of)
 
 
-def _fill(field: Field, number: Any, call: Call) -> None:
-    """Replace the missing numbers of a field, and fill its mask."""
-    name = field.name
-    values, out, mask = call.inputs[name], call.outs.get(name), call.outs.get(MASK.format(name))
-    step = max(1, TILE // max(1, prod(values.shape[1:])))
-    for low in range(0, len(values), step):
-        rows = slice(low, low + step)
-        absent = is_missing(values[rows], field)
-        if mask is not None:
-            np.logical_not(absent, out=mask[rows])
-        if out is None:
-            continue
-        if name not in call.placed:
-            out[rows] = values[rows]
-        if absent.any():
-            out[rows][absent] = number
-
-
-def _fill_mask(field: Field, call: Call) -> None:
-    call.fill(MASK.format(field.name), ~is_missing(call.inputs[field.name], field))
-
-
-def replace_missing(array: Array, field: Field, value: Any) -> None:
-    """Replace the missing values in an array.
-
-    Parameters
-    ----------
-    array : [n, ...], which may be a view of one column.
-    field : of which the values are.
-    value : that replaces missing ones; a text for texts.
-    """
+def _fill(field: Field, value: Any, call: Call) -> None:
+    """Replace the missing values of a field."""
+    if field.name not in call.placed:
+        call.fill(field.name, call.inputs[field.name])
+    array = call.outs[field.name]
+    stored = value.encode("utf-8", "surrogateescape") if isinstance(value, str) and array.dtype.kind != "U" else value
     step = max(1, TILE // max(1, prod(array.shape[1:])))
-    text = isinstance(value, str) and array.dtype.kind != "U"
-    stored = value.encode("utf-8", "surrogateescape") if text else value
     for low in range(0, len(array), step):
         rows = array[low : low + step]
         absent = is_missing(rows, field)
         if absent.any():
             rows[absent] = stored
+
+
+def _mask(field: Field, call: Call) -> None:
+    call.fill(MASK.format(field.name), ~is_missing(call.inputs[field.name], field))
 
 
 COMPLETE = "missing='drop'"  # the name of no other field
@@ -190,7 +159,7 @@ def find_complete(opened: Callable[[Index], Source], index: Index, samples: Samp
     if not names:
         return samples
     marked = compute(index, _complete, names, {COMPLETE: Field(COMPLETE, (), np.dtype(bool))}).select([COMPLETE])
-    return select_samples(opened(marked), samples, [COMPLETE], lambda arrays: arrays[COMPLETE])
+    return select_samples(opened(marked), samples, COMPLETE)
 
 
 def use_values(
@@ -287,12 +256,8 @@ def mark_missing(index: Index, sentinels: Sentinels | None, stored: Schema) -> I
     """
     rules = sentinels if isinstance(sentinels, Mapping) else {} if sentinels is None else {"*": sentinels}
     named = isinstance(sentinels, Mapping)
-    unknown = next((rule for rule in rules if rule not in stored and not is_pattern(rule)), None)
-    if unknown is not None:
-        expected = f"one of {near_matches(unknown, stored)}"
-        raise FieldNotFound("missing_values= names no field", field=unknown, expected=expected)
     steps: list[ComputedFields] = []
-    for name, rule in by_pattern(rules, stored).items():
+    for name, rule in named_by_rules(rules, stored, "missing_values=").items():
         field = stored[name]
         if _applies(field, named, rule):
             marked = field if field.dtype.kind == "f" else replace(field, dtype=np.dtype(np.float64))
@@ -346,7 +311,16 @@ def _mark(field: Field, numbers: Array, call: Call) -> None:
 
 def _marked(field: Field, values: Array, numbers: Array) -> Array:
     """Return values in the dtype of a field, with NaN in place of these numbers, which have the dtype of the values."""
-    missing = np.isin(values, numbers)
+    return with_nan(field, values, np.isin(values, numbers))
+
+
+def with_nan(field: Field, values: Array, missing: Array) -> Array:
+    """Return values in the dtype of a field of floats, NaN where they are missing.
+
+    Raises
+    ------
+    DecodeError : an integer is not exact in this dtype.
+    """
     cast = exact(np.where(missing, values.dtype.type(0), values), field, "integers up to 2**53, beside missing values")
     cast[missing] = np.nan
     return cast

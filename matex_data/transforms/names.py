@@ -8,7 +8,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Schema, by_pattern, fits_any, matching
+from matex_data.fields import MASK, Schema, by_pattern, fits_any, is_pattern, matching
 
 
 def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, Integers], remedy: str) -> None:
@@ -31,6 +31,20 @@ def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, I
             found=f"{lengths[row]} elements in {name!r}",
             remedy=remedy,
         )
+
+
+def named_by_rules(rules: Collection[str], fields: Schema, option: str) -> dict[str, str]:
+    """Return the name or pattern of a rule that each field fits: names come before patterns, these in their order.
+
+    Raises
+    ------
+    FieldNotFound : a name is no field.
+    """
+    unknown = next((rule for rule in rules if rule not in fields and not is_pattern(rule)), None)
+    if unknown is not None:
+        expected = f"one of {near_matches(unknown, fields)}"
+        raise FieldNotFound(f"{option} names no field", field=unknown, expected=expected)
+    return by_pattern(rules, fields)
 
 
 def fields_to_read(

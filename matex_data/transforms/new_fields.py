@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -14,7 +15,7 @@ from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.ragged import RAGGED_BYTES
 from matex_data.transforms.evaluation import Values, delivered_dtype, evaluate
-from matex_data.transforms.expressions import Expression, Numbers, in_order, parse
+from matex_data.transforms.expressions import Expression, in_order, parse
 from matex_data.transforms.file_fields import FileFields, add_file_fields
 from matex_data.transforms.missing import Sentinels, mark_missing
 
@@ -53,10 +54,10 @@ def _computation(index: Index, name: str, expression: Expression) -> ComputedFie
     """Return the computation of a field by an expression of those of an index; texts are compared with classes."""
     raw, texts = index.raw.fields, set(expression.fields).difference(expression.numbers)
     classes = {other: raw[other] for other in texts if other in raw and is_category(raw[other])}
-    fields = {**index.fields, **classes} if classes else index.fields
-    bound = expression.bound(fields)
-    field = replace(_field(name, bound, fields), scratch_bytes=_scratch_bytes(index, bound.fields))
-    return ComputedFields(partial(_evaluate, field, bound), bound.fields, {name: field}, raw_given=classes)
+    field = _field(name, expression, {**index.fields, **classes})
+    field = replace(field, scratch_bytes=_scratch_bytes(index, expression.fields))
+    function = partial(_evaluate, field, expression)
+    return ComputedFields(function, expression.fields, {name: field}, raw_given=classes)
 
 
 def _evaluate(field: Field, expression: Expression, call: Call) -> None:
@@ -68,9 +69,9 @@ def _evaluate(field: Field, expression: Expression, call: Call) -> None:
 
 def _values(call: Call, name: str) -> Values:
     if not call.fields[name].ragged:
-        return Values(call.inputs[name])
+        return Values(call.inputs[name], field=call.fields[name])
     lists = call.lists(name)
-    return Values(lists.values, lists.lengths)
+    return Values(lists.values, lists.lengths, call.fields[name])
 
 
 def _field(name: str, expression: Expression, fields: Schema) -> Field:
@@ -83,7 +84,7 @@ def _field(name: str, expression: Expression, fields: Schema) -> Field:
         if field.ragged and (field.inner != (None,) or field.nested or field.shape):
             raise expression.error(field.description, field=other, expected="numbers, or lists of numbers")
         empty = np.empty(0, field.dtype) if field.ragged else field.empty(0)
-        none[other] = Values(empty, np.empty(0, np.int64) if field.ragged else None)
+        none[other] = Values(empty, np.empty(0, np.int64) if field.ragged else None, field)
     values = evaluate(expression, none)
     dtype = delivered_dtype(expression, values.content.dtype, fields)
     attributes = {"expression": expression.text}
@@ -199,5 +200,4 @@ def named_by(expression: Expression) -> str | None:
     >>> named_by(parse("genWeight")), named_by(parse("`jets/weight`")), named_by(parse("genWeight * xsec"))
     ('genWeight', 'jets/weight', None)
     """
-    first = next(iter(expression.operands.values()))
-    return first.name if expression.code == "operand_0" and isinstance(first, Numbers) else None
+    return expression.tree.id if isinstance(expression.tree, ast.Name) else None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 from matex_data.index.model import Index
 from matex_data.reading.source import Source
@@ -30,19 +31,12 @@ class Remade:
 
     def further(self, before: SourceOf) -> SourceOf:
         """Return the way to further fields of the samples, given that to those of the others."""
-        return _Further(before, self.reshape).open
+        return partial(_open_reshaped, before, self.reshape)
 
 
-@dataclass(frozen=True)
-class _Further:
-    """Way to further fields of samples that are made of others."""
-
-    before: SourceOf
-    reshape: Callable[[Index], Index]
-
-    def open(self, name: str | None) -> tuple[Source, str]:
-        """Return the opened files with a field as samples of the data set, and its name. *Collective*."""
-        source, found = self.before(name)
-        if found not in source.index.fields:
-            return source, found
-        return source.of_index(self.reshape(source.index.select([found])), ""), found
+def _open_reshaped(before: SourceOf, reshape: Callable[[Index], Index], name: str | None) -> tuple[Source, str]:
+    """Return the opened files with a field as samples that are made of others, and its name. *Collective*."""
+    source, found = before(name)
+    if found not in source.index.fields:
+        return source, found
+    return source.of_index(reshape(source.index.select([found])), ""), found

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
@@ -15,31 +13,28 @@ from matex_data.sampling.schedule import rank_range
 
 AT_ONCE = 1 << 20  # samples whose numbers are computed at once
 MOST_RUNS = 1 << 16  # of samples, that are kept as such: more of them take gigabytes where bits take megabytes
-Predicate = Callable[[Mapping[str, Array]], Array]
-"""Callable that gets arrays of samples by field name, and returns bool[samples]."""
 
 
-def select_samples(source: Source, samples: Samples, names: Sequence[str], condition: Predicate) -> Samples:
-    """Return the samples that meet a condition, equal on all ranks. *Collective*: each rank reads its block.
+def select_samples(source: Source, samples: Samples, name: str) -> Samples:
+    """Return the samples for which a field is true, equal on all ranks. *Collective*: each rank reads its block.
 
     Parameters
     ----------
     source : opened files.
     samples : samples to choose from, ascending.
-    names : fields that the condition needs, at least one.
-    condition : the condition.
+    name : of the field, of truth values.
 
     Raises
     ------
     DataError : the first error of any rank, on every rank.
     """
-    begin, first, selected = _own_bits(source, samples)
+    own = np.zeros(source.block(samples).total, bool)
 
     def select(positions: Integers, arrays: Arrays) -> None:
-        set_bits(selected, samples.numbers(begin + positions[condition(arrays)]) - first)
+        own[positions] = arrays[name]
 
-    source.use_block(samples, names, select)
-    return _shared(source, selected, first)
+    source.use_block(samples, [name], select)
+    return samples_of_mask(source, samples, own)
 
 
 def samples_of_mask(source: Source, samples: Samples, own: Array) -> Samples:
@@ -51,19 +46,14 @@ def samples_of_mask(source: Source, samples: Samples, own: Array) -> Samples:
     samples : samples to choose from, ascending.
     own : bool[samples of this rank's block].
     """
-    begin, first, selected = _own_bits(source, samples)
+    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
+    edges = samples.numbers(np.array([begin, end - 1] if end > begin else [], np.int64)).tolist() or [0, -1]
+    first = edges[0] // 8 * 8  # of a byte
+    selected = np.zeros((edges[1] - first) // 8 + 1, np.uint8)
     for low in range(0, len(own), AT_ONCE):
         chosen = low + np.flatnonzero(own[low : low + AT_ONCE])
         set_bits(selected, samples.numbers(begin + chosen) - first)
     return _shared(source, selected, first)
-
-
-def _own_bits(source: Source, samples: Samples) -> tuple[int, int, Bytes]:
-    """Return this rank's first position in the samples, the number of its first bit, and bits for its samples."""
-    begin, end = rank_range(samples.total, source.comm.rank, source.comm.size)
-    edges = samples.numbers(np.array([begin, end - 1] if end > begin else [], np.int64)).tolist() or [0, -1]
-    first = edges[0] // 8 * 8
-    return begin, first, np.zeros((edges[1] - first) // 8 + 1, np.uint8)
 
 
 def _shared(source: Source, selected: Bytes, first: int) -> Samples:

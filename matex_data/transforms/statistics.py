@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from matex_data._types import Array, Integers
 from matex_data.display import table_html
 from matex_data.errors import FormatError
-from matex_data.fields import MASK, Field, field_of, is_category
+from matex_data.fields import Field, field_of, is_category, is_mask
 from matex_data.index.runs import Samples
 from matex_data.machine import check_fits
 from matex_data.reading.plan import Arrays
@@ -182,7 +182,7 @@ def _by_group(
 ) -> dict[Any, Statistics]:
     """Return the moments of the samples with each value of a field, or of all by the value None. *Collective*."""
     schema, raw = source.index.fields, source.index.raw.fields
-    others = [name for name, field in schema.items() if _numeric(field) and not _is_mask(schema, name) and name != by]
+    others = [name for name, field in schema.items() if _numeric(field) and not is_mask(name, schema) and name != by]
     names = list(names) or others
     for name in names:
         _check(schema, name)
@@ -227,14 +227,9 @@ def _numeric(field: Field) -> bool:
     return field.dtype.kind in "biuf"
 
 
-def _is_mask(schema: Mapping[str, Field], name: str) -> bool:
-    base = name.removesuffix(MASK.format(""))
-    return base != name and base in schema
-
-
 def _check(schema: Mapping[str, Field], name: str) -> None:
     field_of(schema, name)
-    if _is_mask(schema, name):
+    if is_mask(name, schema):
         raise FormatError("a mask has no statistics", field=name, remedy="use the count of missing values of its field")
     if not _numeric(schema[name]):
         raise FormatError(

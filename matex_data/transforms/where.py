@@ -10,12 +10,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array
-from matex_data.fields import EXACT
+from matex_data.fields import EXACT, Schema
 from matex_data.index.model import Index, Layout
 from matex_data.index.runs import Runs, Samples, merge, within
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
-from matex_data.transforms.expressions import Expression, Numbers
+from matex_data.transforms.expressions import Expression, compared_as, uses
 from matex_data.transforms.new_fields import add_expressions
 from matex_data.transforms.select import select_samples
 
@@ -45,44 +45,41 @@ def find_where(opened: Callable[[Index], Source], index: Index, samples: Samples
         arrays = (index.fields[other] for other in expression.outside if index.fields[other].sample_shape)
         causes = "".join(f"; {other.name!r} is {other.description}" for other in arrays)
         raise expression.error(f"values of {field.description}{causes}")
-    columns = {key: operand.name for key, operand in expression.operands.items() if isinstance(operand, Numbers)}
+    columns = [use.name for use in uses(expression.tree) if use.is_number and not use.is_inner]
     if columns:
-        columns_alone = opened(index.select(list(dict.fromkeys(columns.values()))))
-        samples = rule_out(columns_alone, samples, expression.bound(index.fields).code, columns)
-    return select_samples(opened(computed.select([name])), samples, [name], lambda arrays: arrays[name])
+        source = opened(index.select(list(dict.fromkeys(columns))))
+        samples = rule_out(source, samples, expression.tree, index.fields)
+    return select_samples(opened(computed.select([name])), samples, name)
 
 
 Bounds = tuple[Array, Array]
 _UNKNOWN = (np.array(-np.inf), np.array(np.inf))
 
 
-def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, str]) -> Samples:
+def rule_out(source: Source, samples: Samples, tree: ast.expr, fields: Schema) -> Samples:
     """Return the samples of blocks in which an expression may be true, equal on all ranks. *Collective*.
 
     Each rank looks at the bounds in its block of all rows of the files.
 
     Parameters
     ----------
-    source : opened files.
+    source : opened files, with the fields whose numbers may be bounded.
     samples : samples to choose from, ascending.
-    code : Python expression.
-    columns : field name of each variable of the expression.
+    tree : of the expression.
+    fields : of all samples.
 
     Raises
     ------
     DataError : the first error of any rank, on every rank.
     """
-    tree = ast.parse(code, mode="eval").body
     index = source.index
-    names = list(columns.values())
     begin, end = rank_range(len(index), source.comm.rank, source.comm.size)
     starts, counts = [], []
     first, last = index.file_of(np.array([begin, max(begin, end - 1)])).tolist() if end > begin else (0, -1)
 
     def look() -> None:
         for number in range(first, last + 1) if _rules_out(tree) else ():
-            layouts = {name: index.files[number].layouts[name] for name in names}
-            edges, is_possible = _possible(tree, columns, layouts)
+            edges, is_possible = _possible(tree, fields, index.files[number].layouts)
             edges = np.clip(edges + int(index.first_row[number]), begin, end)
             kept = is_possible & (np.diff(edges) > 0)
             starts.append(edges[:-1][kept])
@@ -99,20 +96,20 @@ def rule_out(source: Source, samples: Samples, code: str, columns: Mapping[str, 
 
 
 def _possible(
-    tree: ast.expr, columns: Mapping[str, str], layouts: Mapping[str, Layout]
+    tree: ast.expr, fields: Schema, layouts: Mapping[str, Layout]
 ) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
     """Return edges of blocks of a file, int64[blocks + 1], and bool[blocks]: the expression may be true in it."""
     limits = {name: layout.limits() for name, layout in layouts.items()}
     rows = next(iter(layouts.values())).rows
-    known = [found.edges for found in limits.values() if found is not None]
-    edges = np.unique(np.concatenate([np.array([0, rows], np.int64), *known]))
+    known = {name: found for name, found in limits.items() if found is not None}
+    edges = np.unique(np.concatenate([np.array([0, rows], np.int64), *(found.edges for found in known.values())]))
     bounds: dict[str, Bounds] = {}
-    for variable, name in columns.items():
-        found = limits[name]
-        if found is not None and len(found.low):
+    for name, found in known.items():
+        if len(found.low):
             block = np.searchsorted(found.edges, edges[:-1], side="right") - 1
-            bounds[variable] = found.low[block], found.high[block]
-    return edges, np.broadcast_to(_may_be_true(tree, bounds), len(edges) - 1)
+            bounds[name] = found.low[block], found.high[block]
+    dtypes = {name: field.dtype for name, field in fields.items()}
+    return edges, np.broadcast_to(_may_be_true(tree, bounds, dtypes), len(edges) - 1)
 
 
 def _rules_out(tree: ast.expr) -> bool:
@@ -124,19 +121,25 @@ def _rules_out(tree: ast.expr) -> bool:
     )
 
 
-def _may_be_true(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Any:
+def _may_be_true(tree: ast.expr, bounds: Mapping[str, Bounds], dtypes: Mapping[str, np.dtype[Any]]) -> Any:
     """Return bool[blocks], False where the expression is true for no numbers within the bounds, and for no NaN.
 
     >>> bounds = {"x": (np.array([0.0, 5.0]), np.array([4.0, 9.0]))}
-    >>> _may_be_true(ast.parse("(x + 1 > 6) & (x < 8)", mode="eval").body, bounds).tolist()
+    >>> tree = ast.parse("(x + 1 > 6) & (x < 8)", mode="eval").body
+    >>> _may_be_true(tree, bounds, {"x": np.dtype("f8")}).tolist()
     [False, True]
     """
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.BitAnd | ast.BitOr):
-        left, right = _may_be_true(tree.left, bounds), _may_be_true(tree.right, bounds)
+        left, right = (_may_be_true(side, bounds, dtypes) for side in (tree.left, tree.right))
         return left & right if isinstance(tree.op, ast.BitAnd) else left | right
     if not isinstance(tree, ast.Compare):
         return np.array(True)
-    (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.comparators[0], bounds)
+    numbers = compared_as(tree, dtypes) or np.float64
+    with np.errstate(over="ignore"):
+        (a_low, a_high), (b_low, b_high) = (
+            [numbers(bound).astype(np.float64) for bound in _bounds(side, bounds)]
+            for side in (tree.left, tree.comparators[0])
+        )
     match tree.ops[0]:
         case ast.Lt():
             return a_low < b_high
@@ -160,10 +163,6 @@ def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:
     if isinstance(tree, ast.UnaryOp) and isinstance(tree.op, ast.USub):
         low, high = _bounds(tree.operand, bounds)
         return -high, -low
-    if isinstance(tree, ast.Call) and isinstance(tree.func, ast.Name) and tree.func.id in ("float16", "float32"):
-        with np.errstate(over="ignore"):
-            low, high = (bound.astype(tree.func.id).astype(np.float64) for bound in _bounds(tree.args[0], bounds))
-        return low, high
     if isinstance(tree, ast.BinOp) and isinstance(tree.op, ast.Add | ast.Sub):
         (a_low, a_high), (b_low, b_high) = _bounds(tree.left, bounds), _bounds(tree.right, bounds)
         if isinstance(tree.op, ast.Sub):
