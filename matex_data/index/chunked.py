@@ -231,15 +231,19 @@ class Chunked(Layout):
         if not (kept or path or others) and self._decode_in_place(rows, out, stored, mask):
             return
         scratch = self.pipeline.filters and not kept
-        data = self.pipeline.decode(stored, mask, thread_scratch(self.pipeline.nbytes) if scratch else None)
+        data = self.elements(stored, mask, thread_scratch(self.pipeline.nbytes) if scratch else None)
         depth, *edges = self.chunk_shape
-        chunk = data.view(self.dtype).reshape(*edges[: self.axis], depth, *edges[self.axis :])
+        chunk = data.reshape(*edges[: self.axis], depth, *edges[self.axis :])
         if self.axis:
             chunk = np.moveaxis(chunk, self.axis, 0)
         if kept:
             chunk = chunk.copy() if np.may_share_memory(data, stored) else chunk  # the read's memory is reused
             selection.reserved.complete(i, chunk)
         self._scatter(selection, i, rows, chunk)
+
+    def elements(self, stored: Bytes, mask: int, out: Bytes | None) -> Array:
+        """Return the elements of a chunk, in the order in which it is stored; ``out``: memory for them."""
+        return self.pipeline.decode(stored, mask, out).view(self.dtype)
 
     def mask_of(self, entry: int) -> int:
         """Return the filter mask of a chunk."""

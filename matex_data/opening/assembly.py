@@ -41,6 +41,7 @@ def _only(index: Index, required: Sequence[str] | None) -> Index:
     return index.select([name for name in index.fields if name in wanted])
 
 
+MOST_NAMED = 3  # files in an error
 STACKED = "inputs"  # name of the field of stack=True
 
 
@@ -158,7 +159,7 @@ class SampleOptions:
 
 
 def assemble(
-    request: SampleOptions, index: Index, names: list[str] | None, by_value: bool, opened: Callable[[Index], Source]
+    request: SampleOptions, index: Index, names: list[str] | None, selecting: str, opened: Callable[[Index], Source]
 ) -> tuple[Remade, ElementSpec, Samples | None, Imputation | None]:
     """Return the samples that a request makes of the rows of the files, before their missing values are known.
 
@@ -169,7 +170,7 @@ def assemble(
     request : the options.
     index : of the files.
     names : fields that were read; None: all.
-    by_value : the rows were selected by ``sel=``.
+    selecting : option of the reader that names samples, ``"sel"`` or ``"iterations"``; "": none.
     opened : opens the files of an index. *Collective*.
 
     Returns
@@ -182,7 +183,7 @@ def assemble(
     DataError : the options do not fit the fields of the files; a file cannot be read.
     """
     elements = request.elements.expanded(index.fields)
-    _check_selected(index, by_value)
+    _check_selected(index, selecting)
     created = request.created
     coded = [name for name in request.categories if names is None or name in names or name in created]
     index = add_static_fields(index, names) if request.static_as_inputs else index
@@ -247,16 +248,17 @@ def _stacked(index: Index, elements: ElementSpec, stack: Stack) -> tuple[Index, 
     return index, replace(elements, inputs=STACKED)
 
 
-def _check_selected(index: Index, by_value: bool) -> None:
-    """Raise ``FormatError`` if ``sel=`` selects no sample, or lists samples by value that the files do not have."""
-    listed = index.facts.get(LISTED)
-    if len(index) != int(listed) if listed is not None else by_value and not len(index):
+def _check_selected(index: Index, selecting: str) -> None:
+    """Raise ``FormatError`` if an option selects no sample, or lists samples by value that the files do not have."""
+    listed, paths = index.facts.get(LISTED), index.files.paths
+    if len(index) != int(listed) if listed is not None else selecting and not len(index):
+        more = f" and {len(paths) - MOST_NAMED} more" if len(paths) > MOST_NAMED else ""
         raise FormatError(
-            "sel= names samples that the files do not have",
-            file=index.files.paths[0],
+            f"{selecting or 'sel'}= names samples that the files do not have",
+            file=paths[0],
             expected="one sample at least" if listed is None else f"{listed} samples, one for each value",
-            found=f"{len(index)}",
-            remedy='correct the values; a slice selects what there is, such as slice("2015-01", "2015-03")',
+            found=f"{len(index)} in {', '.join(map(repr, paths[:MOST_NAMED]))}{more}",
+            remedy='correct the values; a slice of sel= selects what there is, such as slice("2015-01", "2015-03")',
         )
 
 

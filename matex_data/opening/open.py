@@ -263,7 +263,8 @@ def open_dataset(
     if len(files) >= MANY_FILES:
         return_freed_memory()  # of the entries from which the columns were made
     opened = partial(open_source, sessions, options=how)
-    made, elements, samples, imputation = assemble(request, found, reading.names, "sel" in options, opened)
+    selecting = next((name for name in ("sel", "iterations") if options.get(name) is not None), "")
+    made, elements, samples, imputation = assemble(request, found, reading.names, selecting, opened)
     share_facts(sessions.comm, made.index.files)
     source = open_source(sessions, made.index, how, made.identity)
     if imputation is not None:

@@ -116,6 +116,9 @@ def index(
         raise FormatError(
             "group= has the samples of sample='group'", file=path, found=f"sample={sample!r}", remedy=remedy
         )
+    if offsets is not None and sample == GROUP:
+        problem, remedy = "offsets= has no samples of groups", "leave it out: arrays of groups may differ in shape"
+        raise FormatError(problem, file=path, expected="sample=None or 'file'", found="sample='group'", remedy=remedy)
     try:
         with open_file(path, trust, swmr=swmr) as file:
             if sample == GROUP:

@@ -10,56 +10,18 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
 from matex_data.index.strided import Strided, Transposed, c_strides
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.dimensions.cf import CfDecoding
-from matex_data.readers.dimensions.variables import FileContent, Variable
-from matex_data.readers.netcdf.header import CdfVariable, read_header
-from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows, content
-from matex_data.storage.files import open_binary, size_of_open
+from matex_data.readers.dimensions.variables import Variable
+from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows
+from matex_data.storage.files import open_binary
 
-GZIP_MAGIC = b"\x1f\x8b"
 BLOCK_BYTES = 1 << 20  # of records that are read as one
 PAGE_BYTES = 4096  # of a longer record the file system need not read all
-
-
-def read_content(path: str) -> FileContent:
-    """Read variables and dimensions of a classic netCDF file, plain or compressed as a whole.
-
-    Raises
-    ------
-    DecodeError : the file does not unpack.
-    PartitionError : its content does not fit into memory.
-    FormatError : the file is no classic netCDF file, or is damaged.
-    """
-    with open_binary(path) as stored:
-        file, packing = content(path, stored)
-        size = size_of_open(file)
-        header = read_header(file, path, size)
-    variables = [_variable(path, found, header.record_bytes, size, packing) for found in header.variables]
-    unlimited = [] if header.unlimited is None else [header.unlimited]
-    return FileContent(path, variables, header.dimensions, unlimited)
-
-
-def _variable(path: str, found: CdfVariable, record_bytes: int, size: int, packing: str) -> ClassicVariable:
-    step = record_bytes if found.record else prod(found.shape[1:]) * found.dtype.itemsize
-    common = (found.name, found.dimensions, found.shape, found.dtype, found.attributes)
-    variable = ClassicVariable(*common, path=path, offset=found.offset, step=step, packing=packing)
-    if variable.nbytes and variable.end > size:
-        raise FormatError(
-            "the file is truncated",
-            file=path,
-            field=found.name,
-            byte=size,
-            expected=f"{variable.end} bytes",
-            found=f"{size} bytes",
-            remedy="copy it again from its source",
-        )
-    return variable
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Header of classic netCDF files: CDF-1, CDF-2 (64-bit offsets) and CDF-5 (64-bit data).
+"""Header of classic netCDF files: CDF-1, CDF-2 (64-bit offsets) and CDF-5 (64-bit data), plain or in gzip.
 
 The grammar is in https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html and, for CDF-5,
 in https://cucis.eecs.northwestern.edu/projects/PnetCDF/CDF-5.html. All numbers are big-endian.
@@ -6,14 +6,17 @@ in https://cucis.eecs.northwestern.edu/projects/PnetCDF/CDF-5.html. All numbers 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import prod
 from typing import IO, Any
 
 import numpy as np
 
 from matex_data.errors import FormatError
+from matex_data.readers.dimensions.variables import FileContent
+from matex_data.readers.netcdf.classic import ClassicVariable
+from matex_data.readers.text.unpacked import content
+from matex_data.storage.files import open_binary, size_of_open
 
 DIMENSION, VARIABLE, ATTRIBUTE = 10, 11, 12
 TYPES = {1: "i1", 2: "S1", 3: ">i2", 4: ">i4", 5: ">f4", 6: ">f8", 7: "u1", 8: ">u2", 9: ">u4", 10: ">i8", 11: ">u8"}
@@ -22,73 +25,47 @@ READ_BYTES = 1 << 16
 TAGS = {DIMENSION: "dimensions", VARIABLE: "variables", ATTRIBUTE: "attributes"}
 
 
-@dataclass(frozen=True)
-class CdfVariable:
-    """Header entry of a variable.
-
-    Parameters
-    ----------
-    dimensions : names, slowest axis first.
-    shape : lengths of the dimensions, with the number of records for the record dimension.
-    dtype : as stored.
-    offset : byte position of the first value.
-    record : the first axis is the record dimension, so that each record has one row of the variable.
-    """
-
-    name: str
-    dimensions: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: np.dtype[Any]
-    attributes: Mapping[str, Any]
-    offset: int
-    record: bool
-
-    @property
-    def slab_bytes(self) -> int:
-        """Bytes of the variable, or of its row of one record; without padding."""
-        return prod(self.shape[1:] if self.record else self.shape) * self.dtype.itemsize
-
-
-@dataclass(frozen=True)
-class CdfHeader:
-    """Parsed header.
-
-    Parameters
-    ----------
-    dimensions : length of each dimension.
-    unlimited : name of the record dimension, or None.
-    variables : all variables.
-    record_bytes : bytes from one record to the next.
-    """
-
-    dimensions: Mapping[str, int]
-    unlimited: str | None
-    variables: tuple[CdfVariable, ...]
-    record_bytes: int
-
-
-def read_header(file: IO[bytes], path: str, size: int) -> CdfHeader:
-    """Read the header of a file of ``size`` bytes.
+def read_content(path: str) -> FileContent:
+    """Read variables and dimensions of a classic netCDF file, plain or compressed as a whole.
 
     Raises
     ------
-    FormatError : the file is not a classic netCDF file, or its header contradicts the grammar.
+    DecodeError : the file does not unpack.
+    PartitionError : its content does not fit into memory.
+    FormatError : the file is no classic netCDF file, or its header contradicts the grammar, or it is truncated.
     """
-    return _HeaderParser(file, path, size).parse()
+    with open_binary(path) as stored:
+        file, packing = content(path, stored)
+        size = size_of_open(file)
+        variables, dimensions, unlimited = _HeaderParser(file, path, size, packing).parse()
+    for variable in variables:
+        if variable.nbytes and variable.end > size:
+            raise FormatError(
+                "the file is truncated",
+                file=path,
+                field=variable.name,
+                byte=size,
+                expected=f"{variable.end} bytes",
+                found=f"{size} bytes",
+                remedy="copy it again from its source",
+            )
+    return FileContent(path, variables, dimensions, unlimited)
 
 
 class _HeaderParser:
     """Recursive descent parser, which reads as much of the file as the header takes."""
 
-    def __init__(self, file: IO[bytes], path: str, size: int) -> None:
+    def __init__(self, file: IO[bytes], path: str, size: int, packing: str) -> None:
         self._file = file
         self._path = path
         self._size = size
+        self._packing = packing
         self._data = b""
         self._position = 0
         self._version = 0
 
-    def parse(self) -> CdfHeader:
+    def parse(self) -> tuple[list[ClassicVariable], dict[str, int], list[str]]:
+        """Return the variables, the length of each dimension, and the name of the record dimension, if there is one."""
         magic = self._take(4)
         self._version = magic[3]
         if magic[:3] != b"CDF" or self._version not in (1, 2, 5):
@@ -100,22 +77,17 @@ class _HeaderParser:
             raise self._error("the file has more than one record dimension", "at most one of length 0", unlimited)
         self._attributes()  # of the file
         variables = [self._variable(dimensions) for _ in range(self._list(VARIABLE))]
-        record_bytes = _record_bytes(variables)
-        if records is None:
-            records = self._count_streamed_records(variables, record_bytes)
-        return CdfHeader(
-            dimensions={name: length or records for name, length in dimensions},
-            unlimited=unlimited[0] if unlimited else None,
-            variables=tuple(replace(v, shape=(records, *v.shape[1:])) if v.record else v for v in variables),
-            record_bytes=record_bytes,
-        )
-
-    def _count_streamed_records(self, variables: list[CdfVariable], record_bytes: int) -> int:
-        """Return the number of records of a file that was written as a stream, from the size of the file."""
-        last = max((v.offset + v.slab_bytes for v in variables if v.record), default=0)
-        if not last or not record_bytes or last > self._size:
-            return 0
-        return 1 + (self._size - last) // record_bytes
+        of_records = [variable for variable in variables if variable.shape[:1] == (0,)]
+        # Each row is padded to 4 bytes, except that of a lone variable.
+        padded = sum(v.step + -v.step % 4 for v in of_records)
+        step = of_records[0].step if len(of_records) == 1 else padded
+        if records is None:  # a file that was written as a stream: its size tells
+            last = max((v.offset + v.step for v in of_records), default=0)
+            records = 1 + (self._size - last) // step if last and step and last <= self._size else 0
+        for number, variable in enumerate(variables):
+            if variable.shape[:1] == (0,):
+                variables[number] = replace(variable, shape=(records, *variable.shape[1:]), step=step)
+        return variables, {name: length or records for name, length in dimensions}, unlimited
 
     def _dimension(self) -> tuple[str, int]:
         return self._name(), self._length()
@@ -131,7 +103,8 @@ class _HeaderParser:
         values = np.frombuffer(stored, dtype).astype(dtype.newbyteorder("="))
         return name, values[0] if len(values) == 1 else values
 
-    def _variable(self, dimensions: list[tuple[str, int]]) -> CdfVariable:
+    def _variable(self, dimensions: list[tuple[str, int]]) -> ClassicVariable:
+        """Return a variable, of which the record dimension has the length 0 until the number of records is known."""
         name = self._name()
         ids = [self._length() for _ in range(self._bounded(self._length(), 4, "axes"))]
         if any(i >= len(dimensions) for i in ids):
@@ -143,8 +116,9 @@ class _HeaderParser:
         if 0 in shape[1:]:
             raise self._error(f"the variable {name!r} has the record dimension after another", "it first", ids)
         names = tuple(dimensions[i][0] for i in ids)
-        variable = CdfVariable(name, names, shape, dtype, attributes, offset, bool(shape) and shape[0] == 0)
-        if offset < 0 or (variable.slab_bytes and not variable.record and offset < 32):
+        step = prod(shape[1:]) * dtype.itemsize
+        variable = ClassicVariable(name, names, shape, dtype, attributes, self._path, offset, step, self._packing)
+        if offset < 0 or (variable.nbytes and offset < 32):
             raise self._error(f"the variable {name!r} begins within the header", "an offset behind it", offset)
         return variable
 
@@ -213,9 +187,3 @@ class _HeaderParser:
     def _error(self, problem: str, expected: object, found: object, remedy: str | None = None) -> FormatError:
         byte = max(0, self._position - 4)
         return FormatError(problem, file=self._path, byte=byte, expected=expected, found=found, remedy=remedy)
-
-
-def _record_bytes(variables: list[CdfVariable]) -> int:
-    """Return the bytes from one record to the next. Each row is padded to 4 bytes, except that of a lone variable."""
-    slabs = [variable.slab_bytes for variable in variables if variable.record]
-    return slabs[0] if len(slabs) == 1 else sum(slab + -slab % 4 for slab in slabs)

@@ -18,10 +18,12 @@ from matex_data.readers.dimensions.variables import FileContent
 from matex_data.readers.formats import HDF5_MAGIC
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
-from matex_data.readers.netcdf import classic, netcdf4
+from matex_data.readers.netcdf import header, netcdf4
 from matex_data.readers.options import takes
 from matex_data.storage.files import open_binary
 from matex_data.storage.trust import Trust
+
+GZIP_MAGIC = b"\x1f\x8b"
 
 
 @takes(VariableOptions)
@@ -55,8 +57,8 @@ def open_content(path: str, trust: Trust | None = None) -> Iterator[FileContent]
     with open_binary(path) as file:
         head = file.read(max(offset + len(magic) for offset, magic in HDF5_MAGIC))
     magic = head[:3]
-    if magic == b"CDF" or magic[:2] == classic.GZIP_MAGIC:
-        yield classic.read_content(path)
+    if magic == b"CDF" or magic[:2] == GZIP_MAGIC:
+        yield header.read_content(path)
         return
     if not any(head[offset:].startswith(magic) for offset, magic in HDF5_MAGIC):
         raise FormatError(

@@ -20,7 +20,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.stamps import Stamp
 from matex_data.readers.zarr.arrays import ArrayMetadata, Sharding
-from matex_data.readers.zarr.stores import Extent, Store, read, read_file
+from matex_data.readers.zarr.stores import Directory, Extent, Store, read
 from matex_data.storage.files import reading_if_present
 from matex_data.storage.trust import NO_BASE
 
@@ -117,7 +117,16 @@ def _read_index(shard: Extent, shards: Sharding) -> ShardIndex:
 
 
 class StoredBytes(ABC):
-    """Chunks as they are stored."""
+    """Chunks as they are stored.
+
+    Attributes
+    ----------
+    separate : each of them is a file.
+    """
+
+    @property
+    def separate(self) -> bool:
+        return False
 
     @abstractmethod
     def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
@@ -216,55 +225,37 @@ class ChunkKeys:
 
 @declared
 @dataclass(frozen=True)
-class ChunkFiles(StoredBytes):
-    """Chunks, or shards of chunks, in files of their own, which the rank that needs them opens.
-
-    Parameters
-    ----------
-    path : of the store.
-    keys : of the chunks.
-    shards : None: each chunk is a file.
-    """
-
-    path: str
-    keys: ChunkKeys
-    shards: Sharding | None = None
-
-    def sources(self) -> Sequence[str]:
-        return (self.path,)
-
-    def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
-        if self.shards is None:
-            return [read_file(f"{self.path}/{self.keys.of(number)}", memory) for number in numbers]
-        return [self._read_inner(self.keys.grid.position(number), self.shards, memory) for number in numbers]
-
-    def _read_inner(self, position: tuple[int, ...], shards: Sharding, memory: Memory) -> Bytes | None:
-        key = self.keys.at([at // count for at, count in zip(position, shards.counts, strict=True)])
-        inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
-        index = shard_index(f"{self.path}/{key}", shards)
-        if index is None:
-            return None
-        extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
-        return None if extent is None else read(extent, memory)
-
-
-@declared
-@dataclass(frozen=True)
 class KeyedChunks(StoredBytes):
-    """Chunks that their store reads by key alone.
+    """Chunks, or shards of chunks, that their store reads by key: the rank that needs them opens their files.
 
     Parameters
     ----------
     store : of the array.
     keys : of the chunks.
+    shards : None: each chunk has a key.
     """
 
     store: Store
     keys: ChunkKeys
+    shards: Sharding | None = None
+
+    @property
+    def separate(self) -> bool:
+        return self.store.folder is not None and self.shards is None
 
     def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
-        values = [self.store.get(self.keys.of(number)) for number in numbers]
-        return [None if value is None else np.frombuffer(value, np.uint8) for value in values]
+        if self.shards is None:
+            return [self.store.read(self.keys.of(number), memory) for number in numbers]
+        return [self._read_inner(self.keys.grid.position(number), self.shards, memory) for number in numbers]
+
+    def _read_inner(self, position: tuple[int, ...], shards: Sharding, memory: Memory) -> Bytes | None:
+        key = self.keys.at([at // count for at, count in zip(position, shards.counts, strict=True)])
+        inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
+        index = shard_index(f"{self.store.path}/{key}", shards)
+        if index is None:
+            return None
+        extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
+        return None if extent is None else read(extent, memory)
 
 
 @declared
@@ -305,10 +296,9 @@ class ChunkExtents(StoredBytes):
         number, file, offset, nbytes, checksum, inflated = np.array(rows, np.int64).reshape(-1, 6).T.copy()
         return cls(tuple(paths), number, file, offset, nbytes, checksum, inflated, inline)
 
-    @property
-    def are_plain(self) -> bool:
-        """Return whether the byte ranges hold all chunks, as the codecs take them."""
-        return not self.inline and not self.inflated.any()
+    def are_ranges_of(self, path: str) -> bool:
+        """Return whether byte ranges of that file hold all chunks, as the codecs take them."""
+        return bool(path) and self.paths in ((), (path,)) and not self.inline and not self.inflated.any()
 
     def read(self, numbers: Sequence[int], memory: Memory = new_memory) -> list[Bytes | None]:
         entries = np.searchsorted(self.number, numbers).tolist()
@@ -342,12 +332,13 @@ def stored_chunks(store: Store, folder: str, metadata: ArrayMetadata, axis: int)
     FormatError : a shard is compressed by zip.
     """
     grid = Grid.of(metadata.shape, metadata.chunk_shape, axis)
-    keys = ChunkKeys(folder, metadata.prefix, metadata.separator, grid)
-    if store.by_key:
-        return KeyedChunks(store, keys)
     extents = store.extents(folder)
     if extents is None:
-        return ChunkFiles(store.path, keys, metadata.shards)
+        keys = ChunkKeys(folder, metadata.prefix, metadata.separator, grid)
+        of_index = (
+            Directory(store.path) if isinstance(store, Directory) else store
+        )  # what it is trusted with stays here
+        return KeyedChunks(of_index, keys, metadata.shards)
     return ChunkExtents.of(_numbered(extents, metadata, grid))
 
 

@@ -1,4 +1,4 @@
-"""Layouts of arrays whose chunks lie in other files than the data set's own, and of texts."""
+"""Layouts of arrays whose chunks do not lie in the data set's own file, or hold texts of variable length."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -18,11 +17,13 @@ from matex_data.codecs.bounded import BrokenChunk
 from matex_data.codecs.scratch import new_memory
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
+from matex_data.index.cache import ChunkCache
 from matex_data.index.chunked import Chunked, SelectedChunks
-from matex_data.index.library import LibraryRows
 from matex_data.index.model import EMPTY, ReadRequest
-from matex_data.readers.zarr.arrays import ArrayMetadata
-from matex_data.readers.zarr.chunks import ChunkExtents, ChunkFiles, Grid, StoredBytes
+from matex_data.index.runs import Runs
+from matex_data.index.scatter import Convert
+from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
+from matex_data.readers.zarr.chunks import ChunkExtents, StoredBytes
 from matex_data.readers.zarr.codecs import StoreCodecs
 
 KEPT_BYTES = 4 << 20  # largest chunk whose memory is kept
@@ -79,18 +80,19 @@ class _Fetched:
 @declared
 @dataclass(frozen=True, eq=False)
 class FetchedChunks(Chunked):
-    """Chunks in files of their own. The table of `Chunked` is empty: whether a chunk was written shows as it is read.
+    """Chunks in files of their own, or of texts. The table of `Chunked` is empty: a read shows whether one was written.
 
     Parameters
     ----------
     source : of the stored chunks.
     """
 
+    pipeline: StoreCodecs
     source: StoredBytes = field(kw_only=True)
 
     @property
     def separate(self) -> bool:  # type: ignore[override]
-        return isinstance(self.source, ChunkFiles) and self.source.shards is None
+        return self.source.separate
 
     def stored_bytes(self) -> int:
         """Return the size of the rows without compression: nobody has looked at their files."""
@@ -106,6 +108,9 @@ class FetchedChunks(Chunked):
 
     def mask_of(self, entry: int) -> int:
         return 0
+
+    def elements(self, stored: Bytes, mask: int, out: Bytes | None) -> Array:
+        return self.pipeline.decode_texts(stored) if self.dtype == TEXT else super().elements(stored, mask, out)
 
     def read_chunks(self, selection: SelectedChunks, chunks: Integers) -> ReadRequest:
         fetched = _Fetched(self.source, selection.entry[chunks].tolist())
@@ -124,125 +129,55 @@ class FetchedChunks(Chunked):
 
 
 @declared
-@dataclass(frozen=True, eq=False)
-class ZarrArray:
-    """Array of a store that is read by the chunk, with its sample axis first.
+def as_utf8(texts: Array, out: Array) -> None:
+    """Write texts as byte strings in UTF-8.
+
+    Raises
+    ------
+    DecodeError : a text is no Unicode.
+    """
+    encoded = np.empty(texts.size, object)
+    try:
+        encoded[:] = [text.encode() if isinstance(text, str) else bytes(text) for text in texts.ravel().tolist()]
+    except ValueError as error:
+        raise DecodeError("a text is no Unicode", found=error, remedy=DAMAGED) from error
+    out[...] = encoded.reshape(texts.shape)
+
+
+def layout_of(metadata: ArrayMetadata, source: StoredBytes, axis: int, path: str, convert: Convert | None) -> Chunked:
+    """Return the layout of the rows of an array; of a single value that of one row.
 
     Parameters
     ----------
-    metadata : of the array.
-    codecs : of its chunks.
-    source : its stored chunks.
+    source : the stored chunks.
     axis : position of the sample axis.
-    """
-
-    metadata: ArrayMetadata
-    codecs: StoreCodecs
-    source: StoredBytes
-    axis: int = 0
-
-    def read(self, start: int, stop: int) -> Array:
-        """Read rows: numbers and byte strings as they are stored, texts as objects, byte strings in UTF-8.
-
-        Raises
-        ------
-        DecodeError : a chunk does not decode.
-        """
-        shape, chunk_shape = self.first(self.metadata.shape), self.first(self.metadata.chunk_shape)
-        fill = self._plain(np.array(self.metadata.fill, self.metadata.dtype))
-        out = np.full((stop - start, *shape[1:]), fill, fill.dtype)
-        counts = Grid.of(shape, chunk_shape, 0).counts
-        depth = chunk_shape[0]
-        positions = product(range(start // depth, -(-stop // depth)), *map(range, counts[1:]))
-        for position in positions:
-            number = int(np.ravel_multi_index(position, counts))
-            chunk = self._chunk(number, position[0] * depth)
-            if chunk is None:
-                continue
-            low, high = max(start, position[0] * depth), min(stop, (position[0] + 1) * depth)
-            begins = [at * length for at, length in zip(position[1:], chunk_shape[1:], strict=True)]
-            ends = [min(b + c, n) for b, c, n in zip(begins, chunk_shape[1:], shape[1:], strict=True)]
-            inner = (slice(0, end - begin) for begin, end in zip(begins, ends, strict=True))
-            region = (slice(low - start, high - start), *map(slice, begins, ends))
-            out[region] = chunk[(slice(low - position[0] * depth, high - position[0] * depth), *inner)]
-        return out
-
-    def values(self) -> Array:
-        """Read all values; see `read`."""
-        if self.metadata.shape:
-            return np.moveaxis(self.read(0, self.metadata.shape[self.axis]), 0, self.axis)
-        chunk = self._chunk(0, 0)
-        return self._plain(np.array(self.metadata.fill, self.metadata.dtype)) if chunk is None else chunk
-
-    def first(self, lengths: Sequence[int]) -> tuple[int, ...]:
-        """Return lengths along the axes with that along the sample axis in front."""
-        return (lengths[self.axis], *lengths[: self.axis], *lengths[self.axis + 1 :])
-
-    def _chunk(self, number: int, row: int) -> Array | None:
-        (stored,) = self.source.read([number])
-        if stored is None:
-            return None
-        try:
-            if self.metadata.dtype.kind == "O":
-                chunk = self._plain(self.codecs.decode_texts(stored))
-            else:
-                data = self.codecs.decode(stored).view(self.metadata.dtype)
-                chunk = self._plain(data.reshape(self.metadata.chunk_shape))
-        except (BrokenChunk, UnicodeError) as error:
-            raise DecodeError("a chunk does not decode", row=row, found=error, remedy=DAMAGED) from error
-        return np.moveaxis(chunk, self.axis, 0) if chunk.ndim else chunk
-
-    def _plain(self, values: Array) -> Array:
-        """Return the values; texts as objects, byte strings in UTF-8."""
-        if values.dtype.kind not in "UO":
-            return values
-        texts = [text.encode() if isinstance(text, str) else bytes(text) for text in values.ravel().tolist()]
-        out = np.empty(len(texts), object)
-        out[:] = texts
-        return out.reshape(values.shape)
-
-
-@declared
-@dataclass(frozen=True, eq=False)
-class ZarrTextRows(LibraryRows):
-    """Texts, which are decoded to objects of Python, one thread at a time.
-
-    Parameters
-    ----------
-    array : the texts.
-    """
-
-    array: ZarrArray
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return self.array.metadata.shape[self.array.axis]
-
-    @property
-    def block_rows(self) -> int:  # type: ignore[override]
-        return self.array.metadata.chunk_shape[self.array.axis]
-
-    def read(self, start: int, stop: int) -> Array:
-        return self.array.read(start, stop)
-
-
-def rows_of(array: ZarrArray, path: str, convert: Any) -> Chunked | ZarrTextRows:
-    """Return the layout of the rows of an array.
-
-    Parameters
-    ----------
-    path : of the data set's file.
+    path : of the data set's file, whose byte ranges may be the chunks; "": all chunks are fetched.
     convert : of the stored numbers; None: they are the values.
     """
-    metadata = array.metadata
-    if metadata.dtype.kind in "UO":
-        return ZarrTextRows(array)
-
-    shape, chunk_shape = array.first(metadata.shape), array.first(metadata.chunk_shape)
-    source = array.source
-    common = {"fill": metadata.fill, "convert": convert, "axis": array.axis}
-    if isinstance(source, ChunkExtents) and source.are_plain and source.paths in ((), (path,)):
+    codecs = StoreCodecs.of(metadata.codecs, metadata.chunk_shape, metadata.order, metadata.dtype.itemsize)
+    shape, chunk_shape = (
+        (n[axis], *n[:axis], *n[axis + 1 :]) for n in (metadata.shape or (1,), metadata.chunk_shape or (1,))
+    )
+    of_texts = metadata.dtype.kind in "UO"
+    common = {"fill": metadata.fill, "convert": as_utf8 if of_texts else convert, "axis": axis}
+    if metadata.dtype != TEXT and isinstance(source, ChunkExtents) and source.are_ranges_of(path):
         table = (source.number, source.offset, source.nbytes, source.checksum)
-        return Chunked(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common)
+        return Chunked(shape, chunk_shape, metadata.dtype, codecs, *table, **common)
     table = (EMPTY, EMPTY, EMPTY, EMPTY)
-    return FetchedChunks(shape, chunk_shape, metadata.dtype, array.codecs, *table, **common, source=source)
+    return FetchedChunks(shape, chunk_shape, metadata.dtype, codecs, *table, **common, source=source)
+
+
+def all_rows(layout: Chunked, dtype: np.dtype[Any]) -> Array:
+    """Read all rows of a layout whose chunks are fetched.
+
+    Raises
+    ------
+    DecodeError : a chunk does not decode.
+    """
+    out = np.empty(layout.shape, dtype)
+    for request in layout.requests(Runs.between(0, layout.rows).selection(), out, ChunkCache(0)):
+        if request.fetch is not None:
+            request.fetch()
+        if request.on_complete is not None:
+            request.on_complete(EMPTY.view(np.uint8))
+    return out

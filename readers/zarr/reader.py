@@ -14,7 +14,9 @@ from typing import Any
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
+from matex_data.index.chunked import Chunked
 from matex_data.index.model import Index, Layout
+from matex_data.index.scatter import Convert
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import warn_of
 from matex_data.readers.dimensions.cf import CfDecoding
@@ -22,11 +24,10 @@ from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.options import takes
-from matex_data.readers.zarr.arrays import ArrayMetadata
+from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
-from matex_data.readers.zarr.codecs import StoreCodecs
 from matex_data.readers.zarr.hierarchy import ROOT_NAME, named_dimensions, of_level, read_arrays
-from matex_data.readers.zarr.layouts import ZarrArray, rows_of
+from matex_data.readers.zarr.layouts import all_rows, layout_of
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
@@ -137,22 +138,23 @@ class ZarrVariable(Variable):
 
     def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
         self._check_chunks(MOST_OF_ROW, axis)
-        field = Field(
-            self.name, self.shape[:axis] + self.shape[axis + 1 :], decoding.dtype, attributes=decoding.attributes
-        )
-        if decoding.dtype.kind == "S":
-            stored = rows_of(self._array(axis), self.store.path, None)
-            return join_letters(
-                Field(self.name, field.shape, self.dtype, attributes=field.attributes), stored, decoding
-            )
-        return field, rows_of(self._array(axis), self.store.path, decoding.convert)
+        shape = self.shape[:axis] + self.shape[axis + 1 :]
+        is_text = decoding.dtype.kind == "S"
+        field = Field(self.name, shape, self.dtype if is_text else decoding.dtype, attributes=decoding.attributes)
+        layout = self._layout(axis, self.store.path, decoding.convert)
+        return join_letters(field, layout, decoding) if is_text else (field, layout)
 
     def values(self) -> Array:
         self._check_chunks(MOST_OF_VALUES, None)
         remedy = "leave out the options that need all its values, such as sel="
-        nbytes = prod(self.shape) * self.dtype.itemsize
-        check_fits(nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)
-        return self._array(0).values()
+        check_fits(self.nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)
+        dtype = TEXT if self.dtype.kind == "U" else self.dtype
+        return all_rows(self._layout(0, "", None), dtype).reshape(self.shape)
+
+    def _layout(self, axis: int, path: str, convert: Convert | None) -> Chunked:
+        """Return the layout of the rows, see `layout_of`."""
+        source = stored_chunks(self.store, self.folder, self.metadata, axis)
+        return layout_of(self.metadata, source, axis, path, convert)
 
     def _check_chunks(self, most: int, axis: int | None) -> None:
         """Raise ``FormatError`` if the shape claims more chunks, of the same samples unless ``axis`` is None."""
@@ -170,8 +172,3 @@ class ZarrVariable(Variable):
                 if axis is None
                 else "write it in larger chunks, or name other fields",
             )
-
-    def _array(self, axis: int) -> ZarrArray:
-        metadata = self.metadata
-        codecs = StoreCodecs.of(metadata.codecs, metadata.chunk_shape, metadata.order, metadata.dtype.itemsize)
-        return ZarrArray(metadata, codecs, stored_chunks(self.store, self.folder, metadata, axis), axis)

@@ -82,6 +82,11 @@ class Store(ABC):
     def get(self, key: str) -> bytes | None:
         """Read the value of a key; None if there is none."""
 
+    def read(self, key: str, memory: Memory) -> Bytes | None:
+        """Read the value of a key, uint8[n], of files to memory of the caller; None if there is none."""
+        value = self.get(key)
+        return None if value is None else np.frombuffer(value, np.uint8)
+
     @abstractmethod
     def folders(self, folder: str) -> list[str]:
         """Return the names of the folders within a folder, sorted; "" is the root."""
@@ -113,6 +118,9 @@ class Directory(Store):
         with reading_if_present(path), suppress(NotADirectoryError, IsADirectoryError):
             return storage.read_bytes(path)
         return None
+
+    def read(self, key: str, memory: Memory) -> Bytes | None:
+        return read_file(f"{self.path}/{key}", memory)
 
     def folders(self, folder: str) -> list[str]:
         if is_url(self.path):

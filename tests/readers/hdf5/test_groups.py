@@ -25,3 +25,5 @@ def test_a_group_of_rows_is_an_error(tmp_path: Path) -> None:
         file["run/x"] = [1.0]
     with pytest.raises(md.FormatError, match=r"(?s)sample=None.*inputs="):
         md.open_dataset(tmp_path / "a.h5", group="run", comm=MPI.COMM_SELF)
+    with pytest.raises(md.FormatError, match="offsets= has no samples of groups"):
+        md.open_dataset(tmp_path / "a.h5", sample="group", offsets={"x": "n"}, comm=MPI.COMM_SELF)

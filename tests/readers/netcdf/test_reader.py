@@ -18,7 +18,8 @@ from mpi4py import MPI
 from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
 from matex_data.io.counters import process_profile
 from matex_data.readers import detect
-from matex_data.readers.netcdf.classic import ClassicVariable, read_content
+from matex_data.readers.netcdf.classic import ClassicVariable
+from matex_data.readers.netcdf.header import read_content
 from matex_data.readers.netcdf.netcdf4 import Hdf5Variable
 from matex_data.readers.netcdf.reader import index
 from tests.support.format_suite import Case, FormatSuite

@@ -302,6 +302,9 @@ def test_a_file_for_each_iteration(tmp_path: Path) -> None:
     found = data.load()
     assert found["iteration"].tolist() == [1, 2, 12]
     assert [len(row) for row in found["x"]] == [10, 20, 120]
+    for sample in ("iteration", "particle"):
+        with pytest.raises(FormatError, match=r"iterations= names samples (.|\n)*data_1.h5', (.|\n)*data_12.h5'"):
+            open_dataset(str(tmp_path), comm=MPI.COMM_SELF, iterations=[3], sample=sample)
 
 
 def _load(comm: MPI.Intracomm, path: str, **options: Any) -> Arrays:

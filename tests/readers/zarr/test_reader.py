@@ -18,7 +18,7 @@ from zarr.codecs import numcodecs as zarr_numcodecs
 from zarr.storage import LocalStore, ZipStore
 
 from matex_data import DataError, FormatError, open_dataset
-from matex_data.readers.zarr import chunks, stores
+from matex_data.readers.zarr import stores
 from tests.support.format_suite import Case, FormatSuite, same
 
 ROWS = (150, 37, 1, 110)
@@ -233,11 +233,10 @@ def test_groups_patterns_and_folders_of_stores(tmp_path: Path) -> None:
 def _files_read(comm: MPI.Intracomm, path: str) -> tuple[list[str], int]:
     """Return the names of the chunk files that this rank opens, and the number of its rows."""
     opened: list[str] = []
+    read_file = stores.read_file
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            chunks,
-            "read_file",
-            lambda file, memory: (opened.append(Path(file).name), stores.read_file(file, memory))[1],
+            stores, "read_file", lambda file, memory: (opened.append(Path(file).name), read_file(file, memory))[1]
         )
         rows = len(open_dataset(path, comm=comm).load()["x"])
     return opened, rows
