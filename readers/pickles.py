@@ -155,6 +155,10 @@ class _Machine(pickle._Unpickler):
     dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
         getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _INSTRUCTIONS
     }
+    stack: list[Any]
+    memo: dict[int, Any]
+    read: Callable[[int], bytes]
+    readline: Callable[[], bytes]
     unfinished = 0
 
     def find_class(self, module: str, name: str) -> Any:
