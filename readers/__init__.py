@@ -18,7 +18,7 @@ from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, SAMPLE, check_sample, files_as_samples
 from matex_data.readers.catalogue import Catalogue
-from matex_data.readers.collective import IndexingRanks, StampingRanks
+from matex_data.readers.collective import IndexingRanks
 from matex_data.readers.detection import (
     HEAD_BYTES,
     data_folders,
@@ -190,15 +190,14 @@ def collective_reader(name: str) -> Callable[..., Index] | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
     The function has the signature ``index_collectively(paths, names, ranks, trust=None, **options) -> Index`` and is
-    *Collective*.
-    Each rank takes the stamps of its block of the files. Rank 0 gets the index of all files; other ranks may get that
+    *Collective*. Rank 0 gets the index of all files; other ranks may get that
     of their own files.
 
     Raises
     ------
     FormatError : there is no such format, or a package that its reader imports is not installed.
     """
-    address, stamped = format_named(name).collective_reader, format_named(name).stamped
+    address = format_named(name).collective_reader
     if address is None:
         return None
     function = load_function(name, address)
@@ -215,12 +214,10 @@ def collective_reader(name: str) -> Callable[..., Index] | None:
         options, samples = _samples(name, options)
         check_options(name, function, options, leading=3)
         _check_storage(name, paths[0])
-        own = {path: _stamp(path) for path in paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))] if stamped}
-        stamping = StampingRanks(ranks, own)
+        own_paths = paths[slice(*rank_range(len(paths), ranks.rank, ranks.size))]
+        own = {} if name in FORMATS else {path: _stamp(path) for path in own_paths}  # readers of FORMATS take stamps
         given = {**options, **_trust_of(name, trust)}
-        index = samples(_with_patterns(names, paths[0], lambda chosen: function(paths, chosen, stamping, **given)))
-        if stamping.gathered:
-            return index
+        index = samples(_with_patterns(names, paths[0], lambda chosen: function(paths, chosen, ranks, **given)))
         return index.with_stamps({path: stamp for stamps in ranks.allgather(own) for path, stamp in stamps.items()})
 
     return index_collectively

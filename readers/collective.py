@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol, TypeVar
 
 import numpy as np
@@ -11,7 +10,6 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.errors import DataError
 from matex_data.index.model import FileIndex
-from matex_data.index.stamps import Stamp
 from matex_data.storage.files import read_into
 
 T = TypeVar("T")
@@ -178,62 +176,7 @@ def on_root(ranks: IndexingRanks, task: Callable[[], T]) -> T:
     return found
 
 
-class _ForwardingRanks:
-    """Ranks that are asked by way of this object.
-
-    Parameters
-    ----------
-    ranks : the ranks.
-    """
-
-    def __init__(self, ranks: IndexingRanks) -> None:
-        self._ranks = ranks
-        self.rank, self.size = ranks.rank, ranks.size
-
-    def allgather(self, value: Any) -> list[Any]:
-        """Return the values of all ranks, by rank. *Collective*."""
-        return self._ranks.allgather(value)
-
-    def agree(self, error: Exception | None) -> None:
-        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
-        self._ranks.agree(error)
-
-    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
-        """Return files like ``IndexingRanks.gather_files``. *Collective*."""
-        return self._ranks.gather_files(files)
-
-    def read(self, path: str, offset: int, memory: Bytes) -> None:
-        """Fill ``memory`` like ``IndexingRanks.read``. *Collective*."""
-        self._ranks.read(path, offset, memory)
-
-
-class StampingRanks(_ForwardingRanks):
-    """Ranks whose files get stamps as they are gathered.
-
-    Parameters
-    ----------
-    ranks : the ranks.
-    stamps : of the files of this rank, by path.
-
-    Attributes
-    ----------
-    gathered : whether files have been gathered.
-    """
-
-    def __init__(self, ranks: IndexingRanks, stamps: Mapping[str, Stamp | None]) -> None:
-        super().__init__(ranks)
-        self._stamps = stamps
-        self.gathered = False
-
-    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
-        """Return stamped files like ``IndexingRanks.gather_files``. *Collective*."""
-        self.gathered = True
-        return self._ranks.gather_files(
-            [replace(file, stamp=self._stamps.get(file.path, file.stamp)) for file in files]
-        )
-
-
-class KeepingRanks(_ForwardingRanks):
+class KeepingRanks:
     """Ranks that keep the first bytes that they read in memory, so that a second read of them costs nothing.
 
     Parameters
@@ -253,9 +196,22 @@ class KeepingRanks(_ForwardingRanks):
     """
 
     def __init__(self, ranks: IndexingRanks) -> None:
-        super().__init__(ranks)
+        self._ranks = ranks
+        self.rank, self.size = ranks.rank, ranks.size
         self._kept: list[tuple[str, int, Bytes]] = []
         self._free = KEPT_BYTES
+
+    def allgather(self, value: Any) -> list[Any]:
+        """Return the values of all ranks, by rank. *Collective*."""
+        return self._ranks.allgather(value)
+
+    def agree(self, error: Exception | None) -> None:
+        """Raise the error of the lowest rank that has one, on every rank. *Collective*."""
+        self._ranks.agree(error)
+
+    def gather_files(self, files: Sequence[FileIndex]) -> Sequence[FileIndex]:
+        """Return files like ``IndexingRanks.gather_files``. *Collective*."""
+        return self._ranks.gather_files(files)
 
     def read(self, path: str, offset: int, memory: Bytes) -> None:
         """Fill ``memory`` like ``IndexingRanks.read``, or from what is kept. *Collective*."""

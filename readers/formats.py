@@ -169,13 +169,11 @@ class KnownFormat(Format):
 
     Parameters
     ----------
-    stamped : False: the reader itself notices files that change, as it opens them; there may be very many.
     partitioned : folders of the form ``name=value``, below what the user names, are fields of their files.
     takes_static : the reader has the option ``static=False``, which leaves out the arrays that belong to no sample. It
         is given for all files of a data set but the first one.
     """
 
-    stamped: bool = True
     partitioned: bool = False
     takes_static: bool = False
 
@@ -356,7 +354,6 @@ FORMATS: dict[str, KnownFormat] = {
         collective_reader="matex_data.readers.images.reader:index_collectively",
         extra="matex_data[images]",
         folder="matex_data.readers.images.folders.probing:is_image_folder",
-        stamped=False,
         takes_trust=True,
         samples=("file",),
     ),

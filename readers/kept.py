@@ -1,11 +1,13 @@
-"""Files that can only be decoded as a whole: a process keeps those that it has used last, up to a number of bytes."""
+"""Files that a process keeps: decoded ones that it used last, up to a number of bytes, and open files of libraries."""
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
+from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -35,6 +37,41 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
     objects = decoded.ravel().tolist()
     contents = sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in objects)
     return int(decoded.nbytes) + contents + _OBJECT_BYTES * decoded.size
+
+
+class Closable(Protocol):
+    """Open file."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+Opened = TypeVar("Opened", bound=Closable)
+
+
+class OpenFiles(Generic[Opened]):
+    """Files that stay open while they are among those used last. Never to be used by two threads at once.
+
+    A forked process opens its own: libraries seek and read, and processes would share the position in a file.
+
+    Parameters
+    ----------
+    most : number of files.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._open: OrderedDict[Hashable, Opened] = OrderedDict()
+        os.register_at_fork(after_in_child=self._open.clear)
+
+    def get(self, key: Hashable, opened: Callable[[], Opened]) -> Opened:
+        """Return a file, which is opened unless it is open."""
+        if key not in self._open:
+            self._open[key] = opened()
+            if len(self._open) > self._most:
+                self._open.popitem(last=False)[1].close()
+        self._open.move_to_end(key)
+        return self._open[key]
 
 
 @dataclass(frozen=True, eq=False)

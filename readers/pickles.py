@@ -1,18 +1,19 @@
 """Lists, texts, numbers and arrays that a program has pickled: attributes of PyTables and pandas, batches of CIFAR.
 
-A pickle is a program for a stack machine. This module has the instructions of which such values consist
-(``Lib/pickletools.py`` of CPython describes them), and calls nothing that a file names: it makes arrays, dtypes and
-bytes itself. It needs no more memory than the pickle has bytes, but for its objects.
+A pickle is a program for a stack machine. Python's own machine runs it here with those instructions alone of which such
+values consist, and calls nothing that a file names: arrays, dtypes and bytes are made by this module. It needs no more
+memory than the pickle has bytes, but for its objects.
 """
 
 from __future__ import annotations
 
-import codecs
+import io
+import pickle
 import re
 import struct
 from collections.abc import Callable, Iterable, Sequence
 from math import prod
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -20,10 +21,23 @@ from matex_data._types import Array
 
 MOST_LEVELS = 16  # of lists within lists
 
-_TEXT, _KEEP = b"\x8c", b"\x94"
 _LATIN = re.compile("latin-?1")
 _ORDER = re.compile(r"[<>|=]")
 _DTYPE = re.compile(r"[<>|=]?([biufc?]\d{0,2}|[SU]\d{1,6}|O8?)")
+_DAMAGE = (
+    *(pickle.UnpicklingError, EOFError, LookupError, TypeError, AttributeError),
+    *(struct.error, OverflowError, UnicodeError),
+)
+_INSTRUCTIONS = (
+    *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE"),
+    *("INT", "BININT", "BININT1", "BININT2", "LONG", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
+    *("STRING", "BINSTRING", "SHORT_BINSTRING", "BINBYTES", "SHORT_BINBYTES", "BINBYTES8"),
+    *("UNICODE", "BINUNICODE", "SHORT_BINUNICODE", "BINUNICODE8"),
+    *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3", "EMPTY_LIST", "LIST", "APPEND", "APPENDS"),
+    *("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE", "GLOBAL", "STACK_GLOBAL"),
+)
+"""Instructions that Python's machine executes as it is, by the names of ``pickletools``."""
 
 
 def load(data: bytes, *, encoding: str = "latin-1") -> Any:
@@ -44,16 +58,15 @@ def load(data: bytes, *, encoding: str = "latin-1") -> Any:
     >>> load(pickle.dumps({"names": ["pt", "eta"], "values": np.arange(3.0)}))
     {'names': ['pt', 'eta'], 'values': array([0., 1., 2.])}
     """
+    machine = _Machine(io.BytesIO(data), encoding=encoding)
     try:
-        value = _Machine(data, encoding).run()
-        _check_levels(value)
-    except (IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError, UnicodeError) as error:
+        value = machine.load()
+    except _DAMAGE as error:
         raise ValueError(f"the pickle is damaged: {type(error).__name__}: {error}") from error
+    if machine.unfinished:
+        raise ValueError("it has an array without its values, or a dtype without its byte order")
+    _check_levels(value)
     return value
-
-
-class _Global(str):
-    """Name of a function or class that a pickle calls."""
 
 
 class _Type:
@@ -128,109 +141,60 @@ _CALLED: dict[str, Callable[..., Any]] = {
     "_codecs.encode": _encode,
     "__builtin__.bytes": lambda: b"",  # without bytes: protocols of Python 2 have no other way
 }
-_NAMED = {*_CALLED, "numpy.ndarray"}
+_NAMED = {**_CALLED, "numpy.ndarray": None}  # which is an argument alone
 
 
-class _Machine:
-    """Stack machine of one pickle."""
+class _Machine(pickle._Unpickler):
+    """Python's machine, with few of its instructions.
 
-    def __init__(self, data: bytes, encoding: str) -> None:
-        self._data, self._at, self._encoding = data, 0, encoding
-        self.stack: list[Any] = []
-        self.marks: list[int] = []
-        self.memo: dict[int, Any] = {}
+    Attributes
+    ----------
+    unfinished : number of types and arrays that are being made.
+    """
 
-    def run(self) -> Any:
-        """Run the pickle, and return its value."""
-        while (code := self.take(1)) != b".":
-            if code == _TEXT:  # of these two an array of texts consists
-                self.stack.append(_utf8(self.take(self.take(1)[0])))
-                continue
-            if code == _KEEP:
-                self.memo[len(self.memo)] = self.stack[-1]
-                continue
-            instruction = _INSTRUCTIONS.get(code)
-            if instruction is None:
-                raise ValueError(f"it has the instruction {code!r}")
-            instruction(self)
-        if len(self.stack) != 1:
-            raise ValueError(f"it ends with {len(self.stack)} values")
-        return self.pop(1)[0]
+    dispatch: ClassVar[dict[int, Callable[[Any], None]]] = {
+        getattr(pickle, name)[0]: pickle._Unpickler.dispatch[getattr(pickle, name)[0]] for name in _INSTRUCTIONS
+    }
+    stack: list[Any]
+    memo: dict[int, Any]
+    read: Callable[[int], bytes]
+    readline: Callable[[], bytes]
+    unfinished = 0
 
-    def take(self, count: int) -> bytes:
-        """Return the next bytes of the pickle."""
-        begin, end = self._at, self._at + count
-        if count < 0 or end > len(self._data):
-            raise ValueError(f"it ends within {count} bytes from byte {begin} on")
-        self._at = end
-        return self._data[begin:end]
-
-    def line(self) -> bytes:
-        """Return the next line of the pickle, without its end."""
-        return self.take(self._data.index(b"\n", self._at) + 1 - self._at)[:-1]
-
-    def number(self, form: str) -> Any:
-        """Return the next number of the pickle."""
-        return struct.unpack(form, self.take(struct.calcsize(form)))[0]
-
-    def text(self, data: bytes) -> Any:
-        """Return a text of Python 2."""
-        return data if self._encoding == "bytes" else data.decode(self._encoding)
-
-    def pop(self, count: int) -> list[Any]:
-        """Return the last values of the stack, and remove them."""
-        begin = len(self.stack) - count
-        if begin < 0:
-            raise ValueError("its stack is empty")
-        values = [value.value if isinstance(value, _Type | _Values) else value for value in self.stack[begin:]]
-        del self.stack[begin:]
-        return values
-
-    def pop_mark(self) -> list[Any]:
-        """Return the values since the last mark, and remove them."""
-        return self.pop(len(self.stack) - self.marks.pop())
-
-    def push_global(self, module: Any, name: Any) -> None:
-        """Push a function, unless it is none of those that make arrays."""
+    def find_class(self, module: str, name: str) -> Any:
+        """Return a function, unless it is none of those that make arrays."""
         full = f"{module}.{name}"
         if full not in _NAMED:
             raise ValueError(f"it is of the type {full:.80}")
-        self.stack.append(_Global(full))
+        return _NAMED[full]
 
-    def get(self, number: int) -> None:
+    def load_reduce(self) -> None:
+        """Call a function."""
+        arguments = self.stack.pop()
+        self.stack[-1] = self.stack[-1](*arguments)
+        self.unfinished += isinstance(self.stack[-1], _Type | _Values)
+
+    def load_build(self) -> None:
+        """Complete the type or the array on the stack."""
+        state = self.stack.pop()
+        self.stack[-1].build(state)
+        self.stack[-1] = self.stack[-1].value
+        self.unfinished -= 1
+
+    def push_known(self, number: int) -> None:
         """Push an earlier value again, but no list: a few bytes could stand for any number of values."""
         value = self.memo[number]
         if isinstance(value, list | dict) or (isinstance(value, tuple) and any(map(_is_container, value))):
             raise ValueError("it has one list twice")
-        self.stack.append(value)
+        self.stack.append(value.value if isinstance(value, _Type | _Values) else value)
 
-    def put(self, number: int) -> None:
-        """Keep the last value of the stack under a number."""
-        self.memo[number] = self.stack[-1]
-
-    def reduce(self) -> None:
-        """Call a function."""
-        function, arguments = self.pop(2)
-        if not isinstance(function, _Global) or not isinstance(arguments, tuple):
-            raise ValueError("it calls what is no function")
-        self.stack.append(_CALLED[function](*arguments))
-
-    def build(self, state: Any) -> None:
-        """Complete the type or the array on the stack."""
-        self.stack[-1].build(state)
-
-    def extend(self, values: Sequence[Any]) -> None:
-        """Add values to the list on the stack."""
-        self.stack[-1].extend(values)
-
-    def update(self, values: Sequence[Any]) -> None:
-        """Add keys and values to the dict on the stack."""
-        self.stack[-1].update(zip(values[::2], values[1::2], strict=True))
-
-    def push_dict(self, values: Sequence[Any]) -> None:
-        """Push a dict of keys and values."""
-        self.stack.append({})
-        self.update(values)
+    dispatch |= {
+        pickle.REDUCE[0]: load_reduce,
+        pickle.BUILD[0]: load_build,
+        pickle.GET[0]: lambda self: self.push_known(int(self.readline())),
+        pickle.BINGET[0]: lambda self: self.push_known(self.read(1)[0]),
+        pickle.LONG_BINGET[0]: lambda self: self.push_known(int.from_bytes(self.read(4), "little")),
+    }
 
 
 def _is_container(value: object) -> bool:
@@ -248,78 +212,3 @@ def _check_levels(value: Any) -> None:
 
 def _items(container: Any) -> Iterable[Any]:
     return container.values() if isinstance(container, dict) else container
-
-
-def _integer(text: bytes) -> int | bool:
-    return text == b"01" if text in (b"00", b"01") else int(text)
-
-
-def _quoted(text: bytes) -> bytes:
-    """Return the bytes of a text of protocol 0, which stands in quotation marks."""
-    if len(text) < 2 or text[:1] != text[-1:] or text[:1] not in b"\"'":
-        raise ValueError("it has a text without quotation marks")
-    return codecs.escape_decode(text[1:-1])[0]
-
-
-def _push(make: Callable[[_Machine], Any]) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(make(machine))
-
-
-def _long(data: bytes) -> int:
-    return int.from_bytes(data, "little", signed=True)
-
-
-def _utf8(data: bytes) -> str:
-    return data.decode("utf-8", "surrogatepass")
-
-
-_INSTRUCTIONS: dict[bytes, Callable[[_Machine], Any]] = {
-    b"\x80": lambda machine: machine.take(1),  # the protocol
-    b"\x95": lambda machine: machine.take(8),  # the length of a frame
-    b"N": _push(lambda machine: None),
-    b"\x88": _push(lambda machine: True),
-    b"\x89": _push(lambda machine: False),
-    b"I": _push(lambda machine: _integer(machine.line())),
-    b"L": _push(lambda machine: int(machine.line().rstrip(b"L"))),
-    b"J": _push(lambda machine: machine.number("<i")),
-    b"K": _push(lambda machine: machine.number("<B")),
-    b"M": _push(lambda machine: machine.number("<H")),
-    b"\x8a": _push(lambda machine: _long(machine.take(machine.number("<B")))),
-    b"\x8b": _push(lambda machine: _long(machine.take(machine.number("<i")))),
-    b"F": _push(lambda machine: float(machine.line())),
-    b"G": _push(lambda machine: machine.number(">d")),
-    b"S": _push(lambda machine: machine.text(_quoted(machine.line()))),
-    b"T": _push(lambda machine: machine.text(machine.take(machine.number("<i")))),
-    b"U": _push(lambda machine: machine.text(machine.take(machine.number("<B")))),
-    b"B": _push(lambda machine: machine.take(machine.number("<I"))),
-    b"C": _push(lambda machine: machine.take(machine.number("<B"))),
-    b"\x8e": _push(lambda machine: machine.take(machine.number("<Q"))),
-    b"V": _push(lambda machine: machine.line().decode("raw-unicode-escape")),
-    b"X": _push(lambda machine: _utf8(machine.take(machine.number("<I")))),
-    b"\x8d": _push(lambda machine: _utf8(machine.take(machine.number("<Q")))),
-    b")": _push(lambda machine: ()),
-    b"]": _push(lambda machine: []),
-    b"}": _push(lambda machine: {}),
-    b"(": lambda machine: machine.marks.append(len(machine.stack)),
-    b"t": _push(lambda machine: tuple(machine.pop_mark())),
-    b"\x85": _push(lambda machine: tuple(machine.pop(1))),
-    b"\x86": _push(lambda machine: tuple(machine.pop(2))),
-    b"\x87": _push(lambda machine: tuple(machine.pop(3))),
-    b"l": _push(lambda machine: machine.pop_mark()),
-    b"d": lambda machine: machine.push_dict(machine.pop_mark()),
-    b"a": lambda machine: machine.extend(machine.pop(1)),
-    b"e": lambda machine: machine.extend(machine.pop_mark()),
-    b"s": lambda machine: machine.update(machine.pop(2)),
-    b"u": lambda machine: machine.update(machine.pop_mark()),
-    b"g": lambda machine: machine.get(int(machine.line())),
-    b"h": lambda machine: machine.get(machine.number("<B")),
-    b"j": lambda machine: machine.get(machine.number("<I")),
-    b"p": lambda machine: machine.put(int(machine.line())),
-    b"q": lambda machine: machine.put(machine.number("<B")),
-    b"r": lambda machine: machine.put(machine.number("<I")),
-    b"c": lambda machine: machine.push_global(machine.line().decode(), machine.line().decode()),
-    b"\x93": lambda machine: machine.push_global(*machine.pop(2)),
-    b"R": lambda machine: machine.reduce(),
-    b"b": lambda machine: machine.build(*machine.pop(1)),
-}
-"""What each instruction does; the names are in ``pickletools.opcodes``."""

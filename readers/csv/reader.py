@@ -17,6 +17,7 @@ from matex_data._types import Bytes
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
+from matex_data.index.stamps import Stamp
 from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
@@ -154,6 +155,7 @@ class _TextFile:
     start, line : byte of the text where the first record begins, and lines before it.
     first : the first record, if the options leave open whether it names the columns.
     stored : compression or wide encoding of the file, as ``stored_as`` returns.
+    stamp : of the file before it was read.
     records : None: not scanned yet.
     summaries : of the columns, by name; None: not inferred yet.
     """
@@ -164,6 +166,7 @@ class _TextFile:
     line: int
     first: FirstRecord | None = None
     stored: str = ""
+    stamp: Stamp | None = None
     records: Records | None = None
     summaries: dict[str, ColumnSummary] | None = None
 
@@ -183,10 +186,10 @@ def _inspect(
     before : first record of the first file; None: it is this one, or tells nothing.
     """
     with reading(path), open_binary(path) as file:
-        size = size_of_open(file)
+        stamp, size = Stamp.of(path), size_of_open(file)
         plain, stored = content(path, file, options.encoding)
         if not stored and size > SMALL_BYTES:
-            return _inspect_large(path, file, size, options, before)
+            return replace(_inspect_large(path, file, size, options, before), stamp=stamp)
         text = np.frombuffer(plain.read(), np.uint8)
     if not stored and len(text) != size:
         raise DataError("the file changes while it is read", file=path, expected=f"{size} bytes", found=len(text))
@@ -194,7 +197,7 @@ def _inspect(
         options = replace(options, encoding="utf-8")
     parsed = _parse_head(path, text, len(text), options, before)
     assert parsed is not None  # the text is whole
-    parsed.stored = stored
+    parsed.stored, parsed.stamp = stored, stamp
     return _index_small(parsed, text, names, options)
 
 
@@ -504,4 +507,4 @@ def _indexed(file: _TextFile, columns: Iterable[str], types: Mapping[str, Column
     types = {name: types[name] for name in columns}
     rows = CsvRows(path, records.first, file.parser, types, records.offset, records.line)
     table = of_content(path, file.stored, rows)
-    return FileIndex(path, rows.rows, {name: Column(table, name) for name in columns})
+    return FileIndex(path, rows.rows, {name: Column(table, name) for name in columns}, file.stamp)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import prod
 from typing import Any
-from weakref import ref
 
 import numpy as np
 
@@ -25,6 +23,7 @@ from matex_data.index.strided import Strided, Transposed
 from matex_data.locks import Lock
 from matex_data.readers.fits.columns import decoded
 from matex_data.readers.fits.headers import Unit
+from matex_data.readers.kept import OpenFiles
 from matex_data.readers.text.unpacked import content
 from matex_data.storage.files import is_of_system, open_binary
 from matex_data.storage.objects import is_url
@@ -176,7 +175,7 @@ class CompressedImageRows(LibraryRows):
     def _block(self, number: int, begin: int, end: int) -> Array:
         """Return the rows of the tiles of a block, which are decoded once for all that are read one after the other."""
         try:
-            image = tiled_image(self, self.path, self.number)
+            image = _open.get(self, lambda: TiledImage(self.path, self.number))
             if image.block[0] != number:
                 rows = image.section[(*(slice(None),) * self.axis, slice(begin, end))]
                 image.block = number, np.moveaxis(rows, self.axis, 0).astype(self.dtype)
@@ -217,21 +216,4 @@ class TiledImage:
         self._opened.close()
 
 
-_open: OrderedDict[ref[Any], TiledImage] = OrderedDict()
-
-
-def tiled_image(rows: Any, path: str, number: int) -> TiledImage:
-    """Return an open image. Its file stays open while ``rows`` exists and is among those used last."""
-    key = ref(rows, _closed)
-    if key not in _open:
-        _open[key] = TiledImage(path, number)
-        if len(_open) > MAX_OPEN:
-            _open.popitem(last=False)[1].close()
-    _open.move_to_end(key)
-    return _open[key]
-
-
-def _closed(key: ref[Any]) -> None:
-    image = _open.pop(key, None)
-    if image is not None:
-        image.close()
+_open = OpenFiles[TiledImage](MAX_OPEN)

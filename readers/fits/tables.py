@@ -94,47 +94,6 @@ class HeapRows(Layout):
         scatter_lists(out, destination, edges, values)
 
 
-def heap_rows(
-    path: str,
-    name: str,
-    descriptors: Integers,
-    begin: int,
-    nbytes: int,
-    stored: np.dtype[Any],
-    dtype: np.dtype[Any],
-    convert: Convert | None,
-    is_text: bool,
-) -> HeapRows:
-    """Return the layout of rows of variable length.
-
-    Parameters
-    ----------
-    path, name : of the file and the column, for errors.
-    descriptors : int64[rows, 2], number of elements and first byte in the heap of each row.
-    begin, nbytes : byte range of the heap in the file.
-    stored, dtype, convert, is_text : see `HeapRows`.
-
-    Raises
-    ------
-    FormatError : a row lies outside of the heap.
-    """
-    length, offset = descriptors.T
-    offset = np.where(length == 0, 0, offset)
-    outside = (length < 0) | (offset < 0) | (length > nbytes) | (offset > nbytes - length * stored.itemsize)
-    if outside.any():
-        row = int(outside.argmax())
-        raise FormatError(
-            "a row of variable length lies outside of the heap",
-            file=path,
-            field=name,
-            row=row,
-            expected=f"{nbytes} bytes",
-            found=f"{length[row]} elements from byte {offset[row]}",
-            remedy=RESTORE,
-        )
-    return HeapRows(len(length), begin, narrow(offset), narrow(length), stored, dtype, convert, is_text)
-
-
 READ_BYTES, LEAST_ROWS = 8 << 20, 64  # of an object, of which descriptors are read at once
 GAP_BYTES = 256 << 10  # between the descriptors of two rows that one request reads
 
@@ -175,14 +134,39 @@ def table_of(path: str, unit: Unit) -> Catalogue:
 
 
 def _layout(path: str, unit: Unit, column: FitsColumn, pairs: Integers | None, heap: int) -> Layout:
-    """Return the layout of a column; ``pairs`` has the descriptors of one of variable length."""
+    """Return the layout of a column.
+
+    Parameters
+    ----------
+    pairs : int64[rows, 2], number of elements and first byte in the heap of each row of variable length; None: of one
+        length.
+    heap : first byte of the heap, counted from that of the table.
+
+    Raises
+    ------
+    FormatError : a row lies outside of the heap.
+    """
     rows, width = unit.shape
     if pairs is None:
         begin = unit.begin + column.offset
         return Strided(rows, begin, width, column.stored, column.shape, convert=column.convert)
-    begin, end = unit.begin + heap, unit.begin + unit.nbytes
+    length, offset = pairs.T
+    offset = np.where(length == 0, 0, offset)
+    nbytes = max(0, unit.nbytes - heap)
+    outside = (length < 0) | (offset < 0) | (length > nbytes) | (offset > nbytes - length * column.stored.itemsize)
+    if outside.any():
+        row = int(outside.argmax())
+        raise FormatError(
+            "a row of variable length lies outside of the heap",
+            file=path,
+            field=column.name,
+            row=row,
+            expected=f"{nbytes} bytes",
+            found=f"{length[row]} elements from byte {offset[row]}",
+            remedy=RESTORE,
+        )
     kind = column.stored, column.dtype, column.convert, column.is_text
-    return heap_rows(path, column.name, pairs, begin, max(0, end - begin), *kind)
+    return HeapRows(rows, unit.begin + heap, narrow(offset), narrow(length), *kind)
 
 
 def _field(column: FitsColumn) -> Field:

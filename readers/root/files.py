@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections import OrderedDict
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,6 +9,7 @@ import uproot
 
 from matex_data.errors import FormatError, near_matches
 from matex_data.index.stamps import Stamp
+from matex_data.readers.kept import OpenFiles
 from matex_data.storage.files import exists, open_binary
 from matex_data.storage.objects import is_url
 
@@ -106,19 +105,9 @@ def _number_error(path: str, classes: Mapping[str, str], trees: list[str]) -> Fo
     )
 
 
-_State = tuple[str, str, Stamp]
-"""Path, key of the tree, and state of a file."""
-_open: OrderedDict[_State, tuple[Any, Any]] = OrderedDict()
-os.register_at_fork(after_in_child=_open.clear)  # uproot seeks and reads: processes would share the position in a file
+_open = OpenFiles[Any](MAX_OPEN_FILES)
 
 
 def open_tree(path: str, key: str) -> Any:
     """Return a tree whose file stays open while it is among those used last. Never to be called by two threads."""
-    state = path, key, Stamp.of(path)
-    if state not in _open:
-        file = open_file(path)
-        _open[state] = file, file[key]
-        if len(_open) > MAX_OPEN_FILES:
-            _open.popitem(last=False)[1][0].close()
-    _open.move_to_end(state)
-    return _open[state][1]
+    return _open.get((path, key, Stamp.of(path)), lambda: open_file(path)[key])

@@ -18,11 +18,12 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
-from matex_data.index.model import Index
+from matex_data.index.model import FileIndex, Index
 from matex_data.index.scatter import RowIndices, scatter
-from matex_data.index.table import Outputs
+from matex_data.index.stamps import Stamp
+from matex_data.index.table import Column, Outputs
 from matex_data.index.united import adapted, counted, unite
-from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.collective import IndexingRanks, agreed
 from matex_data.readers.formats import located
 from matex_data.readers.text.scan import Events, EventSyntax, scan_file, scan_text
@@ -144,6 +145,7 @@ class EventFormat:
 @dataclass
 class _File:
     path: str
+    stamp: Stamp
     size: int
     stored: str
     header: EventHeader
@@ -187,16 +189,16 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
 def _inspect(format: EventFormat, path: str) -> _File:
     """Read the header of a file; find the events of a small or compressed one."""
     with reading(path), open_binary(path) as file:
-        size = size_of_open(file)
+        stamp, size = Stamp.of(path), size_of_open(file)
         plain, stored = content(path, file)
         if not stored and size > SMALL_BYTES:
-            return _File(path, size, stored, format.read_header(path, plain), None)
+            return _File(path, stamp, size, stored, format.read_header(path, plain), None)
         text = np.frombuffer(plain.read(), np.uint8)
     header = format.read_header(path, io.BytesIO(text.tobytes()))
     events = scan_text(text, header.begin, format.syntax)
     if not events.count:
         _check_without_events(path, text[header.begin : events.offset[-1]], header)
-    return _File(path, size, stored, header, events)
+    return _File(path, stamp, size, stored, header, events)
 
 
 def _check_without_events(path: str, text: Bytes, header: EventHeader) -> None:
@@ -217,8 +219,9 @@ def _index(file: _File, names: Sequence[str] | None) -> Index:
     def make(selected: Sequence[str]) -> Index:
         chosen, offset = {name: fields[name] for name in selected}, events.offset
         rows = EventBlocks(file.path, events.first, offset[:-1], np.diff(offset), chosen, file.header.parser(selected))
-        made = file_of_table(file.path, chosen, of_content(file.path, file.stored, rows))
-        return Index(chosen, made.files, facts={name: fact for name, fact in facts.items() if name in selected})
+        table = of_content(file.path, file.stored, rows)
+        entry = FileIndex(file.path, rows.rows, {name: Column(table, name) for name in chosen}, file.stamp)
+        return Index(chosen, [entry], facts={name: fact for name, fact in facts.items() if name in selected})
 
     return Catalogue(file.path, fields, make).index(names)
 

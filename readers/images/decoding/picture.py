@@ -35,7 +35,6 @@ MODES: dict[str, tuple[int | None, str]] = {
     "F": (None, "float32"),
 }
 """Channels (None: no axis for them) and dtype of the modes of Pillow."""
-MAX_CHANNELS = 4
 
 
 @dataclass(frozen=True)
