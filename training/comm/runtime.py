@@ -249,7 +249,6 @@ def runtime_of(channel: Channel, choice: str, strategy: str) -> Runtime | None:
     ------
     PartitionError : TensorFlow's collectives are required, and are not possible.
     """
-    _check(choice)
     if choice == "mpi" or channel.size == 1:
         return None
     runtime = _started[0] if _started else None
