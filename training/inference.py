@@ -28,7 +28,7 @@ from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element
 from matex_data.training.exact.step import StandInPredictStep
-from matex_data.training.exact.variables import build_without_optimizer
+from matex_data.training.exact.variables import build_without_optimizer, replicated_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.prediction_file import write_predictions
@@ -121,7 +121,7 @@ def _evaluating(
         with cut_over(model, None, dataset.element_spec, False):
             build_without_optimizer(model, dataset.element_spec)
             check_preprocessing(model, channel)
-            broadcast_in(channel, model.weights)
+            broadcast_in(channel, replicated_weights(model))
             with evaluated_model(model, channel, verify) as distributed:
                 yield distributed, False
         return
@@ -165,7 +165,8 @@ def predict(
     fields : fields to write beside the predictions, also of the files, such as the ids of the samples.
     comm : communicator; None: all ranks of the job.
     verify : which models are checked, the rows of a first batch against fewer of them, as by ``fit``.
-    keras_predict_options : other options of ``keras.Model.predict``.
+    keras_predict_options : other options of ``keras.Model.predict``. Of a ``matex_data.Dataset``, Keras's method is
+        called for each window of samples, and so are the hooks of callbacks that begin and end a prediction.
 
     Returns
     -------
@@ -215,7 +216,7 @@ def predict(
         if open_context(model) is None:
             initialize_absent(model.variables)
             check_preprocessing(model, channel)
-            broadcast_in(channel, model.weights)
+            broadcast_in(channel, replicated_weights(model))
         spec = getattr(dataset, "element_spec", None)
         known = verify == "never" or (verify != "always" and known_to_predict_rows(channel, model, spec))
         run = _Prediction(model, channel, options, RowCheck(channel, model, known, lambda: spec))

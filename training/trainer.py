@@ -150,6 +150,8 @@ def fit(
             raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
 
     channel = open_checked("training.fit", fit, locals(), check)
+    if mesh is not None:
+        verify = "never"
     world = channel if mesh is None else open_channel(mesh.world)
     given = Equal({"collectives": collectives}, "the ranks choose different collectives", "give the same on all ranks")
     channel.communicator.agreed(lambda: runtime_of(channel, collectives, "chained"), given)
@@ -178,7 +180,7 @@ def fit(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
-        _evaluating_in_callbacks(distributed, verify if mesh is None else "never"),
+        _evaluating_in_callbacks(distributed, verify),
     ):
         session = Session(distributed, options, training_run, save_every, shard_optimizer)
         compared = FirstBatchCheck(channel, whole=False, of="training")
@@ -188,8 +190,8 @@ def fit(
         options["callbacks"].append(compared)
         if validation_data is not None:
             validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
-            validation_data = evaluation_data(distributed, validation_data, verify if mesh is None else "never")
-        if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
+            validation_data = evaluation_data(distributed, validation_data, verify)
+        if isinstance(distributed, DistributedModel) and channel.size > 1 and verify != "never":
             options["callbacks"].append(fit_check(distributed, verify, data.element_spec))
         with session.running():
             history = model.fit(data, validation_data=validation_data, **options)

@@ -12,6 +12,8 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from matex_data.training.reduction.graphs import is_fixed
+
 LogReduction = Literal["mean", "sum", "max", "min"]
 
 KINDS: tuple[LogReduction, ...] = ("mean", "sum", "max", "min")
@@ -19,8 +21,6 @@ KINDS: tuple[LogReduction, ...] = ("mean", "sum", "max", "min")
 _DIRECT: dict[str, LogReduction] = {"Mean": "mean", "Sum": "sum", "Max": "max", "Min": "min"}
 _UNCHANGED = ("Identity", "Cast", "Squeeze", "Reshape", "ExpandDims", "StopGradient", "EnsureShape", "PreventGradient")
 _LINEAR = ("Mul", "RealDiv", "Div", "DivNoNan", "AddV2", "Add", "Sub", "Neg")
-_SIZES = ("Shape", "Size", "ShapeN")
-_SOURCES = ("Const", "VarHandleOp", "ReadVariableOp")
 
 
 def reductions(logs: Any) -> dict[str, LogReduction | None]:
@@ -88,7 +88,7 @@ def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: LogReductio
 def _reduction(value: Any) -> LogReduction | None:
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):  # eager tensors have none
         return None
-    return "mean" if _is_constant(value) else _of(value, {})
+    return "mean" if is_fixed(value) else _of(value, {})
 
 
 def _of(tensor: Any, known: dict[int, LogReduction | None]) -> LogReduction | None:
@@ -114,7 +114,7 @@ def _of_operation(op: Any, of: Callable[[Any], LogReduction | None]) -> LogReduc
 
 def _of_linear(op: Any, of: Callable[[Any], LogReduction | None]) -> LogReduction | None:
     """Return the reduction of a sum, or of a product with something that no sample changes."""
-    varying = [tensor for tensor in op.inputs if not _is_constant(tensor)]
+    varying = [tensor for tensor in op.inputs if not is_fixed(tensor)]
     if op.type in ("RealDiv", "Div", "DivNoNan") and len(varying) == 2 and _is_row_count(varying[1]):
         return "mean" if of(varying[0]) == "sum" else None
     inner = {of(tensor) for tensor in varying}
@@ -138,18 +138,3 @@ def _is_row_count(tensor: Any) -> bool:
         begin = tf.get_static_value(op.inputs[1])
         return op.inputs[0].op.type == "Shape" and begin is not None and list(begin) == [0] and tensor.shape.rank == 0
     return bool(op.type == "Size")
-
-
-def _is_constant(tensor: Any) -> bool:
-    """Return whether a tensor is computed from constants and variables alone."""
-    pending, seen = [tensor], set()
-    while pending:
-        op = pending.pop().op
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if op.type in _SIZES or (op.type not in _SOURCES and not op.inputs):
-            return False
-        if op.type not in _SOURCES:
-            pending += list(op.inputs)
-    return True
