@@ -45,18 +45,6 @@ _BATCH_HOOKS = ("on_batch_begin", "on_train_batch_begin", *_BATCH_ENDS)
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 
 
-_READS_NO_WEIGHTS = (
-    keras.callbacks.CSVLogger,
-    keras.callbacks.History,
-    keras.callbacks.LearningRateScheduler,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.ReduceLROnPlateau,
-    keras.callbacks.RemoteMonitor,
-    keras.callbacks.TerminateOnNaN,
-)
-"""Callbacks that read no weights of the model."""
-
-
 def rank_callbacks(
     distributed: TrainedModel,
     user_callbacks: list[Any],
@@ -104,12 +92,13 @@ def rank_callbacks(
         batch_hooks = _has_batch_hooks(user_callbacks, writers=True)
         report = ActivityReport(stack, True, batch_hooks), ActivityReport(stack, False, batch_hooks)
         selected = [report[0], *selected, report[1]]
-    readers = [callback for callback in user_callbacks if gather is not None and not _reads_no_weights(callback)]
-    if gather is not None and readers:
-        after_batch = {"on_train_batch_end": lambda batch, logs: gather()}
-        after_epoch = {"on_epoch_end": lambda epoch, logs: gather(), "on_train_end": lambda logs: gather()}
-        in_epochs = any(map(_reads_weights_of_batches, readers))
-        selected.insert(0, keras.callbacks.LambdaCallback(**after_epoch, **(after_batch if in_epochs else {})))
+    if gather is not None:  # callbacks may read the weights
+        in_epochs = any(map(_reads_weights_of_batches, user_callbacks))
+        after_epochs, in_epochs = map(bool, channel.communicator.maximum(bool(user_callbacks), in_epochs))
+        of_batch = {"on_train_batch_end": lambda batch, logs: gather()} if in_epochs else {}
+        of_epoch = {"on_epoch_end": lambda epoch, logs: gather(), "on_train_end": lambda logs: gather()}
+        if after_epochs:
+            selected.insert(0, keras.callbacks.LambdaCallback(**of_epoch, **of_batch))
     return selected
 
 
@@ -242,12 +231,6 @@ def _has_hooks(callback: Any, names: Sequence[str]) -> bool:
     """Return whether a callback has a hook of its own of one of these names."""
     base = keras.callbacks.Callback
     return any(name in vars(callback) or getattr(type(callback), name) is not getattr(base, name) for name in names)
-
-
-def _reads_no_weights(callback: Any) -> bool:
-    if type(callback) is keras.callbacks.EarlyStopping:
-        return not callback.restore_best_weights
-    return type(callback) in _READS_NO_WEIGHTS
 
 
 def _reads_weights_of_batches(callback: Any) -> bool:

@@ -21,8 +21,8 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.runtime import Choice
 from matex_data.training.exact.batch_norm import (
     ACCUMULATED,
+    GlobalMoments,
     average_moving_statistics,
-    global_moments,
     local_normalizations,
 )
 from matex_data.training.exact.listed import own_method
@@ -309,7 +309,7 @@ class DistributedModel:
         """Return a context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""
         replacements = Replacements()
         for layer in self._normalizations(synchronized=False):
-            replacements.set(layer, "_moments", global_moments(layer, self._reducer))
+            replacements.set(layer, "_moments", GlobalMoments(layer, self._reducer))
         return replacements
 
     def prepare_test(self, data: Any) -> None:
@@ -332,7 +332,7 @@ class DistributedModel:
 
     def _replace_normalizations(self) -> None:
         for layer in self._normalizations(synchronized=True):
-            self._replace(layer, "_moments", global_moments(layer, self._reducer))
+            self._replace(layer, "_moments", GlobalMoments(layer, self._reducer))
 
     def _normalizations(self, synchronized: bool) -> list[Any]:
         layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]

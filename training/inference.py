@@ -15,7 +15,6 @@ from matex_data._types import Integers
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
-from matex_data.training import keras_api
 from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
@@ -29,7 +28,7 @@ from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element
 from matex_data.training.exact.step import StandInPredictStep
-from matex_data.training.exact.variables import build_without_optimizer
+from matex_data.training.exact.variables import build_without_optimizer, replicated_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.prediction_file import write_predictions
@@ -122,7 +121,7 @@ def _evaluating(
         with cut_over(model, None, dataset.element_spec, False):
             build_without_optimizer(model, dataset.element_spec)
             check_preprocessing(model, channel)
-            broadcast_in(channel, model.weights)
+            broadcast_in(channel, replicated_weights(model))
             with evaluated_model(model, channel, verify) as distributed:
                 yield distributed, False
         return
@@ -166,7 +165,8 @@ def predict(
     fields : fields to write beside the predictions, also of the files, such as the ids of the samples.
     comm : communicator; None: all ranks of the job.
     verify : which models are checked, the rows of a first batch against fewer of them, as by ``fit``.
-    keras_predict_options : other options of ``keras.Model.predict``.
+    keras_predict_options : other options of ``keras.Model.predict``. Of a ``matex_data.Dataset``, Keras's method is
+        called for each window of samples, and so are the hooks of callbacks that begin and end a prediction.
 
     Returns
     -------
@@ -216,7 +216,7 @@ def predict(
         if open_context(model) is None:
             initialize_absent(model.variables)
             check_preprocessing(model, channel)
-            broadcast_in(channel, model.weights)
+            broadcast_in(channel, replicated_weights(model))
         spec = getattr(dataset, "element_spec", None)
         known = verify == "never" or (verify != "always" and known_to_predict_rows(channel, model, spec))
         run = _Prediction(model, channel, options, RowCheck(channel, model, known, lambda: spec))
@@ -412,7 +412,6 @@ def _begin(function: Callable[..., Any], arguments: Mapping[str, Any], options: 
 
     check_not_alone(f"{function.__name__}()")
     channel = open_checked(call, function, arguments, check)
-    keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
     return channel
 

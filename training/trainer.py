@@ -15,7 +15,6 @@ import tensorflow as tf
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
-from matex_data.training import keras_api
 from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import begin_test_check, fit_check
@@ -29,6 +28,7 @@ from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_count, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
+from matex_data.training.keras_api import OF_FIT
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.model_parallel.layouts.cut_model import cut_model
 from matex_data.training.model_parallel.mesh import Mesh
@@ -150,11 +150,11 @@ def fit(
             raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
 
     channel = open_checked("training.fit", fit, locals(), check)
-    features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}
+    if mesh is not None:
+        verify = "never"
     world = channel if mesh is None else open_channel(mesh.world)
     given = Equal({"collectives": collectives}, "the ranks choose different collectives", "give the same on all ranks")
     channel.communicator.agreed(lambda: runtime_of(channel, collectives, "chained"), given)
-    keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
     warn_of_shared_gpu(channel.rank)
     if world.size > 1 and mesh is None:
         save_by_renaming(model)
@@ -180,7 +180,7 @@ def fit(
         without_keras_warnings(),
         unwrapped_errors(),
         batch_weights(channel.communicator).left_to_keras(),
-        _evaluating_in_callbacks(distributed, verify if mesh is None else "never"),
+        _evaluating_in_callbacks(distributed, verify),
     ):
         session = Session(distributed, options, training_run, save_every, shard_optimizer)
         compared = FirstBatchCheck(channel, whole=False, of="training")
@@ -190,8 +190,8 @@ def fit(
         options["callbacks"].append(compared)
         if validation_data is not None:
             validation_data = validation_rows(channel, validation_data, batch, options["callbacks"])
-            validation_data = evaluation_data(distributed, validation_data, verify if mesh is None else "never")
-        if isinstance(distributed, DistributedModel) and mesh is None and channel.size > 1 and verify != "never":
+            validation_data = evaluation_data(distributed, validation_data, verify)
+        if isinstance(distributed, DistributedModel) and channel.size > 1 and verify != "never":
             options["callbacks"].append(fit_check(distributed, verify, data.element_spec))
         with session.running():
             history = model.fit(data, validation_data=validation_data, **options)
@@ -306,7 +306,7 @@ def _evaluating_in_callbacks(
     of_keras = distributed.model.evaluate
 
     def evaluate(x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if keras_api.OF_FIT in kwargs:
+        if OF_FIT in kwargs:
             return of_keras(x, *args, **kwargs)
         with distributed.within_epoch() if is_sharded(x) else distributed.test.on_this_rank():
             if is_sharded(x) and isinstance(x, tf.data.Dataset):

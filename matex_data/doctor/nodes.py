@@ -51,9 +51,9 @@ def _own(with_tensorflow: bool) -> dict[str, Any]:
 
 
 def _gpus_of_tensorflow() -> int:
-    from matex_data.training.comm.runtime import count_gpus
+    import tensorflow as tf
 
-    return count_gpus()
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def _describe(ranks: list[dict[str, Any]]) -> Section:

@@ -109,6 +109,36 @@ def _of_pipelines(comm: Any, table: str) -> None:
         training.evaluate(model, x, comm=comm)
 
 
+def _of_rows(comm: Any) -> None:
+    """Evaluate, and predict with, a stateful layer, which goes on with the rows of each rank."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    def model(rows: int) -> Any:
+        keras.utils.set_random_seed(5)
+        layers = [keras.layers.GRU(2, stateful=True), keras.layers.Dense(1)]
+        made = keras.Sequential([keras.Input(batch_shape=(rows, 3, 1)), *layers])
+        made.compile(loss="mse")
+        return made
+
+    x = np.linspace(0, 1, 12 * comm.size, dtype="f4").reshape(2, 2 * comm.size, 3, 1)
+    whole, own = model(2 * comm.size), model(2)
+    expected = [whole.evaluate(rows, rows[:, 0], verbose=0, batch_size=len(rows)) for rows in x]
+    expected.append(whole.predict(x[0], verbose=0, batch_size=2 * comm.size))
+    data = [training.shard(tf.data.Dataset.from_tensors((rows, rows[:, 0])), comm=comm) for rows in x]
+    options: dict[str, Any] = {"comm": comm, "verify": "never", "verbose": 0}
+    found = [training.evaluate(own, rows, **options) for rows in data]
+    found.append(training.predict(own, data[0], gather=True, **options))
+    for one, other in zip(found, expected, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-5)
+
+
+def test_states_of_rows_stay_those_of_their_rank(ranks: Pools) -> None:
+    ranks(2).run(_of_rows, timeout=100)
+
+
 def _within_fit(comm: Any, table: str) -> None:
     import keras
 

@@ -10,12 +10,11 @@ import tensorflow as tf
 
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import taken, union_spec
-from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import DRAWS, LOCAL_STATISTICS, CheckReport, rows_of_all
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.digests import check_same
-from matex_data.training.exact.listed import Proof
+from matex_data.training.exact.listed import Proof, agreed_proof, specs_of
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, static_rows
 from matex_data.training.exact.variables import check_equal_weights
 
@@ -24,10 +23,8 @@ if TYPE_CHECKING:
 
 LATER = (1.5, 2.5)
 """Bounds of the steps before a check, in multiples of those before the latest one."""
-EARLIER = 1.5
-"""At the beginning of an epoch a check is due if so many times the steps of the latest one have passed."""
 END = 1.25
-"""The same at the end of a fit, after which the result may be used."""
+"""At the end of a fit, after which the result may be used, a check is due after so many times the steps before."""
 FITS = 8
 """Calls of ``fit`` whose first batches are all checked; later ones are if their number is a power of two."""
 
@@ -55,7 +52,7 @@ class CheckSchedule:
         self._random = random.Random(0)
         self._next = 0
 
-    def due(self, first_of_fit: bool = False, first_of_epoch: bool = False, last_of_fit: bool = False) -> bool:
+    def due(self, first_of_fit: bool = False, last_of_fit: bool = False) -> bool:
         """Return whether the next step has to be checked."""
         self._fits += first_of_fit
         if self.checked is None:
@@ -64,7 +61,7 @@ class CheckSchedule:
             return False
         if first_of_fit and (self._fits <= FITS or self._fits & (self._fits - 1) == 0):
             return True
-        factor = END if last_of_fit else EARLIER if first_of_epoch or first_of_fit else LATER[1]
+        factor = END if last_of_fit or first_of_fit else LATER[1]
         return self.steps >= min(self._next, max(1, factor * self.checked))
 
     def due_before(self, steps: int) -> bool:
@@ -129,7 +126,7 @@ class SelfCheck:
 
         Parameters
         ----------
-        position : ``first_of_fit``, ``first_of_epoch`` and ``last_of_fit`` of the next step.
+        position : ``first_of_fit`` and ``last_of_fit`` of the next step.
         """
         due = self.schedule.due(**position)
         if due and not self.gathers:

@@ -14,13 +14,12 @@ import keras
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import of_all_ranks, taken, union_spec
 from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
-from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import DistributedModel, replace_function
 from matex_data.training.exact.attributes import kept_random_state
-from matex_data.training.exact.listed import Proof, tensors_of
+from matex_data.training.exact.listed import Proof, agreed_proof, specs_of, tensors_of
 from matex_data.training.exact.variables import row_states
 
 
@@ -44,7 +43,7 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
     def begin(self, spec: Any) -> None:
         """Note that a call of ``fit`` begins, and the element spec of its batches."""
         self._spec = spec
-        self._first_of_fit = self._first_of_epoch = True
+        self._first_of_fit = True
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Look at the model, and check its steps from now on. *Collective*."""
@@ -55,10 +54,6 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
             self._checks = True
             self._distributed.set_sum_losses(self.check.schedule.sums)
             replace_function(self._distributed.replacements, self._distributed.model, "train", self._checked)
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Note that the next step is the first of an epoch."""
-        self._first_of_epoch = True
 
     def on_train_end(self, logs: Any = None) -> None:
         """Check the model again if that is due. *Collective* then."""
@@ -71,10 +66,9 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         ----------
         run : the train function of the model, as it is when this is called.
         """
-        position = {"first_of_fit": self._first_of_fit, "first_of_epoch": self._first_of_epoch}
-        self._first_of_fit = self._first_of_epoch = False
+        first, self._first_of_fit = self._first_of_fit, False
         spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
-        return self.check.execute(run, iterator, spec, position)
+        return self.check.execute(run, iterator, spec, {"first_of_fit": first})
 
 
 def fit_check(distributed: DistributedModel, mode: Mode, spec: Any) -> FitCheck:

@@ -6,6 +6,7 @@ import contextlib
 import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import keras
 import numpy as np
@@ -15,11 +16,12 @@ from matex_data._types import Array
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.comparison import Rounding, distances, epsilon, judge
 from matex_data.training.checking.draws import draws_for_rows
-from matex_data.training.checking.forward import agreed_proof, specs_of
 from matex_data.training.checking.probe import Effects, NotCheckable, refuse_eager, refuse_hidden_state, resources
+from matex_data.training.checking.report import CheckReport
 from matex_data.training.comm.channel import Channel
 from matex_data.training.distributed_model import replace_function
 from matex_data.training.exact.attributes import Attributes, kept_random_state, kept_variables
+from matex_data.training.exact.listed import agreed_proof, specs_of
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between
 from matex_data.training.replacements import Replacements
 
@@ -106,6 +108,49 @@ def known_to_predict_rows(channel: Channel, model: Any, spec: Any) -> bool:
     """
     leaves = [] if spec is None else specs_of(spec)
     return agreed_proof(channel, model, leaves, losses=False, step="predict_step").proven
+
+
+class ForwardProofs:
+    """Models that are known to compute each row of their data by itself, each looked at once.
+
+    Parameters
+    ----------
+    channel : ranks that share the rows.
+    report : messages about models that are not known.
+    """
+
+    def __init__(self, channel: Channel, report: CheckReport) -> None:
+        self._channel, self._report = channel, report
+        self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
+
+    def proven(self, model: Any, x: Any) -> bool:
+        """Return whether a model predicts each row of such data by itself, the same on all ranks. *Collective*.
+
+        Parameters
+        ----------
+        x : as for ``predict``.
+        """
+        if not model.built:  # its first call builds it, and creates what it needs
+            return False
+        specs = _specs(x)
+        known = self._known.setdefault(model, {})
+        key = f"{specs} {model.trainable}"
+        if key not in known:
+            proof = agreed_proof(self._channel, model, specs, losses=False, step="predict_step")
+            known[key] = proof.proven
+            if not proof.proven:
+                self._report.predicts_all(model, proof)
+        return known[key]
+
+
+def _specs(x: Any) -> list[Any] | None:
+    """Return the specs of the data; None if they are not known."""
+    if isinstance(x, tf.data.Dataset):
+        return specs_of(x.element_spec)
+    leaves = [leaf for leaf in tf.nest.flatten(x) if leaf is not None]
+    if all(hasattr(leaf, "shape") and hasattr(leaf, "dtype") for leaf in leaves):
+        return [tf.TensorSpec([None, *leaf.shape[1:]] if len(leaf.shape) else [], leaf.dtype) for leaf in leaves]
+    return None
 
 
 def _difference(model: Any, batch: Any, rows: int, per_sample: Sequence[bool | None]) -> str | None:

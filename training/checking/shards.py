@@ -26,19 +26,16 @@ from matex_data.training.checking.comparison import (
 )
 from matex_data.training.checking.probe import METRICS, Effects, NotCheckable, Probe, refuse_eager
 from matex_data.training.checking.report import RAISES
+from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules, gather_functions
-from matex_data.training.exact.rows import batch_size, leaves_per_sample, rows_between, static_rows
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_slice, rows_between, static_rows
 from matex_data.training.exact.step import RankStep, whole_batch
 from matex_data.training.replacements import replaced
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
-
-
-from matex_data.training.comm.channel import Channel, Subset
-from matex_data.training.exact.rows import rank_slice
 
 
 class RankPairs:
@@ -58,7 +55,6 @@ class RankPairs:
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
         self.rounds = 1 if channel.size == 2 else 2
-        self._subsets: dict[int, Subset] = {}
 
     def partner(self, number: int) -> int | None:
         """Return the partner of this rank in a round; None if it has none.
@@ -79,19 +75,15 @@ class RankPairs:
         ends = [rank_slice(total, rank, self._channel.size) for rank in sorted((self._channel.rank, partner))]
         return ends[0].start, ends[1].stop
 
-    def connect(self, number: int) -> None:
-        """Connect this rank with its partner. *Collective* among them."""
-        partner = self.partner(number)
-        if partner is not None and partner not in self._subsets and self._channel.size > 2:
-            # Even ranks are the first in all pairs, so that one traced step serves all.
-            ranks = sorted((self._channel.rank, partner), key=lambda rank: rank % 2)
-            self._subsets[partner] = self._channel.subset(ranks)
-
     def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager: the channel consists of this rank and its partner, which are connected."""
+        """Return a context manager: the channel consists of this rank and its partner. *Collective* among them."""
         partner = self.partner(number)
         assert partner is not None
-        return contextlib.nullcontext() if self._channel.size == 2 else self._channel.among(self._subsets[partner])
+        if self._channel.size == 2:
+            return contextlib.nullcontext()
+        # Even ranks are the first in all pairs, so that one traced step serves all.
+        ranks = sorted((self._channel.rank, partner), key=lambda rank: rank % 2)
+        return self._channel.among(self._channel.subset(ranks))
 
 
 COPIES = 3
@@ -195,7 +187,6 @@ class ShardComparison:
         number : number of the round of pairs.
         """
         self._number = number
-        self._pairs.connect(self._number)
         partner = self._pairs.partner(self._number)
         union = None if partner is None else self._union(batch)
         if union is not None and not int(batch_size(union)):  # there is nothing to compare

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
-from typing import Any
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any, NamedTuple
 
 from matex_data.errors import PartitionError
 from matex_data.io.sessions import read_sessions
@@ -22,12 +21,11 @@ from matex_data.training.comm.drift import WaitingClock
 from matex_data.training.comm.world import comm_or_world
 from matex_data.training.replacements import Replacements, replaced
 
-Operation = Callable[[Collectives], Any]
-CLOSE_SECONDS = 10.0
-
 
 class CommunicationPool:
-    """Communication threads that run the operations 0, 1, 2, ... in round-robin order. *Collective*.
+    """Threads that run one operation after the other, each on a communicator of its own. *Collective*.
+
+    All ranks submit the same operations in the same order. No caller blocks before all of them are submitted.
 
     Parameters
     ----------
@@ -36,13 +34,13 @@ class CommunicationPool:
     """
 
     def __init__(self, collectives: Collectives, size: int) -> None:
-        self._threads = [CommunicationThread(collectives.duplicate()) for _ in range(size)]
+        self._threads = [(ThreadPoolExecutor(1, "matex-communication"), collectives.duplicate()) for _ in range(size)]
         self._futures: dict[int, Future[Any]] = {}
 
-    def submit(self, number: int, operation: Operation) -> None:
+    def submit(self, number: int, operation: Callable[[Collectives], Any]) -> None:
         """Queue an operation for its thread; never block."""
-        index, thread = divmod(number, len(self._threads))
-        self._futures[number] = self._threads[thread].submit(index, operation)
+        thread, collectives = self._threads[number % len(self._threads)]
+        self._futures[number] = thread.submit(operation, collectives)
 
     def result(self, number: int) -> Any:
         """Wait for an operation; return its result or raise its error."""
@@ -50,67 +48,26 @@ class CommunicationPool:
 
     def close(self) -> None:
         """End the threads and free their communicators. *Collective*."""
-        for thread in self._threads:
-            thread.close()
-
-
-class CommunicationThread:
-    """Thread that runs the operations 0, 1, 2, ... one after the other on its own communicator.
-
-    Operation 1 waits for operation 0, even if it is submitted first. So all ranks run the operations in one order, and
-    no thread of the caller blocks before all operations are submitted.
-    """
-
-    def __init__(self, collectives: Collectives) -> None:
-        self._collectives = collectives
-        self._pending: dict[int, tuple[Operation, Future[Any]]] = {}
-        self._next = 0
-        self._open = True
-        self._changed = threading.Condition()
-        self._thread = threading.Thread(target=self._run, name="matex-communication", daemon=True)
-        self._thread.start()
-
-    def submit(self, number: int, operation: Operation) -> Future[Any]:
-        """Queue an operation; never block. After ``close`` it is cancelled."""
-        future: Future[Any] = Future()
-        with self._changed:
-            if self._open:
-                self._pending[number] = (operation, future)
-                self._changed.notify()
-            else:
-                future.cancel()
-        return future
-
-    def close(self) -> None:
-        """End the thread and free its communicator. *Collective*.
-
-        A communicator whose operation is still under way after ``CLOSE_SECONDS`` is left to the end of the process.
-        """
-        with self._changed:
-            self._open = False
-            self._changed.notify()
-        self._thread.join(timeout=CLOSE_SECONDS)
-        if not self._thread.is_alive():
-            self._collectives.close()
-
-    def _run(self) -> None:
-        while True:
-            with self._changed:
-                self._changed.wait_for(lambda: self._next in self._pending or not self._open)
-                if not self._open:
-                    for _, left in self._pending.values():  # by an operation before them that was never submitted
-                        left.cancel()
-                    return
-                operation, future = self._pending.pop(self._next)
-                self._next += 1
-            try:
-                future.set_result(operation(self._collectives))
-            except Exception as error:  # raised again by ``future.result()``
-                future.set_exception(error)
+        for thread, collectives in self._threads:
+            thread.shutdown(cancel_futures=True)
+            collectives.close()
 
 
 SAME_CALLS = "call what is collective on every rank, not within `if rank == 0:`"
 KEPT_BUFFERS = 1 << 10  # as many as a model may have large gradients
+
+
+class Subset(NamedTuple):
+    """Some ranks of a channel, with communicators of their own; see ``Channel.subset``.
+
+    Attributes
+    ----------
+    graph, host, counters : as those of a channel.
+    """
+
+    graph: Collectives
+    host: Collectives
+    counters: dict[Any, Any]
 
 
 class Channel:
@@ -149,7 +106,8 @@ class Channel:
         # With a deadline, which the calls of MPI that follow do not have.
         self.communicator.agree(equal=Equal({"call": "of training"}, "the ranks make different calls", SAME_CALLS))
         nbytes = SLICE_BYTES if on_one_machine(comm, liveness) else CALL_BYTES
-        self.graph = Collectives(comm, liveness, core_share(comm, liveness), WaitingClock(), nbytes)
+        own = comm if comm.size == 1 else derived(liveness, comm.Dup)
+        self.graph = Collectives(own, liveness, core_share(comm, liveness), WaitingClock(), nbytes)
         self.host = self.graph.duplicate()
         self.counters: dict[Any, Any] = {}
         self.buffers = BufferPool(kept=KEPT_BUFFERS)
@@ -169,9 +127,16 @@ class Channel:
         ----------
         ranks : in the order that they have in the subset.
         """
-        if tuple(ranks) not in self._subsets:
-            self._subsets[tuple(ranks)] = Subset(self, ranks)
-        return self._subsets[tuple(ranks)]
+        found = self._subsets.get(tuple(ranks))
+        if found is None:
+            group, liveness = self.user.group.Incl(list(ranks)), self.communicator.liveness
+            comm = derived(liveness, self.user.Create_group, group)
+            group.Free()
+            # Ranks that sleep while they wait are not compared for slowness.
+            share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()
+            graph = Collectives(comm, liveness, share, clock, self.graph.slice_bytes)
+            found = self._subsets[tuple(ranks)] = Subset(graph, graph.duplicate(), {})
+        return found
 
     def counting_variables(self) -> list[Any]:
         """Return the variables that number the collective operations of this channel."""
@@ -184,8 +149,8 @@ class Channel:
         ----------
         subset : ranks of this channel, among them this one.
         """
-        own = {name: getattr(subset, name) for name in ("graph", "host", "counters")}
-        return replaced(self, rank=subset.graph.comm.rank, size=subset.graph.comm.size, narrowed=True, **own)
+        comm = subset.graph.comm
+        return replaced(self, rank=comm.rank, size=comm.size, narrowed=True, **subset._asdict())
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
         """Raise an error unless all ranks are about to do the same operation. *Collective*.
@@ -222,31 +187,6 @@ class Channel:
             subset.host.close()
         self.graph.close()
         self.host.close()
-
-
-class Subset:
-    """Some ranks of a channel, with communicators of their own; see ``Channel.subset``. *Collective* among them.
-
-    Parameters
-    ----------
-    channel : channel of all ranks.
-    ranks : ranks of the channel, in the order that they have in the subset.
-
-    Attributes
-    ----------
-    graph, host, counters : as those of a channel.
-    """
-
-    def __init__(self, channel: Channel, ranks: Sequence[int]) -> None:
-        group = channel.user.group.Incl(list(ranks))
-        comm = derived(channel.communicator.liveness, channel.user.Create_group, group)
-        group.Free()
-        # Ranks that sleep while they wait are not compared for slowness.
-        share, clock = CoreShare.OVERSUBSCRIBED, WaitingClock()
-        self.graph = Collectives(comm, channel.communicator.liveness, share, clock, channel.graph.slice_bytes)
-        self.host = self.graph.duplicate()
-        self.counters: dict[Any, Any] = {}
-        comm.Free()
 
 
 def check_root(channel: Channel, root: int) -> None:

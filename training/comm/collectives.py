@@ -40,11 +40,11 @@ _OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min
 
 
 class Collectives:
-    """Private communicator and the collectives that training runs on it. *Collective*.
+    """Private communicator and the collectives that training runs on it.
 
     Parameters
     ----------
-    comm : communicator to duplicate; one of a single rank is used as it is.
+    comm : communicator that nothing else uses, which ``close`` frees; one of a single rank may be any.
     liveness : reports the state of the other ranks to a waiting rank; None: they cannot be queried.
     share : of a rank in the cores of its machine, equal on all ranks. MPI libraries spin while they wait, which takes
         the core from whoever wants it. So ranks that share cores sleep until all of them have come, and ranks that are
@@ -62,8 +62,6 @@ class Collectives:
         slice_bytes: int = CALL_BYTES,
     ) -> None:
         self.comm = comm
-        if comm.size > 1:
-            self.comm = derived(liveness, comm.Dup)
         self.liveness = liveness
         self.share = share
         self.clock = clock
@@ -72,7 +70,8 @@ class Collectives:
 
     def duplicate(self) -> Collectives:
         """Return new collectives of the same ranks. *Collective*."""
-        return Collectives(self.comm, self.liveness, self.share, self.clock, self.slice_bytes)
+        comm = self.comm if self.comm.size == 1 else derived(self.liveness, self.comm.Dup)
+        return Collectives(comm, self.liveness, self.share, self.clock, self.slice_bytes)
 
     def reduce(self, flat: Array, op: Op = "sum", met: bool = False) -> None:
         """Reduce an array over all ranks, in place. *Collective*.
@@ -86,13 +85,14 @@ class Collectives:
         """
         if not met:
             self._meet()
-        ordered = flat.dtype.kind == "f" and op in ("max", "min")
-        numbers = _ordered(flat, op) if ordered else flat
+        # MPI compares floats, so that NaN stays or is lost by the order of the ranks.
+        missing = np.isnan(flat) if flat.dtype.kind == "f" and op in ("max", "min") else None
         with timeline.span(f"{op} of {flat.nbytes:,} bytes", "communication"):
-            for segment in segments(numbers, self.slice_bytes):
+            for segment in segments(flat, self.slice_bytes):
                 self._run(self.comm.Allreduce, self.comm.Iallreduce, MPI.IN_PLACE, segment, _OPS[op])
-        if ordered:
-            _reorder(numbers)
+        if missing is not None:
+            self.reduce(missing.view(np.uint8), "max", met=True)
+            flat[missing] = np.nan
         self.compare_ranks()
 
     def have_equal(self, number: int) -> bool:
@@ -222,22 +222,13 @@ class Collectives:
         ----------
         array : array of less than 2 GiB, of the same shape and dtype on every rank.
         """
+        if self.comm.size == 1:
+            return array[None]
         own, root = np.ascontiguousarray(array), self.comm.rank == 0
         stack = np.empty((self.comm.size, *array.shape), array.dtype) if root else None
         received = None if stack is None else [stack.reshape(-1).view(np.uint8), own.nbytes, MPI.BYTE]
         self._wait(self.comm.Igather([own.reshape(-1).view(np.uint8), MPI.BYTE], received))
         return stack
-
-    def scatter_from_root(self, stack: Array | None, array: Array) -> None:
-        """Set the array of each rank to its row of the stack of rank 0. *Collective*.
-
-        Parameters
-        ----------
-        stack : on rank 0, array of shape (ranks, ...).
-        array : contiguous array of less than 2 GiB, of the shape and dtype of a row.
-        """
-        sent = None if stack is None else [stack.reshape(-1).view(np.uint8), array.nbytes, MPI.BYTE]
-        self._wait(self.comm.Iscatter(sent, [array.reshape(-1).view(np.uint8), MPI.BYTE]))
 
     def barrier(self) -> None:
         """Return once all ranks have called this. *Collective*."""
@@ -283,23 +274,6 @@ class Collectives:
             begin = time.monotonic()
             while not request.Test():
                 time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
-
-
-def _ordered(floats: Array, op: Op) -> Array:
-    """Turn floats, in place, into integers of the same order, with NaN beyond all others; return these.
-
-    MPI compares floats, so that NaN stays or is lost by the order of the ranks.
-    """
-    missing = np.isnan(floats)
-    numbers = floats.view(f"i{floats.itemsize}")
-    _reorder(numbers)
-    numbers[missing] = getattr(np.iinfo(numbers.dtype), op)
-    return numbers
-
-
-def _reorder(numbers: Array) -> None:
-    """Reverse the order of the bits of negative floats, in place; twice, it changes nothing."""
-    numbers ^= (numbers >> (8 * numbers.itemsize - 1)) & np.iinfo(numbers.dtype).max
 
 
 def segments(flat: Array, nbytes: int = CALL_BYTES) -> Iterator[Array]:

@@ -24,18 +24,13 @@ from matex_data.mpi.communicator import Equal
 from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import local_rank
-from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.keras_api import tensorflow_has_started
 
 log = logging.getLogger("matex_data.training")
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Environment variables by which schedulers and users assign GPUs to a process."""
-
-
-def count_gpus() -> int:
-    """Return the number of GPUs that TensorFlow sees."""
-    return len(tf.config.list_physical_devices("GPU"))
 
 
 def choose_gpu(local: RankAndSize, gpus: int, assigned: bool) -> int | None:
@@ -219,8 +214,7 @@ def start(choice: str) -> None:
         if any(gpus):
             _say_mpi(channel.rank, "not every rank has a GPU of its own")
         return
-    keras_api.check(channel.rank, channel.size, keras_api.COLLECTIVES)
-    late = channel.host.allgather_object(keras_api.tensorflow_has_started())
+    late = channel.host.allgather_object(tensorflow_has_started())
     if any(late):
         error = _late(f"on rank {late.index(True)}, TensorFlow has started before {VARIABLE} was read")
         _give_up(channel.rank, choice, error)
@@ -255,7 +249,6 @@ def runtime_of(channel: Channel, choice: str, strategy: str) -> Runtime | None:
     ------
     PartitionError : TensorFlow's collectives are required, and are not possible.
     """
-    _check(choice)
     if choice == "mpi" or channel.size == 1:
         return None
     runtime = _started[0] if _started else None

@@ -6,7 +6,7 @@ import contextlib
 import functools
 import random
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -17,23 +17,6 @@ from matex_data.training.replacements import Replacements
 
 PLAIN = (bool, int, float, complex, str, bytes, np.ndarray, np.generic, type(None))
 """Types of attributes that Python code may decide by; tensors and layers are no such state."""
-
-
-class Changed(NamedTuple):
-    """Attribute of a layer, a metric or a model that changed.
-
-    Attributes
-    ----------
-    owner : object that has it.
-    name : name of the attribute.
-    """
-
-    owner: Any
-    name: str
-
-    def __str__(self) -> str:
-        owner = getattr(self.owner, "name", type(self.owner).__name__)
-        return f"{owner}.{self.name}"
 
 
 class Attributes:
@@ -61,10 +44,10 @@ class Attributes:
         """Take the present attributes of an object as those before."""
         self._values[id(owner)] = {name: _copy(value) for name, value in vars(owner).items() if _is_own(name)}
 
-    def changed(self) -> list[Changed]:
-        """Return the attributes with plain values that changed, or are new."""
+    def changed(self) -> list[str]:
+        """Return the attributes with plain values that changed, or are new, with the names of their owners."""
         return [
-            Changed(owner, name)
+            f"{getattr(owner, 'name', type(owner).__name__)}.{name}"
             for owner in self.owners
             for name, value in list(vars(owner).items())
             if _is_own(name) and _is_plain(value) and not _equal(self._values[id(owner)].get(name, _MISSING), value)

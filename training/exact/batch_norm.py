@@ -20,19 +20,17 @@ ACCUMULATED = "_matex_accumulated"
 """Attribute of a model: a function that returns the gradients that each rank adds up by itself."""
 
 
-def global_moments(layer: Any, reducer: Reducer) -> Any:
-    """Return a replacement for ``layer._moments`` that computes mean and variance over all ranks."""
-    return _GlobalMoments(layer, reducer)
-
-
 def global_moment_variables(model: Any) -> list[Any]:
     """Return the moving statistics of layers that use the global batch; every batch changes them on every rank."""
-    layers = [layer for layer in model._flatten_layers() if isinstance(vars(layer).get("_moments"), _GlobalMoments)]
+    layers = [layer for layer in model._flatten_layers() if isinstance(vars(layer).get("_moments"), GlobalMoments)]
     return [variable for layer in layers for variable in layer.non_trainable_variables]
 
 
-class _GlobalMoments:
-    """Mean and variance over all ranks. Each call is *collective*, but for those in a step on whole batches."""
+class GlobalMoments:
+    """Replacement for ``layer._moments``: mean and variance over all ranks.
+
+    Each call is *collective*, but for those in a step on whole batches.
+    """
 
     def __init__(self, layer: Any, reducer: Reducer) -> None:
         self._layer = layer

@@ -34,7 +34,7 @@ class LeafDigest(NamedTuple):
     ----------
     path : position of the leaf, such as ``"x[0]"``.
     kind : type, shape and dtype as text.
-    content : checksum of the values; 0 if only the structure was read.
+    content : checksum of the values; 0 of objects that have none.
     """
 
     path: str
@@ -61,7 +61,7 @@ class Difference(NamedTuple):
         return f"{self.leaf} on rank{'s' if len(self.ranks) > 1 else ''} {listed} differs: {self.found}"
 
 
-def difference(channel: Channel, data: Any, *, content: bool = True) -> Difference | None:
+def difference(channel: Channel, data: Any) -> Difference | None:
     """Return the difference between the data of the ranks; None if all hold the same. *Collective*.
 
     Two numbers are reduced. Only if they differ are the digests of the leaves gathered.
@@ -70,7 +70,6 @@ def difference(channel: Channel, data: Any, *, content: bool = True) -> Differen
     ----------
     data : nested arrays, tensors, tables, or objects that are compared by their type alone, such as generators. Sharded
         data rightly differs, and is not compared; but all ranks or none have to hold sharded data.
-    content : compare the values, too; otherwise structure, shapes and dtypes.
 
     Examples
     --------
@@ -80,7 +79,7 @@ def difference(channel: Channel, data: Any, *, content: bool = True) -> Differen
     """
     if channel.size == 1:
         return None
-    leaves = [LeafDigest("", "sharded")] if is_sharded(data) else leaf_digests(data, content=content)
+    leaves = [LeafDigest("", "sharded")] if is_sharded(data) else leaf_digests(data)
     return compared(channel, leaves)
 
 
@@ -108,19 +107,19 @@ def _described(ranks: tuple[int, ...], usual: Sequence[LeafDigest], other: Seque
     return Difference(ranks, "the data", f"{len(other)} leaves, not {len(usual)}")
 
 
-def check_same(channel: Channel, call: str, data: Any, *, content: bool = True) -> None:
+def check_same(channel: Channel, call: str, data: Any) -> None:
     """Raise an error unless all ranks call a method with the same data. *Collective*.
 
     Parameters
     ----------
     call : the call, as in ``"fit()"``.
-    data, content : see ``difference``.
+    data : see ``difference``.
 
     Raises
     ------
     PartitionError : on all ranks, if they differ.
     """
-    found = difference(channel, data, content=content)
+    found = difference(channel, data)
     if found is not None:
         raise PartitionError(
             f"the ranks give {call} different data, of which each would keep its rows: rows would be used twice or "
@@ -131,7 +130,7 @@ def check_same(channel: Channel, call: str, data: Any, *, content: bool = True) 
         )
 
 
-def leaf_digests(data: Any, *, content: bool = True) -> list[LeafDigest]:
+def leaf_digests(data: Any) -> list[LeafDigest]:
     """Return the digests of all leaves of nested data, in the order of its structure.
 
     Examples
@@ -139,7 +138,7 @@ def leaf_digests(data: Any, *, content: bool = True) -> list[LeafDigest]:
     >>> [leaf.path for leaf in leaf_digests({"x": [np.zeros(3), np.ones(3)], "y": np.ones(3)})]
     ['x[0]', 'x[1]', 'y']
     """
-    return [_leaf_digest(path, leaf, content) for path, leaf in _leaves(data, "")]
+    return [_leaf_digest(path, leaf) for path, leaf in _leaves(data, "")]
 
 
 def _leaves(data: Any, path: str) -> Iterable[tuple[str, Any]]:
@@ -158,18 +157,18 @@ def _is_row_list(data: Sequence[Any]) -> bool:
     return bool(data) and all(isinstance(value, int | float | str | bytes) for value in data)
 
 
-def _leaf_digest(path: str, leaf: Any, content: bool) -> LeafDigest:
+def _leaf_digest(path: str, leaf: Any) -> LeafDigest:
     if leaf is None:
         return LeafDigest(path, "None")
     if isinstance(leaf, tf.RaggedTensor | tf.SparseTensor):
-        components = [_leaf_digest(path, array, content) for array in tf.nest.flatten(leaf, expand_composites=True)]
+        components = [_leaf_digest(path, array) for array in tf.nest.flatten(leaf, expand_composites=True)]
         kind = f"{type(leaf).__name__} of {', '.join(component.kind for component in components)}"
         return LeafDigest(path, kind, zlib.crc32(repr([component.content for component in components]).encode()))
     is_data = hasattr(leaf, "__array__") or isinstance(leaf, list | tuple | int | float | str | bytes)
     if not is_data:  # a generator or a dataset: its batches are compared
         return LeafDigest(path, type(leaf).__name__)
     array = np.asarray(keras.ops.convert_to_numpy(leaf) if isinstance(leaf, keras.Variable) else leaf)
-    return LeafDigest(path, f"{array.dtype}{list(array.shape)}", content_digest(array) if content else 0)
+    return LeafDigest(path, f"{array.dtype}{list(array.shape)}", content_digest(array))
 
 
 def content_digest(array: Array) -> int:

@@ -12,8 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
+from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.metrics import custom_metrics, is_along_rows
 from matex_data.training.keras_api import STEP_METHODS, Functional
 
@@ -116,6 +118,43 @@ def prove(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None], lo
     reasons += [*_of_losses(model), *_of_metrics(model)] if losses else ()
     mark = zlib.crc32(repr([_text(layer) for layer in layers]).encode())
     return Proof(tuple(dict.fromkeys(reasons)), any(map(_draws, layers)), mark)
+
+
+def agreed_proof(
+    channel: Channel,
+    model: Any,
+    leaves: Sequence[Any] | None,
+    has_rows: Sequence[bool] | None = None,
+    losses: bool = True,
+    step: str = "train_step",
+) -> Proof:
+    """Return what is known of a model on all ranks, which have to have the same layers. *Collective*.
+
+    Parameters
+    ----------
+    leaves : specs of the leaves of its batches, as for ``prove``; None: they are not known.
+    has_rows : for each leaf whether its first axis is that of the samples; None: if it has an axis.
+    losses : count the losses and metrics, too.
+    step : its step, which has to be Keras's own.
+    """
+    if leaves is None:
+        proof = Proof((f"{model.name}: input is not known beforehand",))
+    elif step != "train_step" and own_method(model, step) is not None:
+        proof = Proof((f"{model.name}: {step} is a method of the model's own",))
+    else:
+        known = [leaf is not None and bool(leaf.shape.rank) for leaf in leaves]
+        proof = prove(model, leaves, known if has_rows is None else has_rows, losses)
+    proven, marked = channel.host.same(np.array([proof.proven, proof.mark], np.int64))
+    if proof.proven and not proven:
+        return Proof((f"{model.name}: is not known to compute each row by itself on another rank",))
+    if proof.proven and not marked:
+        return Proof((f"{model.name}: has other layers on another rank",))
+    return proof
+
+
+def specs_of(spec: Any) -> list[Any]:
+    """Return the leaves of the spec of a batch; None for an optional, which stands for None."""
+    return [None if isinstance(leaf, tf.OptionalSpec) else leaf for leaf in tf.nest.flatten(spec)]
 
 
 def own_method(model: Any, name: str) -> Any:

@@ -6,11 +6,13 @@ number that is computed in another way each rank has its own.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
+
+from matex_data.training.reduction.graphs import is_fixed
 
 LogReduction = Literal["mean", "sum", "max", "min"]
 
@@ -19,8 +21,6 @@ KINDS: tuple[LogReduction, ...] = ("mean", "sum", "max", "min")
 _DIRECT: dict[str, LogReduction] = {"Mean": "mean", "Sum": "sum", "Max": "max", "Min": "min"}
 _UNCHANGED = ("Identity", "Cast", "Squeeze", "Reshape", "ExpandDims", "StopGradient", "EnsureShape", "PreventGradient")
 _LINEAR = ("Mul", "RealDiv", "Div", "DivNoNan", "AddV2", "Add", "Sub", "Neg")
-_SIZES = ("Shape", "Size", "ShapeN")
-_SOURCES = ("Const", "VarHandleOp", "ReadVariableOp")
 
 
 def reductions(logs: Any) -> dict[str, LogReduction | None]:
@@ -88,44 +88,40 @@ def combined_numbers(values: Sequence[tuple[Any, int | None]], kind: LogReductio
 def _reduction(value: Any) -> LogReduction | None:
     if not isinstance(value, tf.Tensor) or not hasattr(value, "graph"):  # eager tensors have none
         return None
-    return "mean" if _is_constant(value) else _of(value, {})
+    return "mean" if is_fixed(value) else _of(value, {})
 
 
 def _of(tensor: Any, known: dict[int, LogReduction | None]) -> LogReduction | None:
-    """Return the reduction that ends in a tensor of one number."""
+    """Return the reduction that ends in a tensor of one number, which depends on rows."""
     if id(tensor) not in known:
-        known[id(tensor)] = None
-        known[id(tensor)] = _of_operation(tensor.op, lambda source: _of(source, known))
+        op = tensor.op
+        found: LogReduction | None = None
+        if _is_row_count(tensor):
+            found = "sum"
+        elif op.type in _DIRECT:
+            inner = _of(op.inputs[0], known) if op.inputs[0].shape.rank == 0 else None
+            found = inner or _DIRECT[op.type]
+        elif op.type in _UNCHANGED:
+            found = _of(op.inputs[0], known)
+        elif op.type in _LINEAR:
+            found = _of_linear(op, known)
+        known[id(tensor)] = found
     return known[id(tensor)]
 
 
-def _of_operation(op: Any, of: Callable[[Any], LogReduction | None]) -> LogReduction | None:
-    if op.type in _DIRECT:
-        inner = of(op.inputs[0]) if op.inputs[0].shape.rank == 0 else None
-        return inner or _DIRECT[op.type]
-    if op.type in _UNCHANGED:
-        return "sum" if _is_row_count(op.inputs[0]) else of(op.inputs[0])
-    if op.type == "StridedSlice":
-        return "sum" if _is_row_count(op.outputs[0]) else None
-    if op.type in _LINEAR:
-        return _of_linear(op, of)
-    return None
-
-
-def _of_linear(op: Any, of: Callable[[Any], LogReduction | None]) -> LogReduction | None:
+def _of_linear(op: Any, known: dict[int, LogReduction | None]) -> LogReduction | None:
     """Return the reduction of a sum, or of a product with something that no sample changes."""
-    varying = [tensor for tensor in op.inputs if not _is_constant(tensor)]
-    if op.type in ("RealDiv", "Div", "DivNoNan") and len(varying) == 2 and _is_row_count(varying[1]):
-        return "mean" if of(varying[0]) == "sum" else None
-    inner = {of(tensor) for tensor in varying}
-    if len(inner) != 1 or (op.type in ("Mul", "RealDiv", "Div", "DivNoNan") and len(varying) != 1):
-        return None
-    if op.type in ("RealDiv", "Div", "DivNoNan") and varying[0] is not op.inputs[0]:
+    varying = [tensor for tensor in op.inputs if not is_fixed(tensor)]
+    divides, adds = "Div" in op.type, op.type in ("AddV2", "Add", "Sub")
+    if divides and len(varying) == 2 and _is_row_count(varying[1]):
+        return "mean" if _of(varying[0], known) == "sum" else None
+    inner = {_of(tensor, known) for tensor in varying}
+    if len(inner) != 1 or (not adds and len(varying) != 1) or (divides and varying[0] is not op.inputs[0]):
         return None
     (only,) = inner
-    offset = op.type in ("AddV2", "Add", "Sub") and len(varying) < len(op.inputs)
+    offset = adds and len(varying) < len(op.inputs)
     if only in ("max", "min"):  # a factor may be negative
-        return only if op.type in ("AddV2", "Add") and offset else None
+        return only if offset and op.type != "Sub" else None
     return None if only == "sum" and offset else only
 
 
@@ -138,18 +134,3 @@ def _is_row_count(tensor: Any) -> bool:
         begin = tf.get_static_value(op.inputs[1])
         return op.inputs[0].op.type == "Shape" and begin is not None and list(begin) == [0] and tensor.shape.rank == 0
     return bool(op.type == "Size")
-
-
-def _is_constant(tensor: Any) -> bool:
-    """Return whether a tensor is computed from constants and variables alone."""
-    pending, seen = [tensor], set()
-    while pending:
-        op = pending.pop().op
-        if op.name in seen:
-            continue
-        seen.add(op.name)
-        if op.type in _SIZES or (op.type not in _SOURCES and not op.inputs):
-            return False
-        if op.type not in _SOURCES:
-            pending += list(op.inputs)
-    return True

@@ -39,7 +39,7 @@ def combined_logs(
 
     A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
     metric over all ranks. Other numbers combine as their kinds say; those of no known kind are the same on all ranks,
-    or rank 0's own. Nested dicts stay nested; Keras flattens them.
+    or rank 0's own. Nested dicts are flattened, as Keras does it.
 
     Parameters
     ----------
@@ -61,14 +61,14 @@ def combined_logs(
         values = {key: _number(value) for key, value in flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
         is_result = set(logs) == set(result) and (not of_batch or all(sources.values()))
-        found = (is_result, values, sources, rows, _keys(logs), kinds or {})
+        found = (is_result, values, sources, rows, kinds or {})
     by_rank = [logs_of_rank for logs_of_rank in channel.host.allgather_object(found) if logs_of_rank is not None]
     if not by_rank:
         return logs
     if all(is_result for is_result, *_ in by_rank):
         return result
     after = _results(model)
-    _, first, candidates, _, keys, _ = by_rank[0]
+    _, first, candidates, *_ = by_rank[0]
     out, of_rank_0 = {}, []
     for key in first:
         common = [i for i in candidates[key] if all(i in rank[2][key] for rank in by_rank)]
@@ -76,21 +76,12 @@ def combined_logs(
             out[key] = after[common[0]][1]
             continue
         numbers = [(rank[1][key], rank[3]) for rank in by_rank]
-        of_ranks = {rank[5][key] for rank in by_rank if key in rank[5]}  # each rank has checked other rows, or none
+        of_ranks = {rank[4][key] for rank in by_rank if key in rank[4]}  # each rank has checked other rows, or none
         out[key], is_own = combined_numbers(numbers, of_ranks.pop() if len(of_ranks) == 1 else None)
         of_rank_0 += [key] * is_own
     if of_rank_0:
         own(of_rank_0)
-    return _filled(keys, out)
-
-
-def _keys(logs: dict[str, Any]) -> dict[str, Any]:
-    return {key: _keys(value) if isinstance(value, dict) else None for key, value in logs.items()}
-
-
-def _filled(keys: dict[str, Any], flat: dict[str, Any]) -> dict[str, Any]:
-    """Return nested dicts of these keys, with the values of a flat dict."""
-    return {key: flat[key] if inner is None else _filled(inner, flat) for key, inner in keys.items()}
+    return out
 
 
 def _results(model: Any) -> list[tuple[str, Any]]:
@@ -314,22 +305,17 @@ class _GatheredUpdate:
         return len(keras.ops.shape(values)) == 0
 
 
-def combine_states(channel: Channel, variables: list[Any], model: Any = None) -> None:
-    """Combine metric variables over all ranks, each by the aggregation that it declares. *Collective*.
-
-    Parameters
-    ----------
-    model : whose metrics these are; see `note_combined`. None: each rank has counted its own rows alone.
-    """
+def combine_states(channel: Channel, variables: list[Any]) -> None:
+    """Combine metric variables of which each rank has counted its own rows alone. *Collective*."""
     if channel.size > 1:
-        for variable, value in zip(variables, _combined(channel, variables, model), strict=True):
+        for variable, value in zip(variables, _combined(channel, variables, {}), strict=True):
             variable.assign(value)
 
 
 def combine_metrics(channel: Channel, model: Any) -> None:
-    """Combine the metric variables of a model that differ between the ranks. *Collective*."""
-    equal = _equal_variables(model)
-    combine_states(channel, [v for v in model.metrics_variables if id(v) not in equal], model)
+    """Combine the metric variables of a model over all ranks, which then have equal ones. *Collective*."""
+    for variable, value in zip(model.metrics_variables, combined_values(channel, model), strict=True):
+        variable.assign(value)
 
 
 def combined_values(channel: Channel, model: Any) -> list[Array]:
@@ -338,9 +324,9 @@ def combined_values(channel: Channel, model: Any) -> list[Array]:
     own = [np.array(variable.value.numpy()) for variable in variables]
     if channel.size == 1 or getattr(vars(model).get("train_step"), "whole", False):  # equal on all ranks
         return own
-    equal = _equal_variables(model)
+    equal, common = _equal_variables(model), vars(model).get(COMBINED, {})
     differ = [i for i, variable in enumerate(variables) if id(variable) not in equal]
-    for i, value in zip(differ, _combined(channel, [variables[i] for i in differ], model), strict=True):
+    for i, value in zip(differ, _combined(channel, [variables[i] for i in differ], common), strict=True):
         own[i] = value
     return own
 
@@ -363,11 +349,15 @@ def note_reset(model: Any) -> None:
     object.__setattr__(model, COMBINED, {})
 
 
-def _combined(channel: Channel, variables: list[Any], model: Any) -> list[Array]:
-    """Return the values of variables over all ranks. *Collective*."""
+def _combined(channel: Channel, variables: list[Any], common: Mapping[int, tuple[Any, Array]]) -> list[Array]:
+    """Return the values of variables over all ranks, each by the aggregation that it declares. *Collective*.
+
+    Parameters
+    ----------
+    common : variables, and what each rank has of all; see `note_combined`.
+    """
     channel.check_same(f"combine metrics {[(tuple(v.shape), str(v.dtype), _rule(v)) for v in variables]}")
     values = [np.array(variable.value.numpy(), order="C") for variable in variables]
-    common = {} if model is None else vars(model).get(COMBINED, {})
     for exact in (np.dtype(np.int64), np.dtype(np.float64)):
         chosen = [i for i, v in enumerate(variables) if _rule(v) != "root" and _exact_dtype(v) == exact]
         if not chosen:

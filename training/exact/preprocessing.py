@@ -70,29 +70,29 @@ def _layers_within(value: Any, seen: set[int]) -> Iterator[Any]:
     if id(value) in seen:
         return
     seen.add(id(value))
-    if isinstance(value, FunctionType):
-        if not is_library(value.__code__.co_filename):
-            for used in _used_by(value):
-                yield from _layers_within(used, seen)
-    elif isinstance(value, MethodType):
-        for used in (value.__func__, *vars(value.__self__).values()) if hasattr(value.__self__, "__dict__") else ():
-            yield from _layers_within(used, seen)
-    elif isinstance(value, functools.partial):
-        for used in (value.func, *value.args, *value.keywords.values()):
-            yield from _layers_within(used, seen)
-    elif isinstance(value, dict):
-        for used in value.values():
-            yield from _layers_within(used, seen)
-    elif isinstance(value, list | tuple):
-        for used in value:
-            yield from _layers_within(used, seen)
-    elif is_feature_space(value):
+    if is_feature_space(value):
         yield from value.preprocessors.values()
     elif hasattr(value, "_flatten_layers"):
         yield from value._flatten_layers()
+    else:
+        for used in _used_by(value):
+            yield from _layers_within(used, seen)
 
 
-def _used_by(function: FunctionType) -> Iterator[Any]:
+def _used_by(value: Any) -> Iterable[Any]:
+    """Return what a container holds, or a function, method or call with given arguments refers to."""
+    if isinstance(value, FunctionType):
+        return () if is_library(value.__code__.co_filename) else _used_by_function(value)
+    if isinstance(value, MethodType) and hasattr(value.__self__, "__dict__"):
+        return value.__func__, *vars(value.__self__).values()
+    if isinstance(value, functools.partial):
+        return value.func, *value.args, *value.keywords.values()
+    if isinstance(value, dict):
+        return value.values()
+    return value if isinstance(value, list | tuple) else ()
+
+
+def _used_by_function(function: FunctionType) -> Iterator[Any]:
     """Yield the objects that a function refers to by the names of its code."""
     for cell in function.__closure__ or ():
         try:

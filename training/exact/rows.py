@@ -124,8 +124,7 @@ def rank_rows(
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         empty = start == stop
         start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.ones_like(stop), stop)
-    selected = [_slice_leaf(leaf, rows, start, stop, known) for leaf, known in zip(leaves, per_sample, strict=True)]
-    return tf.nest.pack_sequence_as(element, selected)
+    return rows_between(element, start, stop, per_sample)
 
 
 def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, per_sample: bool | None) -> Any:

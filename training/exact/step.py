@@ -75,6 +75,32 @@ class RankStep(ABC):
             return data
         return rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
 
+    def _guarded(self, data: Any, count: Any, weight: Any) -> Any:
+        """Run the model's own step within ``StepState.step``, on a rank without samples on a stand-in row.
+
+        The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank. What does not
+        depend on rows, such as a counter of steps or a moving average of weights, changes as on other ranks.
+
+        Parameters
+        ----------
+        count : number of samples in ``data``, a scalar int64 tensor.
+        weight : of this rank in the step, a scalar tensor.
+        """
+        model = self._model
+        record_rows(model, count)
+        metrics = [v for v in model.metrics_variables if v.dtype != "string"]
+        excluded = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
+        own = [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
+        state = metrics + own
+        before = [tf.identity(v.value) for v in state]
+        with weighted_means(model, weight):
+            logs = self.wrapped(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
+        alike = {id(v) for v in gathered_variables(model)} | written_alike(data, own)
+        changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in alike]
+        # One for all: each costs ten operations.
+        tf.cond(count > 0, lambda: False, lambda: _restore(changed), name=STAND_IN_GUARD)
+        return logs
+
 
 class DistributedStep(RankStep):
     """Replacement for ``train_step`` of a model.
@@ -118,7 +144,7 @@ class DistributedStep(RankStep):
         self.samples_seen.assign_add(tf.cast(total, tf.int64))
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), tf.cast(total, tf.float64))
         with self._state.step(weight), self._patches:
-            return run_guarded(self._model, self.wrapped, data, count, weight)
+            return self._guarded(data, count, weight)
 
     def on_whole_batch(self, data: Any) -> Any:
         """Train on the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
@@ -167,7 +193,7 @@ class DistributedTestStep(RankStep):
         (total,) = self._reducer([tf.cast(count, tf.float64)])
         weight = tf.math.divide_no_nan(tf.cast(count, tf.float64), total)
         with self._state.step(weight):
-            return run_guarded(self._model, self.wrapped, data, count, weight)
+            return self._guarded(data, count, weight)
 
     def on_whole_batch(self, data: Any) -> Any:
         """Evaluate the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
@@ -318,33 +344,6 @@ def _joined(leaf: Any, parts: Iterator[Any]) -> Any:
         shape = tf.concat([tf.reduce_sum(sizes[:, 0], keepdims=True), leaf.dense_shape[1:]], 0)
         return tf.SparseTensor(tf.concat([row, others], 1), values, shape)
     return next(parts)
-
-
-def run_guarded(model: Any, run: Callable[[Any], Any], data: Any, count: Any, weight: Any) -> Any:
-    """Run a step within ``StepState.step``, on a rank without samples on a stand-in row.
-
-    The stand-in keeps this rank in all collectives of the step; it changes no variable of this rank. What does not
-    depend on rows, such as a counter of steps or a moving average of weights, changes as on other ranks.
-
-    Parameters
-    ----------
-    run : the model's own step.
-    count : number of samples in ``data``, a scalar int64 tensor.
-    weight : of this rank in the step, a scalar tensor.
-    """
-    record_rows(model, count)
-    metrics = [v for v in model.metrics_variables if v.dtype != "string"]
-    excluded = {id(v) for v in (*model.metrics_variables, *global_moment_variables(model))}
-    own = [v for v in model.non_trainable_variables if id(v) not in excluded and _depends_on_samples(v)]
-    state = metrics + own
-    before = [tf.identity(v.value) for v in state]
-    with weighted_means(model, weight):
-        logs = run(tf.nest.map_structure(lambda leaf: with_stand_in(leaf, count), data))
-    alike = {id(v) for v in gathered_variables(model)} | written_alike(data, own)
-    changed = [(v, value) for v, value in zip(state, before, strict=True) if id(v) not in alike]
-    # One for all: each costs ten operations.
-    tf.cond(count > 0, lambda: False, lambda: _restore(changed), name=STAND_IN_GUARD)
-    return logs
 
 
 def _restore(variables: Sequence[tuple[Any, Any]]) -> bool:

@@ -25,9 +25,8 @@ from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.batches import without_optionals
 from matex_data.training.checking.check import CheckSchedule, Mode, SelfCheck
 from matex_data.training.checking.fitting import TestCheck
-from matex_data.training.checking.forward import ForwardProofs
 from matex_data.training.checking.report import CheckReport
-from matex_data.training.checking.rows import RowCheck
+from matex_data.training.checking.rows import ForwardProofs, RowCheck
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.distributed_model import DistributedModel, replace_function
@@ -164,7 +163,7 @@ class PatchedCall:
             first = begin == 0
             last = self._epoch == self._epochs - 1 and per_epoch is not None and begin + executed >= per_epoch
             fit = first and self._epoch == 0
-            self._position = {"first_of_fit": fit, "first_of_epoch": first, "last_of_fit": last}
+            self._position = {"first_of_fit": fit, "last_of_fit": last}
             if first and not self.whole_batches:
                 self.check.of_shards(self.spec)
             yield execution

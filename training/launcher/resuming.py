@@ -19,7 +19,7 @@ from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
-from matex_data.training.restart.resume import TrainingPosition, TrainingRun, sources
+from matex_data.training.restart.resume import TrainingPosition, TrainingRun, begin_sources, sources
 
 log = logging.getLogger("matex_data.training")
 
@@ -143,16 +143,7 @@ class ScriptRun(TrainingRun):
         """Make the iterators of the epochs before, which draw seeds, and drop the batches of the last one."""
         pipeline, dataset = facts["pipeline"], epoch_iterator._distributed_dataset
         self._sources = sources(dataset)
-        if len(self._sources) != len(facts["data"]):
-            raise PartitionError(
-                "the interrupted run had other data",
-                expected=f"{len(facts['data'])} datasets of matex_data in the pipeline",
-                found=f"{len(self._sources)} datasets of matex_data in the pipeline",
-                remedy="run the script unchanged; or give another folder to --checkpoint",
-            )
-        for source, state in zip(self._sources, facts["data"], strict=True):
-            source.fingerprint.check(state)
-            source.begin_at(int(state["step"]) // max(1, source.schedule.steps))
+        begin_sources(self._sources, facts["data"])
         while self._iterators < pipeline["iterators"] - 1:
             iter(epoch_iterator._get_iterator())
         if epoch_iterator.steps_per_epoch:

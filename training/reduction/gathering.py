@@ -119,29 +119,31 @@ def broadcast_object(value: Any, root: int = 0, *, comm: MPI.Intracomm | None = 
     check_root(channel, root)
     if channel.size == 1:
         return value
-    packed, problem = _pickled(value) if channel.rank == root else (b"", "")
+    communicator = channel.communicator
     with collective("broadcast_object()"):
         channel.check_same(f"call broadcast_object(root={root})")
-        facts = np.array([len(packed), bool(problem)], np.int64)
-        channel.host.broadcast(facts, root)
-        content = np.frombuffer(bytearray(packed or int(facts[0])), np.uint8)
+        packed = communicator.agreed(lambda: _pickled(value, root) if channel.rank == root else b"")
+        (nbytes,) = communicator.maximum(len(packed))
+        content = np.frombuffer(bytearray(packed or nbytes), np.uint8)
         channel.host.broadcast(content, root)
-    if facts[1]:
-        raise PartitionError(
-            "an object cannot be sent to the other ranks",
-            expected="an object that can be pickled",
-            found=f"on rank {root}: {bytes(content).decode()}",
-        )
     return value if channel.rank == root else pickle.loads(content.tobytes())
 
 
-def _pickled(value: Any) -> tuple[bytes, str]:
-    """Return the pickle of an object; if there is none, the error as bytes, and as text."""
+def _pickled(value: Any, rank: int) -> bytes:
+    """Return the pickle of an object of a rank.
+
+    Raises
+    ------
+    PartitionError : there is none.
+    """
     try:
-        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL), ""
+        return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # of any kind: the other ranks wait
-        text = f"{type(error).__name__}: {error}"
-        return text.encode(), text
+        raise PartitionError(
+            "an object cannot be sent to the other ranks",
+            expected="an object that can be pickled",
+            found=f"on rank {rank}: {type(error).__name__}: {error}",
+        ) from error
 
 
 def barrier(*, comm: MPI.Intracomm | None = None) -> None:

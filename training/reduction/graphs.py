@@ -77,18 +77,6 @@ def eager_variable(value: Any, dtype: tf.DType) -> Any:
         return thread.submit(create).result()
 
 
-class Cursor:
-    """Number of the next collective operation.
-
-    Attributes
-    ----------
-    number : scalar int64 tensor; each operation takes it as an input and replaces it by an output of its own.
-    """
-
-    def __init__(self, number: Any) -> None:
-        self.number = number
-
-
 class SequenceCounter:
     """Variable that every collective operation reads and writes, which puts them in one order on all ranks.
 
@@ -98,22 +86,27 @@ class SequenceCounter:
     Attributes
     ----------
     variable : the variable; None before its first use.
+    number : within ``advance``, the number of the next operation, a scalar int64 tensor; each operation takes it as an
+        input and replaces it by an output of its own.
     """
 
     def __init__(self) -> None:
         self.variable: Any = None
+        self.number: Any = None
 
     @contextlib.contextmanager
-    def advance(self) -> Iterator[Cursor]:
+    def advance(self) -> Iterator[SequenceCounter]:
         """Context manager: order the operations of this block after those of earlier blocks."""
         if in_session_graph():  # the session of the user would have to initialize a variable
-            yield Cursor(tf.constant(0, tf.int64))
+            self.number = tf.constant(0, tf.int64)
+            yield self
             return
         if self.variable is None:
             self.variable = eager_variable(0, tf.int64)
-        cursor = Cursor(self.variable.read_value())
-        yield cursor
-        self.variable.assign(cursor.number)
+        self.number = self.variable.read_value()
+        yield self
+        self.variable.assign(self.number)
+        self.number = None
 
 
 def is_fixed(tensor: Any) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import islice
 from typing import Any, Literal
 
@@ -74,10 +74,7 @@ def _allreduce(tensors: Any, op: Op, comm: MPI.Intracomm | None) -> Any:
     for leaf in leaves:
         _check(leaf, op)
     weight = 1 / channel.size if op == "mean" else None
-    reducer = Reducer(channel)
-    if op == "sum" and channel.size > 1:
-        return tf.nest.pack_sequence_as(tensors, exact_sums(reducer, leaves))
-    return tf.nest.pack_sequence_as(tensors, reducer(leaves, weight, op))
+    return tf.nest.pack_sequence_as(tensors, Reducer(channel)(leaves, weight, op))
 
 
 def _check(leaf: Any, op: Op) -> None:
@@ -325,96 +322,28 @@ def _can_overlap() -> bool:
 
 
 def _run_in_pool(channel: Channel, pool: CommunicationPool, payloads: list[Payload], weight: Any) -> list[list[Any]]:
-    """Add two operations for each payload: submit it, and wait for it after all payloads are submitted."""
+    """Add two operations for each payload: submit it, in the order of all, and wait for it once all are submitted."""
     with _sequence_counter(channel, pool).advance() as cursor:
-        submitted = []
-        for position, payload in enumerate(payloads):
+        numbers = []
+        for payload in payloads:
 
             def start(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> Any:
                 pool.submit(int(number), payload.prepare(float(weight), arrays))
-                return number
+                return number + 1
 
-            inputs = [cursor.number + position, weight, *payload.inputs]
-            submitted.append(tf.numpy_function(start, inputs, tf.int64))
+            numbers.append(cursor.number)
+            cursor.number = tf.numpy_function(start, [cursor.number, weight, *payload.inputs], tf.int64)
 
-        def wait(number: Any, *_: Any) -> Any:
+        def wait(number: Any, _: Any) -> Any:
             return pool.result(int(number))
 
-        results = [
-            tf.nest.flatten(tf.numpy_function(wait, [number, *submitted], payload.dtypes))
-            for number, payload in zip(submitted, payloads, strict=True)
+        return [
+            tf.nest.flatten(tf.numpy_function(wait, [number, cursor.number], payload.dtypes))
+            for number, payload in zip(numbers, payloads, strict=True)
         ]
-        with tf.control_dependencies(submitted):
-            cursor.number = cursor.number + len(payloads)
-    return results
 
 
 def _sequence_counter(channel: Channel, name: str | CommunicationPool) -> SequenceCounter:
     counter = channel.counters.setdefault(name, SequenceCounter())
     assert isinstance(counter, SequenceCounter)
     return counter
-
-
-HALF = 32
-LOW_HALF = (1 << HALF) - 1
-
-
-def exact_sums(add: Callable[[list[Any]], list[Any]], tensors: Sequence[Any]) -> list[Any]:
-    """Return sums over the ranks of integers and other tensors. *Collective*.
-
-    Parameters
-    ----------
-    add : sums each of several tensors over the ranks, in its dtype; None stays None.
-    tensors : of up to 2**31 ranks.
-
-    Raises
-    ------
-    tf.errors.InvalidArgumentError : a sum of integers does not fit into their dtype; in a graph, when it runs.
-    """
-    split = [_addends(tensor) for tensor in tensors]
-    sums = iter(add([addend for addends in split for addend in addends]))
-    return [
-        _joined(tensor.dtype, totals) if _is_integer(tensor) else totals[0]
-        for tensor, addends in zip(tensors, split, strict=True)
-        for totals in [list(islice(sums, len(addends)))]
-    ]
-
-
-def _is_integer(tensor: Any) -> bool:
-    return isinstance(tensor, tf.Tensor) and tensor.dtype.is_integer
-
-
-def _addends(tensor: Any) -> list[Any]:
-    """Return what is to be summed of a tensor: of 64-bit integers the lower and the upper half, as int64."""
-    if not _is_integer(tensor):
-        return [tensor]
-    if tensor.dtype.size < 8:
-        return [tf.cast(tensor, tf.int64)]
-    half = tf.constant(HALF, tensor.dtype)
-    low = tf.bitwise.bitwise_and(tensor, tf.constant(LOW_HALF, tensor.dtype))
-    return [tf.cast(low, tf.int64), tf.cast(tf.bitwise.right_shift(tensor, half), tf.int64)]
-
-
-def _joined(dtype: tf.DType, totals: list[Any]) -> Any:
-    """Return the sum in a dtype."""
-    if len(totals) == 1:
-        (total,) = totals
-        with tf.control_dependencies(_checks(total, dtype.min, dtype.max, dtype)):
-            return tf.cast(tf.identity(total), dtype)
-    low, high = totals
-    high += tf.bitwise.right_shift(low, tf.constant(HALF, tf.int64))
-    with tf.control_dependencies(_checks(high, dtype.min >> HALF, dtype.max >> HALF, dtype)):
-        upper = tf.bitwise.left_shift(high, tf.constant(HALF, tf.int64))
-    total = tf.bitwise.bitwise_or(upper, tf.bitwise.bitwise_and(low, tf.constant(LOW_HALF, tf.int64)))
-    return tf.bitcast(total, dtype)
-
-
-def _checks(values: Any, least: int, most: int, dtype: tf.DType) -> list[Any]:
-    """Return assertions that values are within limits; eagerly, raise the error."""
-    text = f"a sum over the ranks does not fit into {dtype.name}: cast the tensors first (tf.cast), to int64 or a float"
-    limits = tf.constant(least, tf.int64), tf.constant(most, tf.int64)
-    checks = [
-        tf.debugging.assert_greater_equal(values, limits[0], text, summarize=1),
-        tf.debugging.assert_less_equal(values, limits[1], text, summarize=1),
-    ]
-    return [check for check in checks if check is not None]

@@ -16,7 +16,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import Collectives, Op
 from matex_data.training.reduction.buckets import Bucket, scaled
 from matex_data.training.reduction.graphs import is_fixed
-from matex_data.training.reduction.rounding import sum_rounded
+from matex_data.training.reduction.rounding import sum_integers, sum_rounded
 
 log = logging.getLogger("matex_data.training")
 
@@ -117,10 +117,12 @@ class DensePayload(Payload):
         return tf.math.multiply_no_nan(tensor, tf.cast(weight, tensor.dtype))
 
     def _reduce(self, array: Array, collectives: Collectives) -> None:
-        if self._wire_dtype is None:
-            collectives.reduce(array.reshape(-1), self._op, met=not self._unless_equal)
-        else:
+        if self._wire_dtype is not None:
             sum_rounded(collectives, array.reshape(-1), self._wire_dtype)
+        elif array.dtype.kind in "iu" and self._op == "sum":
+            sum_integers(collectives, array.reshape(-1))
+        else:
+            collectives.reduce(array.reshape(-1), self._op, met=not self._unless_equal)
 
     def unpack(self, outputs: list[Any]) -> list[Any]:
         (whole,) = outputs

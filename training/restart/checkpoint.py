@@ -1,9 +1,9 @@
 """Checkpoint: one file with everything that training needs to resume. Rank 0 replaces it atomically.
 
 The file is an uncompressed ``.npz`` with the facts of the run as JSON and one array for each variable. Variables that
-are equal on all ranks are stored once, and matched by name; metrics and seeds are stored for each replica. Variables of
-which ranks hold parts are stored whole; so a run resumes on any mesh. Writing and reading, each rank holds its own
-values alone, and one whole variable at a time.
+are equal on all ranks are stored once, and matched by name; so are metrics, over all ranks. Seeds are stored for each
+replica. Variables of which ranks hold parts are stored whole; so a run resumes on any mesh. Writing and reading, each
+rank holds its own values alone, and one whole variable at a time.
 """
 
 from __future__ import annotations
@@ -11,12 +11,10 @@ from __future__ import annotations
 import contextlib
 import itertools
 import json
-import math
 import os
 import re
 import zipfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +38,12 @@ from matex_data.training.partition.parts import part_of, whole_shape
 from matex_data.training.partition.whole import WholeVariables
 
 FILE = "training.npz"
-VERSION = 4
+VERSION = 5
 _FACTS = "facts"
 _OPTIONAL: dict[str, Any] = {
     "pipeline": {},
     "history": {"epoch": [], "logs": {}},
+    "metrics": [],
     "moving": [],
     "rows": [],
     "micro_batches": [],
@@ -54,7 +53,6 @@ _KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "c
 _KINDS |= {name: type(value) for name, value in _OPTIONAL.items()}
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
 _POSITION = ("epoch", "step", "steps")
-_READ_BYTES = 1 << 20
 
 
 class StoredArrays:
@@ -77,11 +75,8 @@ class StoredArrays:
         self._file, self._table = file, dict(table)
         if {*file.files, _FACTS} - {_FACTS} != table.keys():
             raise ValueError(f"arrays {sorted({*file.files} ^ {*table, _FACTS})} are missing or unknown")
-        for name, (dtype, shape) in table.items():
-            with file.zip.open(f"{name}.npy") as member:
-                _check_typed(*_header(member), dtype, shape)
-                while data := member.read(_READ_BYTES):  # compares the checksum at the end
-                    compared(len(data))
+        for name in table:
+            compared(self._load(name).nbytes)
 
     def __len__(self) -> int:
         """Return the number of arrays that were not popped."""
@@ -89,9 +84,24 @@ class StoredArrays:
 
     def pop(self, name: str) -> Array:
         """Return an array, which is released here."""
-        dtype, shape = self._table.pop(name)
+        array = self._load(name)
+        del self._table[name]
+        return array
+
+    def _load(self, name: str) -> Array:
+        """Return an array; NumPy compares its checksum.
+
+        Raises
+        ------
+        ValueError : it has another dtype or shape than that in the table.
+        """
+        dtype, shape = _dtype(self._table[name][0]), tuple(self._table[name][1])
         array: Array = self._file[name]
-        return np.ascontiguousarray(array if array.dtype == _dtype(dtype) else array.view(_dtype(dtype))).reshape(shape)
+        if array.dtype == np.uint8:  # the bytes of a dtype that NumPy files do not have
+            array = array.view(dtype).reshape(shape)
+        if array.dtype != dtype or array.shape != shape:
+            raise ValueError(f"an array of {array.dtype}{list(array.shape)} where {dtype}{list(shape)} was saved")
+        return np.ascontiguousarray(array).reshape(shape)
 
 
 class Checkpoint:
@@ -121,59 +131,22 @@ class Checkpoint:
     ) -> None:
         self.path = path
         self.facts = facts
-        self._channel = channel
-        self._replicas = replicas or channel
-        self.ranks, self.replica = self._replicas.size, self._replicas.rank
+        self._channel, replicas = channel, replicas or channel
+        self.ranks, self.replica = replicas.size, replicas.rank
         self.popped: Callable[[int], None] = _ignore
         self._arrays = arrays
 
     def pop(self, name: str) -> Array:
         """Return an array on all ranks, and release it on rank 0. *Collective*."""
         dtype, shape = self.facts["arrays"][name]
-        array = self._read(name) if self._channel.rank == 0 else np.empty(shape, _dtype(dtype))
+        if self._channel.rank == 0:
+            array = self._arrays.pop(name)
+            self.popped(array.nbytes)
+        else:
+            array = np.empty(shape, _dtype(dtype))
         if self._channel.size > 1:
             self._channel.host.broadcast(array.reshape(-1))
         return array
-
-    def pop_own(self, name: str) -> Array:
-        """Return this replica's value of an array that has one for each, and release the array. *Collective*.
-
-        If the number of replicas has changed, return the sum of the values on replica 0, and zeros on the others.
-        """
-        dtype, shape = self.facts["arrays"][name]
-        if self._replicas is not self._channel:
-            values, replica = self.pop(name), self._replicas.rank
-            total = values.sum(0, dtype=values.dtype)
-            return values[replica] if len(values) == self.ranks else total if replica == 0 else np.zeros_like(total)
-        stack = self._read(name) if self._channel.rank == 0 else None
-        own = np.zeros(shape[1:], _dtype(dtype))
-        if shape[0] != self._channel.size:
-            return own if stack is None else stack.sum(0, dtype=stack.dtype)
-        if self._channel.size == 1:
-            return own if stack is None else stack[0]
-        self._channel.host.scatter_from_root(stack, own)
-        return own
-
-    def _read(self, name: str) -> Array:
-        array = self._arrays.pop(name)
-        self.popped(array.nbytes)
-        return array
-
-
-@dataclass(frozen=True)
-class RankValues:
-    """Values of the variables of one rank.
-
-    Parameters
-    ----------
-    values : in the order of ``rank_variables``; the metrics are those of all ranks, or their sum over the ranks is.
-    same_ranks : whether the number of ranks is that of the checkpoint.
-    first : position of the first of them: behind the metrics, if the checkpoint has others.
-    """
-
-    values: Sequence[Array] = ()
-    same_ranks: bool = True
-    first: int = 0
 
 
 def open_checkpoint(
@@ -275,29 +248,33 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
             remedy="resume with the release of matex_data that wrote it, or delete it to start again",
         )
     try:
-        facts.setdefault("micro_batches", [])  # which checkpoints of version 4 had not at first
         _check(facts)
         return StoredArrays(file, facts["arrays"], compared), facts
     except Exception as error:  # as above
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def rank_values(found: Checkpoint, model: Any, summed: bool = False) -> RankValues:
-    """Return the values of the variables that differ between replicas. *Collective*.
+def rank_values(found: Checkpoint, model: Any, of_all: bool = False) -> list[tuple[Any, Array]]:
+    """Return the variables that differ between replicas, and their values. *Collective*.
+
+    Seeds keep their initial values on another number of replicas. Metrics begin anew if the checkpoint has others.
 
     Parameters
     ----------
-    summed : each replica gets the sums of metrics over all of them.
+    of_all : each replica gets the metrics of all; otherwise the first one does, and the others begin anew.
     """
-    paths, metrics = found.facts["own"], model.metrics_variables
-    names = [f"own{i}" for i in range(len(paths))]
-    of_metrics = max(0, len(paths) - len(rank_variables(model)) + len(metrics))
-    same_ranks = all(found.facts["arrays"][name][1][0] == found.ranks for name in names)
-    same_metrics = [_unnumbered(v.path) for v in metrics] == [_unnumbered(path) for path in paths[:of_metrics]]
-    first = 0 if same_metrics else of_metrics
-    split = of_metrics if summed else first
-    of_all = [np.asarray(stack.sum(0, dtype=stack.dtype)) for stack in map(found.pop, names[first:split])]
-    return RankValues([*of_all, *map(found.pop_own, names[split:])], same_ranks, 0 if same_metrics else len(metrics))
+    shapes = {name: tuple(shape) for name, (_, shape) in found.facts["arrays"].items()}
+    values: list[tuple[Any, Array]] = []
+    metrics, paths = model.metrics_variables, found.facts["metrics"]
+    if [_unnumbered(v.path) for v in metrics] == [_unnumbered(path) for path in paths]:
+        for i, variable in enumerate(metrics):
+            if shapes[f"metrics{i}"] == tuple(variable.shape):
+                value = found.pop(f"metrics{i}")
+                values.append((variable, value if of_all or not found.replica else np.zeros_like(value)))
+    for i, variable in zip(range(len(found.facts["own"])), rank_variables(model), strict=False):
+        if shapes[f"own{i}"] == (found.ranks, *variable.shape):
+            values.append((variable, found.pop(f"own{i}")[found.replica]))
+    return values
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
@@ -383,30 +360,25 @@ class ModelState:
         average_moving_statistics(model, channel)
         names = names_of(model, replicated_variables(model))
         kept = ((f"moving{i}", stack) for i, stack in enumerate(stacks) if stack is not None)
-        own, rows = [v.path for v in rank_variables(model)], [v.path for v in row_states(model)]
-        facts = {"common": names, "own": own, "moving": [v.path for v in moving], "rows": rows}
+        stored = {"metrics": model.metrics_variables, "own": rank_variables(model)}
+        stored |= {"moving": moving, "rows": row_states(model)}
+        facts = {"common": names, **{kind: [v.path for v in variables] for kind, variables in stored.items()}}
         return itertools.chain(kept, self._arrays()), facts
 
     def _arrays(self) -> Iterator[tuple[str, Array]]:
         model, channel = self._model, self._channel
         metrics = combined_values(channel, model)
-        for i, value in enumerate(metrics):
-            if channel.rank == 0:
-                yield f"own{i}", np.stack([value, *[np.zeros_like(value)] * (channel.size - 1)])
-        for kind, first, variables in (
-            ("own", len(metrics), rank_variables(model)[len(metrics) :]),
-            ("rows", 0, row_states(model)),
-        ):
-            for i, variable in enumerate(variables, first):
-                value = np.array(variable.value.numpy())
-                stack = channel.host.gather_at_root(value) if channel.size > 1 else value[None]
+        yield from ((f"metrics{i}", value) for i, value in enumerate(metrics) if channel.rank == 0)
+        for kind, variables in (("own", rank_variables(model)), ("rows", row_states(model))):
+            for i, variable in enumerate(variables):
+                stack = channel.host.gather_at_root(np.array(variable.value.numpy()))
                 if stack is not None:
                     yield f"{kind}{i}", stack
         variables = replicated_variables(model)
         yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, variables, variables).wholes())
 
-    def restore(self, found: Checkpoint) -> RankValues:
-        """Set the replicated variables; return the values of the others for ``restore_rank_variables``. *Collective*.
+    def restore(self, found: Checkpoint) -> list[tuple[Any, Array]]:
+        """Set the replicated variables; return others and their values for ``restore_rank_variables``. *Collective*.
 
         Raises
         ------
@@ -417,32 +389,26 @@ class ModelState:
         restore_replicated(found, model, variables, variables)
         for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
             if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
-                variable.assign(found.pop_own(f"moving{i}"))
+                variable.assign(found.pop(f"moving{i}")[found.replica])
         for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
             variable.assign(_own_rows(found, f"rows{i}", variable))
-        return rank_values(found, model, summed=True)
+        return rank_values(found, model, of_all=True)
 
-    def restore_rank_variables(self, values: RankValues) -> None:
-        """Set the metrics, and the seeds of this rank, which keep their initial values on another number of ranks.
-
-        Metrics begin anew if those of the checkpoint are others.
-        """
-        variables = rank_variables(self._model)
-        restored = variables if values.same_ranks else variables[: len(self._model.metrics_variables)]
-        for variable, value in zip(restored[values.first :], values.values, strict=False):
-            if value.shape == tuple(variable.shape):
-                variable.assign(value)
+    def restore_rank_variables(self, values: Sequence[tuple[Any, Array]]) -> None:
+        """Set the metrics, and the seeds of this rank."""
+        for variable, value in values:
+            variable.assign(value)
         note_combined(self._model)
 
 
 def rank_variables(model: Any) -> list[Any]:
-    """Return the variables that may differ between ranks: first of metrics, then seeds and counters of layers.
+    """Return the variables of layers that may differ between ranks: seeds and counters.
 
     The weights of frozen layers are not among them, nor moving statistics that have been averaged: they are equal.
     """
     equal = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
     equal |= {id(v) for v in (*moving_statistics(model), *row_states(model))}
-    return [*model.metrics_variables, *(v for v in model.non_trainable_variables if id(v) not in equal)]
+    return [v for v in model.non_trainable_variables if id(v) not in equal]
 
 
 def positions_of(found: Checkpoint, names: list[str]) -> list[int]:
@@ -521,7 +487,7 @@ def _check(facts: Mapping[str, Any]) -> None:
         raise ValueError("facts of the history are missing")
     if not all({"class", "options", "state", "arrays"} <= entry.keys() for entry in facts["callbacks"]):
         raise ValueError("facts of callbacks are missing")
-    for kind in ("common", "own", "moving", "rows"):
+    for kind in ("common", "metrics", "own", "moving", "rows"):
         if any(f"{kind}{i}" not in facts["arrays"] for i in range(len(facts[kind]))):
             raise ValueError(f"arrays of {kind} variables are missing")
 
@@ -537,25 +503,6 @@ def _remove_drafts(folder: Path) -> None:
 def _plain(array: Array) -> Array:
     """Return the bytes of an array whose dtype NumPy files do not have (bfloat16, float8), or the array itself."""
     return array.reshape(-1).view(np.uint8) if array.dtype.kind == "V" or array.dtype.isbuiltin != 1 else array
-
-
-def _header(member: Any) -> tuple[np.dtype[Any], tuple[int, ...]]:
-    """Return dtype and shape of an array in a file that is about to be read."""
-    versions = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-    version = np.lib.format.read_magic(member)
-    if version not in versions:
-        raise ValueError(f"an array in version {version} of NumPy's format")
-    shape, _, dtype = versions[version](member)
-    return dtype, shape
-
-
-def _check_typed(stored: np.dtype[Any], stored_shape: tuple[int, ...], dtype: str, shape: Sequence[int]) -> None:
-    """Raise ``ValueError`` unless a stored array is one of this dtype and shape, or its bytes; see ``_plain``."""
-    expected = _dtype(dtype)
-    alike = stored == expected and stored_shape == tuple(shape)
-    count = math.prod(shape) * expected.itemsize
-    if not alike and not (stored == np.uint8 and expected != np.uint8 and stored_shape == (count,)):
-        raise ValueError(f"an array of {stored}{list(stored_shape)} where {dtype}{list(shape)} was saved")
 
 
 def _dtype(name: str) -> np.dtype[Any]:

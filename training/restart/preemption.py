@@ -224,11 +224,6 @@ def stop_requested(comm: MPI.Intracomm | None = None) -> bool:
     return requested
 
 
-def describe(reason: int) -> str:
-    """Return the reason to end as text."""
-    return "the time limit is near" if reason >= _TIME_LIMIT else f"{signal.Signals(reason).name} was received"
-
-
 def signals() -> list[signal.Signals]:
     """Return the signals of ``MATEX_SIGNALS``.
 
@@ -284,9 +279,8 @@ def exit_preempted(reason: int, rank: int, saved: str) -> None:
     saved : what was saved, as text.
     """
     if rank == 0:
-        log.warning(
-            "%s: saved %s; all ranks end with exit code %d, to be started again",
-            *(describe(reason), saved, EXIT_PREEMPTED),
-        )
+        cause = "the time limit is near" if reason >= _TIME_LIMIT else f"{signal.Signals(reason).name} was received"
+        text = "%s: saved %s; all ranks end with exit code %d, to be started again"
+        log.warning(text, cause, saved, EXIT_PREEMPTED)
     sys.stdout.flush()
     raise Preempted

@@ -7,7 +7,7 @@ import logging
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -130,12 +130,7 @@ class TrainingRun:
         """Return a pipeline from ``start`` on; datasets of this package in it begin with the epoch of ``start``."""
         if self.checkpoint is None:
             return dataset
-        batches, saved = sources(dataset), self.checkpoint.facts["data"]
-        if len(batches) != len(saved):
-            raise _other_data(len(saved), len(batches))
-        for source, state in zip(batches, saved, strict=True):
-            source.fingerprint.check(state)
-            source.begin_at(read_step(state) // max(1, source.schedule.steps))
+        begin_sources(sources(dataset), self.checkpoint.facts["data"])
         if not self.start.step:
             return dataset
         steps = int(dataset.cardinality())
@@ -255,7 +250,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._run, self._user_callbacks, self._model_state = run, user_callbacks, state
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
-        self._rank_values = checkpoint.RankValues()
+        self._rank_values: list[tuple[Any, Any]] = []
         self._history: dict[str, Any] = {}
         self._rate: float | None = None  # of the checkpoint, unless it follows a schedule
         self._agreement = stop_agreement(run.channel.user)
@@ -312,7 +307,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             rate = learning_rate(self.model.optimizer)
             if rate is not None and self._rate is not None:
                 rate.assign(self._rate)
-        self._rank_values, self._rate = checkpoint.RankValues(), None
+        self._rank_values, self._rate = [], None
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Save the run and end, if a rank was asked to before the previous step. *Collective*."""
@@ -424,6 +419,20 @@ def sources(dataset: Any) -> list[Batches]:
     """Return the batches of this package that a pipeline reads."""
     found = getattr(dataset, "matex_batches", None)
     return [found] if found is not None else [b for source in dataset._inputs() for b in sources(source)]
+
+
+def begin_sources(batches: Sequence[Batches], saved: Sequence[Any]) -> None:
+    """Let the data of a pipeline begin with the epoch of a checkpoint, whose states they are compared with.
+
+    Raises
+    ------
+    PartitionError : the run began with other data.
+    """
+    if len(batches) != len(saved):
+        raise _other_data(len(saved), len(batches))
+    for source, state in zip(batches, saved, strict=True):
+        source.fingerprint.check(state)
+        source.begin_at(read_step(state) // max(1, source.schedule.steps))
 
 
 def _other_data(expected: int, found: int) -> PartitionError:

@@ -7,13 +7,12 @@ import itertools
 from matex_data.training.checking.check import FITS, CheckSchedule
 
 
-def _checked(steps: int, schedule: CheckSchedule | None = None, epoch: int | None = None) -> list[int]:
+def _checked(steps: int, schedule: CheckSchedule | None = None) -> list[int]:
     """Return the steps, from 1, of a fit that are checked."""
     schedule = schedule or CheckSchedule()
     found = []
     for step in range(steps):
-        first = epoch is not None and step % epoch == 0
-        if schedule.due(first_of_fit=step == 0, first_of_epoch=first, last_of_fit=step == steps - 1):
+        if schedule.due(first_of_fit=step == 0, last_of_fit=step == steps - 1):
             schedule.note_check()
             found.append(step + 1)
         schedule.steps += 1
@@ -33,10 +32,6 @@ def test_the_end_of_a_fit_is_checked_unless_a_check_was_just_before() -> None:
     last = _checked(1000)[-2]
     assert _checked(last * 13 // 10)[-2:] == [last, last * 13 // 10]
     assert _checked(last * 12 // 10)[-1] == last
-
-
-def test_epochs_add_few_checks() -> None:
-    assert len(_checked(1000, epoch=10)) <= 20
 
 
 def test_many_fits_are_not_all_checked() -> None:

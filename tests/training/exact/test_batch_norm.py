@@ -101,7 +101,7 @@ def _moments(comm: Any, channels: int, offset: float) -> tuple[Any, Any, Any, li
 
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.comm.collectives import Collectives
-    from matex_data.training.exact.batch_norm import global_moments
+    from matex_data.training.exact.batch_norm import GlobalMoments
     from matex_data.training.exact.state import step_state
     from matex_data.training.reduction.ops import Reducer
 
@@ -122,7 +122,7 @@ def _moments(comm: Any, channels: int, offset: float) -> tuple[Any, Any, Any, li
     with mock.patch.object(Collectives, "reduce", reduce), step_state(channel).step(weight):
         with tf.GradientTape() as tape:
             tape.watch(rows)
-            mean, variance = global_moments(layer, Reducer(channel))(rows, None)
+            mean, variance = GlobalMoments(layer, Reducer(channel))(rows, None)
             normalized = (rows - mean) * tf.math.rsqrt(variance + 1e-3)
             loss = tf.reduce_mean(tf.reduce_sum(scales * normalized**3, 1))
         gradient = weight * tape.gradient(loss, rows)

@@ -380,8 +380,8 @@ def _sent(comm: Any, folder: Path) -> tuple[int, int, int]:
     finally:
         del channel.host.broadcast, channel.host.allgather_object
     assert left == sum("best_weights" in name for name in found.facts["arrays"]) * (comm.rank == 0)
-    metrics = {f"own{i}" for i in range(len(model.metrics_variables))}
-    tables = [t for name, t in found.facts["arrays"].items() if name.startswith("common") or name in metrics]
+    kinds = ("common", "metrics", "own")
+    tables = [t for name, t in found.facts["arrays"].items() if name.startswith(kinds)]
     return sum(arrays), sum(objects), sum(int(np.prod(s)) * np.dtype(d).itemsize for d, s in tables)
 
 
@@ -439,7 +439,7 @@ def _by_name(comm: Any, folder: Path) -> None:
     for other in (model("a", "c"), model("a"), model("a", "b", kind="bfloat16")):
         with pytest.raises(PartitionError, match="another model"):
             moved(first, other)
-    assert checkpoint.rank_variables(model("a", "b", frozen=True)) == model("a", "b").metrics_variables
+    assert checkpoint.rank_variables(model("a", "b", frozen=True)) == []
 
     def drawing(metrics: list[str], draws: int) -> Any:
         drop = keras.layers.Dropout(0.5, name="drop")
@@ -477,18 +477,16 @@ def _saved(comm: Any) -> Any:
         variable.assign(np.random.default_rng([i, comm.rank]).uniform(size=variable.shape).astype(np.float32))
         before.append(np.array(variable))
     arrays, names = checkpoint.ModelState(model, channel).capture()
-    own = {name: array for name, array in arrays if name.startswith("own")}
+    own = {name: array for name, array in arrays if name.startswith(("own", "metrics"))}
     found = checkpoint.Checkpoint(
         channel,
         Path(FILE),
         {**names, "arrays": comm.bcast({name: [str(array.dtype), array.shape] for name, array in own.items()})},
         dict(own),
     )
-    rows = [found.pop_own(f"own{i}") for i in range(comm.bcast(len(own)))]
-    current = [np.array(variable) for variable in checkpoint.rank_variables(model)]
-    metrics = len(model.metrics_variables)
-    for i in range(metrics):  # of all ranks
-        rows[i], current[i] = comm.allreduce(rows[i]), comm.allreduce(current[i])
+    rows = [value for _, value in checkpoint.rank_values(found, model, of_all=True)]
+    metrics = [comm.allreduce(np.array(variable)) for variable in model.metrics_variables]  # of all ranks
+    current = [*metrics, *(np.array(variable) for variable in checkpoint.rank_variables(model))]
     return before, [np.array(v) for v in model.non_trainable_weights], own, rows, current
 
 

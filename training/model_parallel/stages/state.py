@@ -20,7 +20,6 @@ from matex_data.training.partition.whole import WholeVariables, at_root, whole_o
 from matex_data.training.restart.checkpoint import (
     Checkpoint,
     ModelState,
-    RankValues,
     names_of,
     rank_values,
     rank_variables,
@@ -46,7 +45,7 @@ class StagedState(ModelState):
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
         """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
 
-        Moving statistics are averaged first. Metrics and seeds, which differ between replicas, are stacked over these.
+        Moving statistics are averaged first. Metrics are summed over the replicas, and seeds stacked.
 
         Parameters
         ----------
@@ -59,24 +58,29 @@ class StagedState(ModelState):
         """
         average_moving_statistics(self._layers, self._channel)
         described, held = self._variables()
-        names, own = names_of(self._model, described), [v.path for v in rank_variables(self._model)]
+        stored = {"metrics": self._model.metrics_variables, "own": rank_variables(self._model)}
+        names = {kind: [v.path for v in variables] for kind, variables in stored.items()}
         chosen = vars(self._model).get(CHOICE, [])
-        return self._wholes(described, held), {"common": names, "own": own, "moving": [], "micro_batches": chosen}
+        facts = {**names, "common": names_of(self._model, described), "moving": [], "micro_batches": chosen}
+        return self._wholes(stored, described, held), facts
 
-    def _wholes(self, described: Sequence[Any], held: Sequence[Any]) -> Iterator[tuple[str, Array]]:
+    def _wholes(
+        self, stored: Mapping[str, Sequence[Any]], described: Sequence[Any], held: Sequence[Any]
+    ) -> Iterator[tuple[str, Array]]:
         (_, stages, parts), own = self._mesh.shape, self._mesh.coordinates
-        for i, variable in enumerate(rank_variables(self._model)):
-            stage = self._holders.get(id(variable), (stages - 1,))[0]  # metrics are on the last one
-            stack = None
-            if (own.stage, own.part) == (stage, 0):
-                value = np.array(variable.value.numpy())
-                stack = self._channel.host.gather_at_root(value) if self._channel.size > 1 else value[None]
-            stack = at_root(self._world, stage * parts, stack, variable, (self._channel.size,))
-            if stack is not None:
-                yield f"own{i}", stack
+        for kind, variables in stored.items():
+            for i, variable in enumerate(variables):
+                stage = self._holders.get(id(variable), (stages - 1,))[0]  # metrics are on the last one
+                stack = None
+                if (own.stage, own.part) == (stage, 0):
+                    stack = self._channel.host.gather_at_root(np.array(variable.value.numpy()))
+                stack = at_root(self._world, stage * parts, stack, variable, (self._channel.size,))
+                if stack is not None:
+                    total = kind == "metrics"
+                    yield f"{kind}{i}", np.asarray(stack.sum(0, dtype=stack.dtype)) if total else stack
         yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, described, held).wholes())
 
-    def restore(self, found: Checkpoint) -> RankValues:
+    def restore(self, found: Checkpoint) -> list[tuple[Any, Array]]:
         """Set the variables of this stage; return the values of those that differ between replicas. *Collective*.
 
         Raises

@@ -43,7 +43,7 @@ model.fit(data, steps_per_epoch=1000, verbose=0, callbacks=[clock])
 steps = np.diff(clock.times)
 schedule, checked = CheckSchedule(), []
 for k in range(1000):
-    if schedule.due(first_of_fit=k == 0, first_of_epoch=k == 0, last_of_fit=k == 999):
+    if schedule.due(first_of_fit=k == 0, last_of_fit=k == 999):
         schedule.note_check()
         checked.append(k)
     schedule.steps += 1
