@@ -6,10 +6,11 @@ raises an error before a feature is used on several ranks, if the installed vers
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -189,7 +190,11 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         (tf.data.Dataset, ("_functions", "_inputs")),
         (DatasetIterator, ("_type_spec", "get_next")),
     ),
-    PARTS: ((keras.Variable, ("_maybe_autocast",)),),
+    PARTS: (
+        (keras.Variable, ("_maybe_autocast",)),
+        (keras.metrics.Metric, ("add_variable",)),
+        (keras.optimizers.Optimizer, ("__init__",)),
+    ),
     RUN: (
         (keras.Model, ("_flatten_metrics_in_order",)),
         (EpochIterator, ("_enumerate_iterator",)),
@@ -236,6 +241,8 @@ GATE_OF_ATTENTION = ("_use_gate", "_gate_dense")
 """Attributes of attention layers in newer versions of Keras: whether there is a gate, and its layer."""
 INITIALIZER = "_initializer"
 """Attribute of a variable without values: the function that returns them."""
+STATELESS = "stateless_scope"
+"""Name in ``keras_state`` of the innermost stateless scope."""
 UNINITIALIZED = "uninitialized_variables"
 """Name in ``keras_state`` of the variables that were created in a stateless scope."""
 
@@ -248,6 +255,21 @@ _checked: set[str] = set()
 def tensorflow_has_started() -> bool:
     """Return whether TensorFlow has chosen its devices, as it does for its first tensor."""
     return tensorflow_context()._context_handle is not None
+
+
+def outside_of_scopes(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that creates variables outside of any stateless scope, so that they have values."""
+
+    @functools.wraps(create)
+    def created(*args: Any, **kwargs: Any) -> Any:
+        scope = keras_state.get_global_attribute(STATELESS)
+        keras_state.set_global_attribute(STATELESS, None)
+        try:
+            return create(*args, **kwargs)
+        finally:
+            keras_state.set_global_attribute(STATELESS, scope)
+
+    return created
 
 
 def take_uninitialized() -> list[Any]:

@@ -14,6 +14,7 @@ from matex_data.training import keras_api
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.model_parallel.mesh import RankLayoutMap, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, hold
+from matex_data.training.replacements import Replacements
 
 
 class AbsentVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
@@ -48,7 +49,8 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     """Context manager: build Keras models of which each rank allocates only its part. *Collective*.
 
     The initial values are those that one process would have: all ranks draw the seeds of rank 0. Where a layout cuts a
-    variable, each rank computes the whole initial value of this one variable and keeps its part.
+    variable, each rank computes the whole initial value of this one variable and keeps its part. Metrics and optimizers
+    that are made within have their values at once.
 
     Parameters
     ----------
@@ -82,7 +84,9 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     _draw_alike(None if mesh is None else mesh.world)
     before = keras_api.take_uninitialized()
     try:
-        with keras.StatelessScope(initialize_variables=False) as scope:
+        with keras.StatelessScope(initialize_variables=False) as scope, Replacements() as replacements:
+            for owner, name in ((keras.metrics.Metric, "add_variable"), (keras.optimizers.Optimizer, "__init__")):
+                replacements.set(owner, name, keras_api.outside_of_scopes(getattr(owner, name)))
             yield
     finally:
         created = keras_api.take_uninitialized()

@@ -7,11 +7,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.losses import distributed_losses
+from matex_data.training.exact.losses import DistributedLoss, distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import Functional
@@ -19,10 +20,11 @@ from matex_data.training.model_parallel.graph import check_graph
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements
-from matex_data.warning import warn
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
 """Methods of a model that decide what a step computes, beside its layers."""
+SAME = 1e-4
+"""Difference of two losses up to which they are equal, relative to their size: they are sums in float32."""
 
 
 def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
@@ -167,14 +169,56 @@ def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, div
         replacements.set(model._compile_loss, "_flat_losses", losses)
 
 
-def warn_of_scalar_losses(model: Any) -> None:
-    """Warn of loss functions that have returned one number for a micro-batch, which may be a sum."""
-    for entry in getattr(model._compile_loss, "_flat_losses", None) or []:
-        if getattr(entry.loss, "scalar", False):
-            warn(
-                f"the loss {entry.loss.name} returns one number, which stages take as the mean over a micro-batch: "
-                "return a number for each sample if it is none"
+def find_sums(
+    losses: Sequence[DistributedLoss],
+    compute: Callable[[Sequence[int]], Any],
+    rows: int,
+    weighted: bool,
+    channel: Channel,
+) -> None:
+    """Find out which losses that are one number for a batch are sums, and which means. *Collective*.
+
+    That of rows is the sum, or the mean, of those of their halves. A single row is taken twice.
+
+    Parameters
+    ----------
+    losses : of which it is not known.
+    compute : computes them eagerly for some rows of the first micro-batch.
+    rows : of this micro-batch.
+    weighted : samples have weights.
+    channel : replicas.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if a loss is neither, or weights multiply the number of a whole batch.
+    """
+    numbers = []
+
+    def compare() -> list[int]:
+        every = [i % rows for i in range(max(rows, 2))]
+        for positions in (every, every[: len(every) // 2], every[len(every) // 2 :]):
+            compute(positions)
+            numbers.append([loss.number for loss in losses])
+        whole, first, second = np.array(numbers, np.float64)
+        share = len(every) // 2 / len(every)
+        limit = SAME * np.maximum(np.abs(first), np.abs(second))
+        candidates = first + second, share * first + (1 - share) * second
+        return [int(not one) for other in candidates for one in np.abs(whole - other) <= limit]
+
+    differs = channel.communicator.agree(numbers=channel.communicator.agreed(compare))
+    for i, loss in enumerate(losses):
+        no_sum, no_mean = differs[i], differs[i + len(losses)]
+        if no_sum == no_mean or weighted:
+            whole, first, second = (found[i] for found in numbers)
+            raise PartitionError(
+                f"the loss {loss.name} is one number for a batch, which those of its micro-batches do not give",
+                expected="a sum or a mean over the samples, without sample weights; or a number for each sample",
+                found="sample weights"
+                if weighted
+                else f"{whole:.6g} for rows of which one half has {first:.6g} and the other {second:.6g}",
+                remedy="return a number for each sample, or train one replica with micro_batches=1",
             )
+        loss.sums = not no_sum
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

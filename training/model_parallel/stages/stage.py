@@ -9,10 +9,12 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.losses import DistributedLoss, unknown_losses
 from matex_data.training.exact.metrics import weighted_means
-from matex_data.training.exact.state import StepState
+from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
-from matex_data.training.model_parallel.stages.checks import warn_of_scalar_losses
+from matex_data.training.model_parallel.stages.checks import find_sums
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.model_parallel.stages.update import GradientSums
 
@@ -236,14 +238,15 @@ class LastStage:
     ----------
     model, layers, sums, receives : as above.
     structure : nested structure of the outputs of the model.
-    state : state of the step, which has the weight of a micro-batch.
+    replicas : of this stage.
     """
 
     def __init__(
-        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, state: StepState
+        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, replicas: Channel
     ) -> None:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
-        self._structure, self._state = structure, state
+        self._structure, self._replicas, self._state = structure, replicas, step_state(replicas)
+        self._unknown: list[DistributedLoss] = []
         layers.set_masked(receives.masked)
 
     def compile_step(self, inputs: Sequence[tf.TensorSpec], targets: Targets, training: bool) -> None:
@@ -261,8 +264,31 @@ class LastStage:
                 return run(tensors, targets.packed(leaves), weight, rows, loss_before)
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
-        self.step = compiled(step, [*inputs, *self.receives.tensor_specs()], list(targets.tensors), *scalars)
-        warn_of_scalar_losses(self.model)
+        given = [*inputs, *self.receives.tensor_specs()]
+        self._targets, self._compile = targets, lambda: compiled(step, given, list(targets.tensors), *scalars)
+        self._step = self._compile()
+        self._unknown = unknown_losses(self.model)
+
+    def step(self, tensors: list[Any], leaves: list[Any], weight: Any, rows: Any, loss_before: Any) -> Any:
+        """Run the step of a micro-batch. *Collective* in the first part of a batch, if a loss may be a sum."""
+        if self._unknown and weight < 1:
+            self._find_sums(tensors, self._targets.packed(leaves), int(rows))
+            self._step = self._compile()
+        return self._step(tensors, leaves, weight, rows, loss_before)
+
+    def _find_sums(self, tensors: list[Any], targets: Any, rows: int) -> None:
+        y, sample_weight = targets
+        predictions = tf.function(self._predict, autograph=False)(tensors, training=False)
+
+        def compute(positions: Sequence[int]) -> None:
+            chosen = tf.nest.map_structure(lambda x: None if x is None else tf.gather(x, positions), (y, predictions))
+            with keras.StatelessScope(), self._state.step(1.0):  # metrics stay as they are
+                self.model._compile_loss(*chosen)
+
+        find_sums(
+            self._unknown, compute, rows, any(x is not None for x in tf.nest.flatten(sample_weight)), self._replicas
+        )
+        self._unknown = []
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
         """Trace the prediction of a micro-batch."""
