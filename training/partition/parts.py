@@ -253,29 +253,25 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
-    value: Array | None = keras_api.held_value(variable)
-    part = part_of(variable)
-    while part is not None and value is not None:
-        value = _joined_at_root(part, value)
-        part = part.outer
-    return value
+    return _whole(variable, _joined_at_root)
 
 
 def whole_on_all(variable: Any) -> Array:
     """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
-    value: Array = keras_api.held_value(variable)
+    whole: Array = _whole(variable, _joined)
+    return whole
+
+
+def _whole(variable: Any, join: Callable[[Part, Array], Array | None]) -> Any:
+    value: Array | None = keras_api.held_value(variable)
     part = part_of(variable)
-    while part is not None:
-        value = _joined(part, value)
-        part = part.outer
+    while part is not None and value is not None:
+        value, part = join(part, value), part.outer
     return value
 
 
 def _joined_at_root(part: Part, value: Array) -> Array | None:
-    if part.channel.size == 1:
-        return part.join([value])
-    flat = np.ascontiguousarray(value).reshape(-1)
-    stacks = [part.channel.host.gather_at_root(segment) for segment in segments(flat)]
+    stacks = [part.channel.host.gather_at_root(segment) for segment in segments(value.reshape(-1))]
     if part.channel.rank > 0:
         return None
     rows = np.concatenate([stack for stack in stacks if stack is not None], 1)
@@ -283,7 +279,7 @@ def _joined_at_root(part: Part, value: Array) -> Array | None:
 
 
 def _joined(part: Part, value: Array) -> Array:
-    return part.join([value] if part.channel.size == 1 else list(part.channel.host.gather(value[None])))
+    return part.join(list(part.channel.host.gather(value[None])))
 
 
 def all_come(channel: Channel) -> bool:

@@ -108,14 +108,12 @@ class Plan(NamedTuple):
     cuts : variables that are cut, each with its axis.
     rules : rules of layers.
     containers : functional models within which tensors may stay cut.
-    gathered : names of the layers without a rule, whose weights are gathered.
     """
 
     variables: list[Any]
     cuts: list[tuple[Any, int]]
     rules: list[Rule]
     containers: list[Container]
-    gathered: list[str]
 
 
 def plans(
@@ -161,7 +159,6 @@ def _planned(
     """
     made: dict[int, Rule] = {}
     inner: set[int] = set()
-    gathered: list[str] = []
     for layer in layers:
         cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         if id(layer) in inner:
@@ -170,7 +167,6 @@ def _planned(
         inner |= set() if attention is None else {id(x) for x in attention.inner}
         rule = attention or _rule(layer, cut, ranks)
         if isinstance(rule, rules.Gathered):
-            gathered.append(layer.path)
             _check_gathered(cut)
         if rule is not None:
             made[id(layer)] = rule
@@ -184,7 +180,7 @@ def _planned(
             cuts.setdefault(id(variable), (variable, axis))
     for variable, axis in cuts.values():
         _check_constraint(variable, axis)
-    return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found), gathered)
+    return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found))
 
 
 def _axes(model: Any, layouts: Any, proposals: dict[int, int], ranks: ModelRanks) -> dict[int, int]:

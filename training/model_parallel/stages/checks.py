@@ -12,10 +12,10 @@ import numpy as np
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.losses import DistributedLoss, distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.exact.variables import inner_optimizer
-from matex_data.training.keras_api import Functional
 from matex_data.training.model_parallel.graph import check_graph
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
@@ -39,10 +39,7 @@ def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
     PartitionError : it does.
     """
     check_graph(model)
-    base = keras.Sequential if isinstance(model, keras.Sequential) else Functional
-    own = [
-        name for name in _OWN_METHODS if getattr(type(model), name) is not getattr(base, name) or name in vars(model)
-    ]
+    own = [name for name in _OWN_METHODS if own_method(model, name) is not None]
     if own:
         raise PartitionError(
             f"the model {model.name} cannot be trained in stages: it has a {own[0]} of its own",
@@ -87,8 +84,7 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
         for layer in layers_of(plan):
             stages.setdefault(id(layer), (layer, []))[1].append(plan.number)
     for layer, numbers in stages.values():
-        frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
-        changing = [v.path for v in layer.non_trainable_variables if id(v) not in frozen]
+        changing = [v.path for v in changing_variables(layer)]
         if len(numbers) > 1 and changing:
             raise PartitionError(
                 f"the layer {layer.name} is called in several stages, and each of its calls changes a state",
@@ -104,6 +100,12 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
             found=f"only frozen layers, or layers without weights, in stages {untrained}",
             remedy="name layers in split_after so that each stage trains some",
         )
+
+
+def changing_variables(layer: Any) -> list[Any]:
+    """Return the variables that a call of a layer may change: seeds, moving statistics, states; not frozen weights."""
+    frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
+    return [v for v in layer.non_trainable_variables if id(v) not in frozen]
 
 
 def trained_stages(plans: Sequence[StagePlan]) -> list[int]:
