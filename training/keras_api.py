@@ -6,11 +6,10 @@ raises an error before a feature is used on several ranks, if the installed vers
 
 from __future__ import annotations
 
-import functools
 import importlib
 import inspect
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from types import CodeType
 from typing import Any
 
@@ -190,11 +189,7 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         (tf.data.Dataset, ("_functions", "_inputs")),
         (DatasetIterator, ("_type_spec", "get_next")),
     ),
-    PARTS: (
-        (keras.Variable, ("_maybe_autocast",)),
-        (keras.metrics.Metric, ("add_variable",)),
-        (keras.optimizers.Optimizer, ("__init__",)),
-    ),
+    PARTS: ((keras.Variable, ("_maybe_autocast",)),),
     RUN: (
         (keras.Model, ("_flatten_metrics_in_order",)),
         (EpochIterator, ("_enumerate_iterator",)),
@@ -255,21 +250,6 @@ _checked: set[str] = set()
 def tensorflow_has_started() -> bool:
     """Return whether TensorFlow has chosen its devices, as it does for its first tensor."""
     return tensorflow_context()._context_handle is not None
-
-
-def outside_of_scopes(create: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that creates variables outside of any stateless scope, so that they have values."""
-
-    @functools.wraps(create)
-    def created(*args: Any, **kwargs: Any) -> Any:
-        scope = keras_state.get_global_attribute(STATELESS)
-        keras_state.set_global_attribute(STATELESS, None)
-        try:
-            return create(*args, **kwargs)
-        finally:
-            keras_state.set_global_attribute(STATELESS, scope)
-
-    return created
 
 
 def take_uninitialized() -> list[Any]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -12,6 +13,7 @@ import keras
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import open_channel
+from matex_data.training.keras_api import keras_state
 from matex_data.training.model_parallel.mesh import RankLayoutMap, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, hold
 from matex_data.training.replacements import Replacements
@@ -86,11 +88,11 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     try:
         with keras.StatelessScope(initialize_variables=False) as scope, Replacements() as replacements:
             for owner, name in ((keras.metrics.Metric, "add_variable"), (keras.optimizers.Optimizer, "__init__")):
-                replacements.set(owner, name, keras_api.outside_of_scopes(getattr(owner, name)))
+                replacements.set(owner, name, _outside_of_scopes(getattr(owner, name)))
             yield
     finally:
         created = keras_api.take_uninitialized()
-        keras_api.keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
+        keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
     pending = layouts is None or layouts.proposes or layouts.device_mesh.mesh.shape[1] > 1
     if layouts is not None and not layouts.proposes:
         check_used(layouts, [variable.path for variable in created])
@@ -104,6 +106,21 @@ def deferred(layouts: Any = None) -> Iterator[None]:
             variable.__class__ = AbsentVariable
         else:
             initialize(variable, None if pending else layouts)
+
+
+def _outside_of_scopes(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that creates variables outside of any stateless scope, so that they have values."""
+
+    @functools.wraps(create)
+    def created(*args: Any, **kwargs: Any) -> Any:
+        scope = keras_state.get_global_attribute(keras_api.STATELESS)
+        keras_state.set_global_attribute(keras_api.STATELESS, None)
+        try:
+            return create(*args, **kwargs)
+        finally:
+            keras_state.set_global_attribute(keras_api.STATELESS, scope)
+
+    return created
 
 
 def initialize(variable: Any, layouts: Any = None) -> None:
