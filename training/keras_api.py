@@ -129,6 +129,8 @@ CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurr
 """Attributes of layers that Keras itself changes when a layer is called."""
 INITIALIZER = "_initializer"
 """Attribute of a variable without values: the function that returns them."""
+STATELESS = "stateless_scope"
+"""Name in ``keras_state`` of the innermost stateless scope."""
 UNINITIALIZED = "uninitialized_variables"
 """Name in ``keras_state`` of the variables that were created in a stateless scope."""
 

@@ -90,16 +90,17 @@ class ValuesElsewhere:
     """
 
     def __init__(self, model: Any, channel: Channel) -> None:
-        self._channel, self._optimizer = channel, getattr(model, "optimizer", None)
-        state = [] if self._optimizer is None else self._optimizer.variables
+        self._channel, self._model = channel, model
+        optimizer = getattr(model, "optimizer", None)
+        state = [] if optimizer is None else optimizer.variables
         weights = list({id(v): v for v in model.weights}.values())
         held = [None if is_absent(v) else v for v in weights]
-        self._whole = self._whole_optimizer(model)
+        self._whole = self._whole_optimizer(optimizer)
         if self._whole is not None:
             own = {v.path: v for v in state}
-            described = [*weights, *self._whole.variables]
+            of_whole = self._whole.variables
             self._variables = WholeVariables(
-                channel, described, [*held, *(own.get(v.path) for v in self._whole.variables)]
+                channel, [*weights, *of_whole], [*held, *(own.get(v.path) for v in of_whole)]
             )
             if (self._variables.holders[len(weights) :] < channel.size).all():
                 return
@@ -107,26 +108,30 @@ class ValuesElsewhere:
         cut = [v for v in [*model.variables, *state] if part_of(v) is not None and not any(v is x for x in weights)]
         self._variables = WholeVariables(channel, [*weights, *cut], [*held, *cut])
 
-    def _whole_optimizer(self, model: Any) -> Any:
+    def _whole_optimizer(self, optimizer: Any) -> Any:
         """Return the optimizer for all weights, without values; None unless ranks have the state for some of them."""
-        lacks = 0
-        if self._optimizer is not None and self._optimizer.built:
-            trained = inner_optimizer(self._optimizer)._trainable_variables
-            lacks = int(len(trained) < len(model.trainable_variables))
+        lacks, variables = 0, self._model.trainable_variables
+        if optimizer is not None and optimizer.built:
+            lacks = int(len(inner_optimizer(optimizer)._trainable_variables) < len(variables))
         if self._channel.size == 1 or not self._channel.communicator.maximum(lacks)[0]:
             return None
-        return whole_optimizer(self._optimizer, model.trainable_variables)
+        return whole_optimizer(optimizer, variables)
 
     @contextlib.contextmanager
     def fetched(self) -> Iterator[None]:
-        """Context manager on rank 0: reading a variable fetches it, and saving the optimizer fetches its state."""
-        wholes = []
-        for i, (described, held) in enumerate(zip(self._variables.described, self._variables.held, strict=True)):
-            variable = described if held is None else held
-            if self._variables.is_elsewhere(i) and isinstance(variable, (PartVariable, AbsentVariable)):
-                wholes.append((variable, functools.partial(self._fetch, i)))
+        """Context manager on rank 0: reading a variable fetches it; the optimizer has the state for all weights."""
+        variables, wholes = self._variables, []
+        state = {id(v) for v in ([] if self._whole is None else self._whole.variables)}
+        for i, (described, held) in enumerate(zip(variables.described, variables.held, strict=True)):
+            variable = described if held is None or id(described) in state else held
+            if id(described) in state:
+                variable.__class__ = AbsentVariable
+            elif not variables.is_elsewhere(i) or not isinstance(variable, (PartVariable, AbsentVariable)):
+                continue
+            wholes.append((variable, functools.partial(self._value, i)))
+        optimizer = contextlib.nullcontext() if self._whole is None else replaced(self._model, optimizer=self._whole)
         try:
-            with as_whole(wholes), self._saving_whole_state():
+            with as_whole(wholes), optimizer:
                 yield
         finally:
             if self._channel.size > 1:
@@ -141,32 +146,9 @@ class ValuesElsewhere:
                 return
             self._variables.at_root(int(number[0]))
 
-    @contextlib.contextmanager
-    def _saving_whole_state(self) -> Iterator[None]:
-        """Context manager on rank 0: the optimizer saves its state for all weights, as that of one process does."""
-        if self._whole is None:
-            yield
-            return
-        numbers = {v.path: i for i, v in enumerate(self._variables.described)}
-        pairs = [(self._optimizer, self._whole)]
-        if inner_optimizer(self._whole) is not self._whole:
-            pairs.append((inner_optimizer(self._optimizer), inner_optimizer(self._whole)))
-        replacements = Replacements()
-        for optimizer, whole in pairs:
-
-            def write(store: Any, whole: Any = whole) -> None:
-                for i, variable in enumerate(whole.variables):
-                    store[str(i)] = np.asarray(self._value(numbers[variable.path]))
-
-            replacements.set(optimizer, "save_own_variables", write)
-        with replacements:
-            yield
-
     def _value(self, number: int) -> Any:
-        elsewhere = self._variables.is_elsewhere(number)
-        return self._fetch(number) if elsewhere else self._variables.held[number].numpy()
-
-    def _fetch(self, number: int) -> Any:
+        if not self._variables.is_elsewhere(number):
+            return self._variables.held[number].value
         if self._channel.size > 1:
             self._channel.host.broadcast(np.array([number], np.int64))
         return keras.ops.convert_to_tensor(self._variables.at_root(number))

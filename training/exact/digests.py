@@ -199,3 +199,8 @@ def content_digest(array: Array) -> int:
         block = np.ascontiguousarray(array[start : start + rows])
         digest = zlib.crc32(block.reshape(-1).view(np.uint8).data, digest)
     return digest
+
+
+def joint_digest(arrays: Iterable[Array]) -> int:
+    """Return one checksum of the values of several arrays."""
+    return zlib.crc32(repr(list(map(content_digest, arrays))).encode())

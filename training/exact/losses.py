@@ -28,12 +28,15 @@ class DistributedLoss:
     Attributes
     ----------
     scalar : the loss is a function that returns one number for a batch, so its divisor is unknown.
-    sums : take such a number as a sum over the batch.
+    sums : take such a number as a sum over the batch; None: not known, it is taken as a mean.
+    number : what the latest eager call has returned, if it is such a number.
     """
 
     def __init__(self, loss: Any, reducer: Reducer) -> None:
         self.loss = loss
-        self.scalar = self.sums = False
+        self.scalar = False
+        self.sums: bool | None = None
+        self.number: float | None = None
         self._reducer = reducer
 
     def __getattr__(self, name: str) -> Any:
@@ -65,6 +68,7 @@ class DistributedLoss:
         def recording(y_true: Any, y_pred: Any) -> Any:
             losses = call(y_true, y_pred)
             self.scalar = losses.shape.rank == 0
+            self.number = float(losses) if self.scalar and tf.executing_eagerly() else None
             masks.append(get_keras_mask(losses))
             return losses
 
@@ -78,6 +82,13 @@ def distributed_losses(model: Any, reducer: Any) -> list[Any]:
     """Return the losses that a model is compiled with, flat, each a ``DistributedLoss``; none if it has none."""
     entries = getattr(model._compile_loss, "_flat_losses", None) or []
     return [entry._replace(loss=DistributedLoss(entry.loss, reducer)) for entry in entries]
+
+
+def unknown_losses(model: Any) -> list[DistributedLoss]:
+    """Return the losses of a model, as its latest step was traced, of which is not known whether they are sums."""
+    entries = getattr(model._compile_loss, "_flat_losses", None) or []
+    losses = [entry.loss for entry in entries if isinstance(entry.loss, DistributedLoss)]
+    return [loss for loss in losses if loss.scalar and loss.sums is None]
 
 
 def is_unreduced(loss: Any) -> bool:

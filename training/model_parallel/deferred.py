@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import random
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
@@ -12,8 +13,10 @@ import keras
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import open_channel
+from matex_data.training.keras_api import keras_state
 from matex_data.training.model_parallel.mesh import RankLayoutMap, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, hold
+from matex_data.training.replacements import Replacements
 
 
 class AbsentVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
@@ -48,7 +51,8 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     """Context manager: build Keras models of which each rank allocates only its part. *Collective*.
 
     The initial values are those that one process would have: all ranks draw the seeds of rank 0. Where a layout cuts a
-    variable, each rank computes the whole initial value of this one variable and keeps its part.
+    variable, each rank computes the whole initial value of this one variable and keeps its part. Metrics and optimizers
+    that are made within have their values at once.
 
     Parameters
     ----------
@@ -82,11 +86,13 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     _draw_alike(None if mesh is None else mesh.world)
     before = keras_api.take_uninitialized()
     try:
-        with keras.StatelessScope(initialize_variables=False) as scope:
+        with keras.StatelessScope(initialize_variables=False) as scope, Replacements() as replacements:
+            for owner, name in ((keras.metrics.Metric, "add_variable"), (keras.optimizers.Optimizer, "__init__")):
+                replacements.set(owner, name, _outside_of_scopes(getattr(owner, name)))
             yield
     finally:
         created = keras_api.take_uninitialized()
-        keras_api.keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
+        keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
     pending = layouts is None or layouts.proposes or layouts.device_mesh.mesh.shape[1] > 1
     if layouts is not None and not layouts.proposes:
         check_used(layouts, [variable.path for variable in created])
@@ -100,6 +106,21 @@ def deferred(layouts: Any = None) -> Iterator[None]:
             variable.__class__ = AbsentVariable
         else:
             initialize(variable, None if pending else layouts)
+
+
+def _outside_of_scopes(create: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function that creates variables outside of any stateless scope, so that they have values."""
+
+    @functools.wraps(create)
+    def created(*args: Any, **kwargs: Any) -> Any:
+        scope = keras_state.get_global_attribute(keras_api.STATELESS)
+        keras_state.set_global_attribute(keras_api.STATELESS, None)
+        try:
+            return create(*args, **kwargs)
+        finally:
+            keras_state.set_global_attribute(keras_api.STATELESS, scope)
+
+    return created
 
 
 def initialize(variable: Any, layouts: Any = None) -> None:

@@ -54,19 +54,6 @@ class LayerCall:
 
 
 @dataclass(frozen=True)
-class Spec:
-    """Shape and dtype of a tensor.
-
-    Attributes
-    ----------
-    shape : with None for axes of any length; the first one is that of the samples.
-    """
-
-    shape: tuple[int | None, ...]
-    dtype: str
-
-
-@dataclass(frozen=True)
 class ModelGraph:
     """Graph of a model.
 
@@ -75,14 +62,14 @@ class ModelGraph:
     functional : functional model that Keras runs; of ``Sequential``, the one within it.
     calls : in an order in which they can run.
     inputs, outputs : numbers of the tensors that the model takes and returns, flat.
-    specs : of all tensors, by number.
+    tensors : Keras's symbolic tensors, by number.
     """
 
     functional: Any
     calls: tuple[LayerCall, ...]
     inputs: tuple[int, ...]
     outputs: tuple[int, ...]
-    specs: dict[int, Spec]
+    tensors: Sequence[Any]
 
 
 def model_graph(model: Any) -> ModelGraph:
@@ -99,16 +86,14 @@ def model_graph(model: Any) -> ModelGraph:
     >>> [call.names for call in model_graph(model).calls]
     [('a',), ('b',)]
     """
-    check_graph(model)
     functional = _functional(model)
     if functional is None:
         raise _not_a_graph(model)
-
-    tensors = _Numbers()
-    inputs = tuple(map(tensors.new, functional.inputs))
-    known = {id(tensor): number for tensor, number in zip(functional.inputs, inputs, strict=True)}
+    tensors = list(functional.inputs)
+    known = {id(tensor): number for number, tensor in enumerate(tensors)}
+    inputs = tuple(range(len(tensors)))
     calls = tuple(_calls(functional, known, tensors, ()))
-    return ModelGraph(functional, calls, inputs, tuple(known[id(x)] for x in functional.outputs), tensors.specs)
+    return ModelGraph(functional, calls, inputs, tuple(known[id(x)] for x in functional.outputs), tensors)
 
 
 def check_graph(model: Any) -> None:
@@ -118,9 +103,12 @@ def check_graph(model: Any) -> None:
     ------
     PartitionError : its class overrides ``call``.
     """
-    kinds = (keras.Sequential, Functional)
-    if not any(isinstance(model, kind) and type(model).call is kind.call for kind in kinds):
+    if not _runs_graph(model):
         raise _not_a_graph(model)
+
+
+def _runs_graph(model: Any) -> bool:
+    return any(isinstance(model, kind) and type(model).call is kind.call for kind in (keras.Sequential, Functional))
 
 
 def _not_a_graph(model: Any) -> PartitionError:
@@ -132,55 +120,40 @@ def _not_a_graph(model: Any) -> PartitionError:
     )
 
 
-class _Numbers:
-    """Numbers of tensors, given in order."""
-
-    def __init__(self) -> None:
-        self.specs: dict[int, Spec] = {}
-
-    def new(self, tensor: Any) -> int:
-        number = len(self.specs)
-        self.specs[number] = _spec(tensor)
-        return number
-
-
-def _spec(tensor: Any) -> Spec:
-    return Spec(tuple(tensor.shape), keras.backend.standardize_dtype(tensor.dtype))
-
-
 def _functional(model: Any) -> Any:
-    """Return the functional model that Keras runs for a model; None if its class has another ``call``."""
-    if isinstance(model, keras.Sequential) and type(model).call is keras.Sequential.call:
-        return model._functional
-    if isinstance(model, Functional) and type(model).call is Functional.call:
-        return model
-    return None
+    """Return the functional model that Keras runs for a model; None if it is not built, or its ``call`` is another."""
+    return getattr(model, "_functional", model) if _runs_graph(model) else None
 
 
-def _calls(functional: Any, known: dict[int, int], numbers: _Numbers, around: tuple[str, ...]) -> Iterator[LayerCall]:
-    """Yield the calls of a functional model in Keras's order; note its tensors in ``known``, by id.
+def _nodes(functional: Any) -> list[Any]:
+    """Return the calls of a functional model in Keras's order."""
+    return [n for _, nodes in sorted(functional._nodes_by_depth.items(), reverse=True) for n in nodes if not n.is_input]
+
+
+def _calls(functional: Any, known: dict[int, int], tensors: list[Any], around: tuple[str, ...]) -> Iterator[LayerCall]:
+    """Yield the calls of a functional model; add its tensors to those of all, and their numbers to ``known``, by id.
 
     Parameters
     ----------
     around : names of the models around this one.
     """
-    for _, nodes in sorted(functional._nodes_by_depth.items(), reverse=True):
-        for node in nodes:
-            if node.is_input or any(id(tensor) not in known for tensor in node.input_tensors):
-                continue
-            names = (node.operation.name, *around)
-            inner = _nested(node)
-            if inner is not None:
-                given = zip(inner.inputs, keras.tree.flatten(node.arguments.args[0]), strict=True)
-                within = {id(own): known[id(tensor)] for own, tensor in given}
-                yield from _calls(inner, within, numbers, names)
-                known |= {id(x): within[id(own)] for x, own in zip(node.outputs, inner.outputs, strict=True)}
-                continue
-            args, kwargs = _numbered((node.arguments.args, node.arguments.kwargs), known)
-            taken = tuple(dict.fromkeys(known[id(tensor)] for tensor in node.input_tensors))
-            outputs = tuple(map(numbers.new, node.outputs))
-            known |= {id(tensor): number for tensor, number in zip(node.outputs, outputs, strict=True)}
-            yield LayerCall(node.operation, args, kwargs, taken, outputs, names)
+    for node in _nodes(functional):
+        if any(id(tensor) not in known for tensor in node.input_tensors):
+            continue
+        names = (node.operation.name, *around)
+        inner = _nested(node)
+        if inner is not None:
+            given = zip(inner.inputs, keras.tree.flatten(node.arguments.args[0]), strict=True)
+            within = {id(own): known[id(tensor)] for own, tensor in given}
+            yield from _calls(inner, within, tensors, names)
+            known |= {id(x): within[id(own)] for x, own in zip(node.outputs, inner.outputs, strict=True)}
+            continue
+        args, kwargs = _numbered((node.arguments.args, node.arguments.kwargs), known)
+        taken = tuple(dict.fromkeys(known[id(tensor)] for tensor in node.input_tensors))
+        outputs = tuple(range(len(tensors), len(tensors) + len(node.outputs)))
+        tensors += node.outputs
+        known |= {id(tensor): number for tensor, number in zip(node.outputs, outputs, strict=True)}
+        yield LayerCall(node.operation, args, kwargs, taken, outputs, names)
 
 
 def _numbered(arguments: Any, known: dict[int, int]) -> Any:
@@ -210,8 +183,7 @@ def _nested(node: Any) -> Any:
 def _same_specs(given: Sequence[Any], expected: Sequence[Any]) -> bool:
     if len(given) != len(expected) or not all(isinstance(tensor, keras.KerasTensor) for tensor in given):
         return False
-    pairs = [(_spec(a), _spec(b)) for a, b in zip(given, expected, strict=True)]
-    return all(a.dtype == b.dtype and len(a.shape) == len(b.shape) for a, b in pairs)
+    return all(a.dtype == b.dtype and len(a.shape) == len(b.shape) for a, b in zip(given, expected, strict=True))
 
 
 class Link(NamedTuple):
@@ -244,8 +216,7 @@ class Container(NamedTuple):
     @classmethod
     def of(cls, functional: Any) -> Container:
         """Return a functional model as a container."""
-        nodes = [node for _, group in sorted(functional._nodes_by_depth.items(), reverse=True) for node in group]
-        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in nodes if not n.is_input]
+        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in _nodes(functional)]
         return cls.linked(functional, calls, map(id, functional.outputs))
 
     @classmethod
@@ -276,8 +247,7 @@ class Container(NamedTuple):
 
 def containers(layers: Sequence[Any]) -> list[Container]:
     """Return the functional models among layers, as far as they run as Keras made them."""
-    found = [layer._functional if isinstance(layer, keras.Sequential) else layer for layer in layers]
-    unique = {id(f): f for f in found if isinstance(f, Functional) and type(f).call is Functional.call}
+    unique = {id(f): f for f in map(_functional, layers) if f is not None}
     return [Container.of(functional) for functional in unique.values()]
 
 

@@ -111,9 +111,10 @@ class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
         ------
         PartitionError : code other than that of its layer reads it while the model is called.
         """
-        found = vars(self).get("_matex_whole")
-        found = found() if callable(found) else found
-        if found is None and _hidden.get():
+        whole = vars(self).get("_matex_whole")
+        if whole is not None:
+            return self._maybe_autocast(whole())
+        if _hidden.get():
             raise PartitionError(
                 "a variable that is cut over ranks is read outside of its layer",
                 field=self.path,
@@ -121,15 +122,12 @@ class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
                 found="other code of the model, which would take the part for the whole",
                 remedy="give this variable no layout",
             )
-        return super().value if found is None else self._maybe_autocast(found)
+        return super().value
 
     @property
     def shape(self) -> Any:
         """Return the shape of ``value``."""
-        found = vars(self).get("_matex_whole")
-        if found is None:
-            return super().shape
-        return tf.TensorShape(part_of(self).shape) if callable(found) else found.shape  # type: ignore[union-attr]
+        return tf.TensorShape(whole_shape(self)) if "_matex_whole" in vars(self) else super().shape
 
     def assign(self, value: Any) -> Any:
         """Set the part; where the whole is shown, to this rank's part of a whole value."""
@@ -167,8 +165,7 @@ def part_of(variable: Any) -> Part | None:
 
 def whole_shape(variable: Any) -> tuple[int, ...]:
     """Return the shape of a variable, cut or not, on all ranks together."""
-    part = part_of(variable)
-    return tuple(variable.shape) if part is None else tuple(part.shape)
+    return tuple((part_of(variable) or variable).shape)
 
 
 def empty_whole(variable: Any) -> Array:
@@ -253,29 +250,25 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
-    value: Array | None = keras_api.held_value(variable)
-    part = part_of(variable)
-    while part is not None and value is not None:
-        value = _joined_at_root(part, value)
-        part = part.outer
-    return value
+    return _whole(variable, _joined_at_root)
 
 
 def whole_on_all(variable: Any) -> Array:
     """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
-    value: Array = keras_api.held_value(variable)
+    whole: Array = _whole(variable, _joined)
+    return whole
+
+
+def _whole(variable: Any, join: Callable[[Part, Array], Array | None]) -> Any:
+    value: Array | None = keras_api.held_value(variable)
     part = part_of(variable)
-    while part is not None:
-        value = _joined(part, value)
-        part = part.outer
+    while part is not None and value is not None:
+        value, part = join(part, value), part.outer
     return value
 
 
 def _joined_at_root(part: Part, value: Array) -> Array | None:
-    if part.channel.size == 1:
-        return part.join([value])
-    flat = np.ascontiguousarray(value).reshape(-1)
-    stacks = [part.channel.host.gather_at_root(segment) for segment in segments(flat)]
+    stacks = [part.channel.host.gather_at_root(segment) for segment in segments(value.reshape(-1))]
     if part.channel.rank > 0:
         return None
     rows = np.concatenate([stack for stack in stacks if stack is not None], 1)
@@ -283,7 +276,7 @@ def _joined_at_root(part: Part, value: Array) -> Array | None:
 
 
 def _joined(part: Part, value: Array) -> Array:
-    return part.join([value] if part.channel.size == 1 else list(part.channel.host.gather(value[None])))
+    return part.join(list(part.channel.host.gather(value[None])))
 
 
 def all_come(channel: Channel) -> bool:
@@ -313,7 +306,7 @@ def as_whole(values: Sequence[tuple[Any, Any]]) -> Iterator[None]:
 
     Parameters
     ----------
-    values : variables, each with its tensor, or with a function that returns it whenever it is read.
+    values : variables, each with a function that returns its tensor whenever it is read.
     """
     variables = [variable for variable, _ in values]
     with hidden_wholes(variables):
@@ -332,11 +325,12 @@ def show_whole(variable: Any, whole: Any) -> None:
     Assigning whole values then sets the part. All ranks that hold parts show the whole, and hide it before a step.
     """
     object.__setattr__(variable, "_matex_shown", True)
-    object.__setattr__(variable, "_matex_whole", tf.convert_to_tensor(whole))
+    value = tf.convert_to_tensor(whole)
+    object.__setattr__(variable, "_matex_whole", lambda: value)
 
 
-def hide_wholes(variables: Sequence[Any]) -> list[tuple[Any, Any]]:
-    """Undo ``show_whole``; return the variables that were shown, with their whole values."""
+def hide_wholes(variables: Sequence[Any]) -> list[tuple[Any, Callable[[], Any]]]:
+    """Undo ``show_whole``; return the variables that were shown, with functions that return their whole values."""
     shown = [v for v in variables if vars(v).pop("_matex_shown", False)]
     return [(v, vars(v).pop("_matex_whole")) for v in shown]
 
@@ -349,7 +343,7 @@ def hidden_wholes(variables: Sequence[Any]) -> Iterator[None]:
         yield
     finally:
         for variable, whole in shown:
-            show_whole(variable, whole)
+            show_whole(variable, whole())
 
 
 def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -112,8 +111,6 @@ def whole_optimizer(optimizer: Any, variables: Sequence[Any]) -> Any:
 
 def _twin(variable: Any) -> Any:
     """Return a variable of the same path, whole shape and dtype in the default graph."""
-    *scopes, name = variable.path.split("/")
-    with contextlib.ExitStack() as stack:
-        for scope in scopes:
-            stack.enter_context(keras.name_scope(scope))
-        return keras.Variable("zeros", shape=whole_shape(variable), dtype=variable.dtype, name=name)
+    twin = keras.Variable("zeros", shape=whole_shape(variable), dtype=variable.dtype, name=variable.name)
+    object.__setattr__(twin, "_path", variable.path)
+    return twin

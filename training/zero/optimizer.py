@@ -124,9 +124,8 @@ class PartOptimizer:
         """
         wide = [tf.float64 if g.dtype == tf.float64 else tf.float32 for g in gradients]
         wide = wide if len(set(wide)) == 1 else [tf.float64] * len(wide)
-        squares = tf.stack(
-            [tf.reduce_sum(tf.square(tf.cast(values(g), d))) for g, d in zip(gradients, wide, strict=True)]
-        )
+        dense = map(tf.convert_to_tensor, gradients)  # rows of sparse ones may occur twice
+        squares = tf.stack([tf.reduce_sum(tf.square(tf.cast(g, d))) for g, d in zip(dense, wide, strict=True)])
         for channel, total in self._totals:
             cut = [channel in channels_of(variable) for variable in self._variables]
             squares = tf.where(cut, total(squares), squares)
@@ -138,13 +137,6 @@ class PartOptimizer:
         limit, norm = self._inner.global_clipnorm, tf.sqrt(square if self._others is None else self._others(square))
         scale = limit / tf.maximum(norm, limit) + (norm - norm)  # as in Keras NaN for all, if the norm is infinite
         return [scaled(g, scale) for g in gradients]
-
-
-def values(gradient: Any) -> Any:
-    """Return the values of a gradient, dense or sparse."""
-    if isinstance(gradient, tf.IndexedSlices):
-        return tf.convert_to_tensor(gradient)  # rows may occur twice
-    return gradient
 
 
 def scaled(gradient: Any, factor: Any) -> Any:

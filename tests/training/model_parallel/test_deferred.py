@@ -7,6 +7,7 @@ import random
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from tests.support.ranks import Pools
@@ -75,3 +76,19 @@ def _assigned(comm):
 def test_values_that_are_assigned_within_stay(ranks: Pools) -> None:
     (value,) = ranks(1).run(_assigned)
     np.testing.assert_array_equal(value, np.arange(6).reshape(3, 2))
+
+
+def _compiled_within(comm):
+    from matex_data import training
+
+    with training.deferred():
+        model = _model()
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=[keras.metrics.AUC()])
+    data = tf.data.Dataset.from_tensors((np.ones((8, 4), "float32"), np.eye(2)[[0, 1] * 4]))
+    data = data.apply(tf.data.experimental.assert_cardinality(1))
+    return training.fit(model, data, comm=comm, verbose=0).history
+
+
+def test_metrics_and_optimizers_made_within_have_their_values(ranks: Pools) -> None:
+    (logs,) = ranks(1).run(_compiled_within)
+    assert logs.keys() == {"loss", "auc"}

@@ -17,7 +17,7 @@ from matex_data.training.model_parallel.graph import called_once, containers
 from matex_data.training.model_parallel.layouts.entropy import CutEntropy, takes_cut_logits
 from matex_data.training.model_parallel.layouts.plan import Plan, plans
 from matex_data.training.model_parallel.layouts.ranks import ModelRanks
-from matex_data.training.model_parallel.layouts.rules import Units, running
+from matex_data.training.model_parallel.layouts.rules import Gathered, Units, running
 from matex_data.training.model_parallel.mesh import Mesh, RankLayoutMap
 from matex_data.training.partition.parts import (
     AxisPart,
@@ -97,8 +97,8 @@ class CutLayers:
 
     def warn_of_gathered(self) -> None:
         """Warn of layers without a rule."""
-        if self._plan.gathered:
-            names = ", ".join(self._plan.gathered)
+        names = ", ".join(rule.layer.path for rule in self._plan.rules if isinstance(rule, Gathered))
+        if names:
             log.warning("no rule computes with parts of the weights of %s: they are gathered in every step", names)
 
     def _distribute(self) -> None:

@@ -108,14 +108,12 @@ class Plan(NamedTuple):
     cuts : variables that are cut, each with its axis.
     rules : rules of layers.
     containers : functional models within which tensors may stay cut.
-    gathered : names of the layers without a rule, whose weights are gathered.
     """
 
     variables: list[Any]
     cuts: list[tuple[Any, int]]
     rules: list[Rule]
     containers: list[Container]
-    gathered: list[str]
 
 
 def plans(
@@ -161,7 +159,6 @@ def _planned(
     """
     made: dict[int, Rule] = {}
     inner: set[int] = set()
-    gathered: list[str] = []
     for layer in layers:
         cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         if id(layer) in inner:
@@ -170,12 +167,11 @@ def _planned(
         inner |= set() if attention is None else {id(x) for x in attention.inner}
         rule = attention or _rule(layer, cut, ranks)
         if isinstance(rule, rules.Gathered):
-            gathered.append(layer.path)
             _check_gathered(cut)
         if rule is not None:
             made[id(layer)] = rule
     for container in found:
-        _keep_cut(container, once, made)
+        _keep_cut(container, {key: rule for key, rule in made.items() if key in once})
     variables = {id(v): v for layer in layers for v in layer.variables}
     cuts = {key: (v, axes[key]) for key, v in variables.items() if key in axes}
     for rule in made.values():
@@ -184,7 +180,7 @@ def _planned(
             cuts.setdefault(id(variable), (variable, axis))
     for variable, axis in cuts.values():
         _check_constraint(variable, axis)
-    return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found), gathered)
+    return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found))
 
 
 def _axes(model: Any, layouts: Any, proposals: dict[int, int], ranks: ModelRanks) -> dict[int, int]:
@@ -304,35 +300,30 @@ def _check_constraint(variable: Any, axis: int) -> None:
         )
 
 
-def _keep_cut(container: Container, once: set[int], made: dict[int, Rule]) -> None:
-    """Let tensors stay cut between layers of a functional model whose rules allow it."""
-    stays: list[bool] = []  # by call: its output stays cut
-    for call in container.calls:
-        rule = made.get(id(call.operation)) if id(call.operation) in once else None
+def _keep_cut(container: Container, once: dict[int, Rule]) -> None:
+    """Let tensors stay cut between layers of a functional model whose rules allow it.
+
+    Parameters
+    ----------
+    once : rules of layers that are called once, by the ids of the layers.
+    """
+
+    def rule_of(position: int) -> Rule | None:
+        return once.get(id(container.calls[position].operation)) if position >= 0 else None
+
+    def may_take_cut(position: int) -> bool:
+        rule = rule_of(position)
+        return rule is not None and rule.can_take_cut and len(container.calls[position].sources) == 1
+
+    for position, call in enumerate(container.calls):
+        rule = rule_of(position)
         if rule is None:
-            stays.append(False)
             continue
-        rule.container = container.owner
-        rule.takes_cut = (
-            rule.can_take_cut and len(call.sources) == 1 and call.sources[0] >= 0 and stays[call.sources[0]]
-        )
-        cut = rule.takes_cut or isinstance(rule, rules.Units)
+        before = rule_of(call.sources[0]) if may_take_cut(position) else None
+        rule.container, rule.takes_cut = container.owner, before is not None and before.gives_cut
         rule.gives_cut = (
-            cut
+            (rule.takes_cut or isinstance(rule, rules.Units))
             and rule.can_give_cut
             and call.operation.activity_regularizer is None
-            and _all_take(container, call.users, once, made)
+            and all(map(may_take_cut, call.users))
         )
-        stays.append(rule.gives_cut)
-
-
-def _all_take(container: Container, users: Sequence[int], once: set[int], made: dict[int, Rule]) -> bool:
-    """Return whether all calls behind an output may take it cut."""
-    for user in users:
-        call = container.calls[user]
-        rule = made.get(id(call.operation))
-        if user < 0 or rule is None or id(call.operation) not in once:
-            return False
-        if not rule.can_take_cut or len(call.sources) != 1:
-            return False
-    return True

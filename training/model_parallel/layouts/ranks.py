@@ -7,7 +7,6 @@ its counterpart in the backward pass.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -18,6 +17,7 @@ from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.collectives import Collectives
+from matex_data.training.exact.digests import joint_digest
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.partition.parts import AxisPart
 from matex_data.training.reduction.ops import Reducer, gather_rows, run_once
@@ -85,21 +85,13 @@ class ModelRanks:
     def check_equal(self, tensors: Sequence[Any]) -> Any:
         """Return an operation that raises an error if tensors differ between the ranks. *Collective*.
 
-        It adds up each row, at the speed of memory, and compares a digest of the sums.
-
         Raises
         ------
         PartitionError : on all ranks, when the operation runs.
         """
 
         def run(number: Any, *arrays: Array) -> list[Any]:
-            digest = hashlib.blake2b(digest_size=7)
-            for array in arrays:
-                words = np.ascontiguousarray(array).reshape(max(1, len(array)) if array.ndim else 1, -1).view(np.uint8)
-                whole = words.shape[1] // 8 * 8
-                digest.update(np.ascontiguousarray(words[:, :whole]).view(np.uint64).sum(1).data)
-                digest.update(np.ascontiguousarray(words[:, whole:]).data)
-            self.check_digest(int.from_bytes(digest.digest(), "little"), self.channel.graph)
+            self.check_digest(joint_digest(arrays), self.channel.graph)
             return [number, np.True_]
 
         (checked,) = run_once(self.channel, run, tensors, [tf.bool])

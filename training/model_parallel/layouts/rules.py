@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import keras
@@ -295,8 +296,8 @@ class Gathered(Rule):
         self._cut = cut
 
     def compute(self, *args: Any, **kwargs: Any) -> Any:
-        whole = [(v, self.ranks.gathered(tf.convert_to_tensor(v.value), axis)) for v, axis in self._cut]
-        with as_whole(whole):
+        wholes = [(v, self.ranks.gathered(tf.convert_to_tensor(v.value), axis)) for v, axis in self._cut]
+        with as_whole([(v, partial(tf.identity, whole)) for v, whole in wholes]):
             return self._call(*args, **kwargs)
 
 

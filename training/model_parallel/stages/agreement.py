@@ -32,10 +32,6 @@ class Agreement:
         self._world, self._replicas, self._messages, self._ranks = world, replicas, messages, ranks
         self._started = False  # every replica has sums of gradients from then on
 
-    def check(self, run: Callable[[], Any]) -> None:
-        """Run a check; if it fails on any rank, raise the error of the lowest of these on all ranks."""
-        self._world.communicator.agree(_error_of(run))
-
     def next_batch(self, functional: Any, iterator: Any) -> tuple[Batch | None, int]:
         """Return the next batch, and the rows of those of all replicas; no batch at the end of the data.
 

@@ -7,22 +7,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.losses import distributed_losses
+from matex_data.training.exact.listed import own_method
+from matex_data.training.exact.losses import DistributedLoss, distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
 from matex_data.training.exact.variables import inner_optimizer
-from matex_data.training.keras_api import Functional
 from matex_data.training.model_parallel.graph import check_graph
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import Replacements
-from matex_data.warning import warn
 
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
 """Methods of a model that decide what a step computes, beside its layers."""
+SAME = 1e-4
+"""Difference of two losses up to which they are equal, relative to their size: they are sums in float32."""
 
 
 def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
@@ -37,10 +39,7 @@ def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
     PartitionError : it does.
     """
     check_graph(model)
-    base = keras.Sequential if isinstance(model, keras.Sequential) else Functional
-    own = [
-        name for name in _OWN_METHODS if getattr(type(model), name) is not getattr(base, name) or name in vars(model)
-    ]
+    own = [name for name in _OWN_METHODS if own_method(model, name) is not None]
     if own:
         raise PartitionError(
             f"the model {model.name} cannot be trained in stages: it has a {own[0]} of its own",
@@ -85,8 +84,7 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
         for layer in layers_of(plan):
             stages.setdefault(id(layer), (layer, []))[1].append(plan.number)
     for layer, numbers in stages.values():
-        frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
-        changing = [v.path for v in layer.non_trainable_variables if id(v) not in frozen]
+        changing = [v.path for v in changing_variables(layer)]
         if len(numbers) > 1 and changing:
             raise PartitionError(
                 f"the layer {layer.name} is called in several stages, and each of its calls changes a state",
@@ -102,6 +100,12 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
             found=f"only frozen layers, or layers without weights, in stages {untrained}",
             remedy="name layers in split_after so that each stage trains some",
         )
+
+
+def changing_variables(layer: Any) -> list[Any]:
+    """Return the variables that a call of a layer may change: seeds, moving statistics, states; not frozen weights."""
+    frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
+    return [v for v in layer.non_trainable_variables if id(v) not in frozen]
 
 
 def trained_stages(plans: Sequence[StagePlan]) -> list[int]:
@@ -167,14 +171,56 @@ def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, div
         replacements.set(model._compile_loss, "_flat_losses", losses)
 
 
-def warn_of_scalar_losses(model: Any) -> None:
-    """Warn of loss functions that have returned one number for a micro-batch, which may be a sum."""
-    for entry in getattr(model._compile_loss, "_flat_losses", None) or []:
-        if getattr(entry.loss, "scalar", False):
-            warn(
-                f"the loss {entry.loss.name} returns one number, which stages take as the mean over a micro-batch: "
-                "return a number for each sample if it is none"
+def find_sums(
+    losses: Sequence[DistributedLoss],
+    compute: Callable[[Sequence[int]], Any],
+    rows: int,
+    weighted: bool,
+    channel: Channel,
+) -> None:
+    """Find out which losses that are one number for a batch are sums, and which means. *Collective*.
+
+    That of rows is the sum, or the mean, of those of their halves. A single row is taken twice.
+
+    Parameters
+    ----------
+    losses : of which it is not known.
+    compute : computes them eagerly for some rows of the first micro-batch.
+    rows : of this micro-batch.
+    weighted : samples have weights.
+    channel : replicas.
+
+    Raises
+    ------
+    PartitionError : on all ranks, if a loss is neither, or weights multiply the number of a whole batch.
+    """
+    numbers = []
+
+    def compare() -> list[int]:
+        every = [i % rows for i in range(max(rows, 2))]
+        for positions in (every, every[: len(every) // 2], every[len(every) // 2 :]):
+            compute(positions)
+            numbers.append([loss.number for loss in losses])
+        whole, first, second = np.array(numbers, np.float64)
+        share = len(every) // 2 / len(every)
+        limit = SAME * np.maximum(np.abs(first), np.abs(second))
+        candidates = first + second, share * first + (1 - share) * second
+        return [int(not one) for other in candidates for one in np.abs(whole - other) <= limit]
+
+    differs = channel.communicator.agree(numbers=channel.communicator.agreed(compare))
+    for i, loss in enumerate(losses):
+        no_sum, no_mean = differs[i], differs[i + len(losses)]
+        if no_sum == no_mean or weighted:
+            whole, first, second = (found[i] for found in numbers)
+            raise PartitionError(
+                f"the loss {loss.name} is one number for a batch, which those of its micro-batches do not give",
+                expected="a sum or a mean over the samples, without sample weights; or a number for each sample",
+                found="sample weights"
+                if weighted
+                else f"{whole:.6g} for rows of which one half has {first:.6g} and the other {second:.6g}",
+                remedy="return a number for each sample, or train one replica with micro_batches=1",
             )
+        loss.sums = not no_sum
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

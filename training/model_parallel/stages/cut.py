@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-import bisect
-import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import keras
+import numpy as np
 
+from matex_data._types import Array
 from matex_data.errors import PartitionError
-from matex_data.training.model_parallel.graph import LayerCall, ModelGraph, Spec
+from matex_data.training.model_parallel.graph import LayerCall, ModelGraph
 
 UNKNOWN_LENGTH = 32
 """Length that is assumed of an axis of any length, such as that of a text."""
@@ -38,17 +39,17 @@ def estimated_costs(graph: ModelGraph) -> list[float]:
     [160.0, 128.0]
     """
     return [
-        _cost(call, [graph.specs[i] for i in call.inputs], [graph.specs[i] for i in call.outputs])
+        _cost(call, [graph.tensors[i] for i in call.inputs], [graph.tensors[i] for i in call.outputs])
         for call in graph.calls
     ]
 
 
-def elements(spec: Spec) -> int:
+def elements(tensor: Any) -> int:
     """Return the number of elements of a tensor for a sample."""
-    return math.prod(UNKNOWN_LENGTH if size is None else size for size in spec.shape[1:])
+    return math.prod(UNKNOWN_LENGTH if size is None else size for size in tensor.shape[1:])
 
 
-def _cost(call: LayerCall, inputs: list[Spec], outputs: list[Spec]) -> float:
+def _cost(call: LayerCall, inputs: list[Any], outputs: list[Any]) -> float:
     operation = call.operation
     written = COST_OF_ELEMENT * sum(map(elements, outputs))
     if not isinstance(operation, keras.layers.Layer) or isinstance(operation, keras.layers.Embedding):
@@ -63,9 +64,9 @@ def _cost(call: LayerCall, inputs: list[Spec], outputs: list[Spec]) -> float:
     return float(written + matrices * positions + products)
 
 
-def _positions(spec: Spec) -> int:
+def _positions(tensor: Any) -> int:
     """Return the number of vectors of a sample to which a kernel is applied: all elements over the channels."""
-    return elements(spec) // max(1, spec.shape[-1] or UNKNOWN_LENGTH) if len(spec.shape) > 2 else 1
+    return elements(tensor) // max(1, tensor.shape[-1] or UNKNOWN_LENGTH) if len(tensor.shape) > 2 else 1
 
 
 TOLERANCE = 0.05
@@ -90,11 +91,6 @@ class StagePlan:
     receives: tuple[int, ...]
     sends: tuple[int, ...]
 
-    @property
-    def passes(self) -> tuple[int, ...]:
-        """Return the numbers of the tensors that it receives and sends on."""
-        return tuple(number for number in self.sends if number in self.receives)
-
 
 def cut_by_cost(graph: ModelGraph, costs: Sequence[float], stages: int) -> list[int]:
     """Return the ends of the stages, in calls, that make the costs of the largest stage small.
@@ -117,18 +113,36 @@ def cut_by_cost(graph: ModelGraph, costs: Sequence[float], stages: int) -> list[
             found=f"{len(graph.calls)}",
             remedy="choose fewer stages",
         )
-    sums = [0.0, *itertools.accumulate(costs)]
-    limit = _least_limit(sums, stages) * (1 + TOLERANCE)
-    sizes = [sum(elements(graph.specs[number]) for number in tensors) for tensors in _crossing(graph)]
-    latest = _greedy(sums, stages, limit)
-    earliest = [len(costs) - end for end in reversed(_greedy(_reversed(sums), stages, limit)[:-1])]
-    ends: list[int] = []
-    for number, (low, high) in enumerate(zip(earliest, latest[:-1], strict=True)):
-        before = ends[-1] if ends else 0
-        high = min(high, _reach(sums, before, limit), len(costs) - (stages - 1 - number))
-        low = min(max(low, before + 1), high)
-        ends.append(min(range(low, high + 1), key=lambda end: (sizes[end], -end)))
-    return [*ends, len(costs)]
+    sums = np.cumsum([0.0, *costs])
+    sent = np.array([sum(elements(graph.tensors[i]) for i in tensors) for tensors in _crossing(graph)], np.float64)
+    least, _ = _best_ends(stages, len(costs), lambda begin: sums[begin + 1 :] - sums[begin], np.maximum)
+    limit = least * (1 + TOLERANCE)
+
+    def sent_within_limit(begin: int) -> Array:
+        return np.where(sums[begin + 1 :] - sums[begin] <= limit, sent[begin + 1 :], np.inf)
+
+    return _best_ends(stages, len(costs), sent_within_limit, np.add)[1]
+
+
+def _best_ends(
+    stages: int, calls: int, price: Callable[[int], Array], combined: Callable[[Any, Any], Array]
+) -> tuple[float, list[int]]:
+    """Return the least combined price of stages, and their ends; of equal ones the latest.
+
+    Parameters
+    ----------
+    price : returns the prices of a stage from a call on, for each end behind it.
+    combined : combines that of a stage with that of the stages behind it.
+    """
+    rest, chosen = np.append(np.full(calls, np.inf), 0.0), []  # by the first call that is left
+    for _ in range(stages):
+        totals = [combined(price(begin), rest[begin + 1 :])[::-1] for begin in range(calls)]
+        chosen.append([calls - int(np.argmin(total)) for total in totals])
+        rest = np.array([*(np.min(total) for total in totals), np.inf])
+    ends = [0]
+    for ends_from in reversed(chosen):
+        ends.append(ends_from[ends[-1]])
+    return float(rest[0]), ends[1:]
 
 
 def cut_after(graph: ModelGraph, names: Sequence[str], stages: int) -> list[int]:
@@ -200,30 +214,3 @@ def _crossing(graph: ModelGraph) -> list[tuple[int, ...]]:
         alive = {tensor: None for tensor in alive if used.get(tensor, -1) >= position}
         found.append(tuple(alive))
     return found
-
-
-def _least_limit(sums: Sequence[float], stages: int) -> float:
-    """Return the least cost that no stage of the best cut exceeds, within a millionth."""
-    low, high = sums[-1] / stages, sums[-1]
-    low = max([low, *(b - a for a, b in itertools.pairwise(sums))])
-    while high - low > 1e-6 * high:
-        middle = (low + high) / 2
-        low, high = (low, middle) if _greedy(sums, stages, middle)[-1] == len(sums) - 1 else (middle, high)
-    return high
-
-
-def _greedy(sums: Sequence[float], stages: int, limit: float) -> list[int]:
-    """Return the latest ends of stages of which none costs more than the limit; each has one call at least."""
-    ends, calls = [0], len(sums) - 1
-    for stage in range(stages):
-        ends.append(min(_reach(sums, ends[-1], limit), calls - (stages - 1 - stage)))
-    return ends[1:]
-
-
-def _reach(sums: Sequence[float], begin: int, limit: float) -> int:
-    """Return the last end of a stage from ``begin`` that costs no more than the limit; at least one call."""
-    return max(begin + 1, bisect.bisect_right(sums, sums[begin] + limit * (1 + 1e-9)) - 1)
-
-
-def _reversed(sums: Sequence[float]) -> list[float]:
-    return [sums[-1] - value for value in reversed(sums)]

@@ -7,21 +7,16 @@ computes meanwhile. Over a network it may have to look again first.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from matex_data._types import Array
 from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 from matex_data.training.comm.channel import Channel
 
 _FAILURE = 0  # MPI tag of the message by which a stage ends a step of its neighbours
 _FIRST = 1
-_KINDS = 2
-"""Tags of a micro-batch: of its activations and of its errors."""
-ACTIVATIONS, ERRORS = 0, 1
+FORWARD, BACKWARD = 1, -1
+"""Ways of messages along the line: of activations to the next stage, of errors to the one before."""
 
 
 class StepFailed(Exception):
@@ -45,67 +40,44 @@ class Line:
         self.stage, self.stages = channel.rank, channel.size
         self._sent: list[tuple[MPI.Request, Any]] = []  # with the memory that MPI reads until a request completes
         self._sent_to: dict[int, int] = {}  # numbers of messages, by stage
-        self._received_from: dict[int, int] = {}
+        self._received = 0
 
-    def send(self, stage: int, kind: int, micro_batch: int, header: Any, arrays: Sequence[Array]) -> None:
-        """Start to send a header and arrays to a neighbour.
+    def send(self, way: int, number: int, content: Any) -> None:
+        """Start to send an object that ``pickle`` knows to a neighbour.
 
         Parameters
         ----------
-        kind : ``ACTIVATIONS`` or ``ERRORS``.
-        header : object that ``pickle`` knows.
-        arrays : contiguous; they must not change until they are sent.
+        way : ``FORWARD`` or ``BACKWARD``.
+        number : by which the neighbour receives it.
         """
         self._all_sent()
-        tag = _tag(kind, micro_batch)
-        self._start(pickle.dumps(header), stage, tag)
-        for array in arrays:
-            self._start(array.reshape(-1).view(np.uint8), stage, tag)
+        self._start(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), self.stage + way, _FIRST + number)
 
-    def receive_header(self, stage: int, kind: int, micro_batch: int) -> Any:
-        """Return the header of a message of a neighbour.
+    def receive(self, way: int, number: int) -> Any:
+        """Return an object that a neighbour sends.
 
         Raises
         ------
         StepFailed : another stage has failed.
         PartitionError : the neighbour has left the program, or does not send in time.
         """
-        comm, tag, status = self._channel.host.comm, _tag(kind, micro_batch), MPI.Status()
+        comm, status, sender = self._channel.host.comm, MPI.Status(), self.stage - way
         found: list[MPI.Message] = []
 
         def look() -> bool:
-            self._raise_failure()
-            message = comm.Improbe(stage, tag, status)
+            if comm.Iprobe(MPI.ANY_SOURCE, _FAILURE):
+                raise StepFailed
+            message = comm.Improbe(sender, _FIRST + number, status)
             if message is not None:
                 found.append(message)
             return bool(found)
 
         self._channel.communicator.wait_until(lambda seconds: poll(look, seconds))
         memory = bytearray(status.Get_count(MPI.BYTE))
-        found[0].Recv([memory, MPI.BYTE])
-        self._count(stage)
+        request = found[0].Irecv([memory, MPI.BYTE])
+        self._channel.communicator.wait_until(lambda seconds: poll(request.Test, seconds))
+        self._received += 1
         return pickle.loads(memory)
-
-    def receive(self, stage: int, kind: int, micro_batch: int, array: Array) -> None:
-        """Receive the next array of a message, whose header has come; raises like ``receive_header``."""
-        request = self._channel.host.comm.Irecv(
-            [array.reshape(-1).view(np.uint8), MPI.BYTE], stage, _tag(kind, micro_batch)
-        )
-
-        def look() -> bool:
-            self._raise_failure()
-            return bool(request.Test())
-
-        try:
-            self._channel.communicator.wait_until(lambda seconds: poll(look, seconds))
-        except BaseException:
-            request.Cancel()
-            status = MPI.Status()
-            request.Wait(status)
-            if not status.Is_cancelled():
-                self._count(stage)
-            raise
-        self._count(stage)
 
     def fail(self) -> None:
         """Tell the neighbours that this step has failed."""
@@ -127,8 +99,8 @@ class Line:
             message = self._channel.host.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
             if message is not None:
                 message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
-                self._count(status.Get_source())
-            return bool(sum(self._received_from.values()) == expected)
+                self._received += 1
+            return self._received == expected
 
         self._channel.communicator.wait_until(lambda seconds: poll(received, seconds))
         self.finish()
@@ -138,22 +110,6 @@ class Line:
         self._sent.append((request, content))
         self._sent_to[stage] = self._sent_to.get(stage, 0) + 1
 
-    def _count(self, stage: int) -> None:
-        self._received_from[stage] = self._received_from.get(stage, 0) + 1
-
     def _all_sent(self) -> bool:
         self._sent = [(request, memory) for request, memory in self._sent if not request.Test()]
         return not self._sent
-
-    def _raise_failure(self) -> None:
-        if self._channel.host.comm.Iprobe(MPI.ANY_SOURCE, _FAILURE):
-            raise StepFailed
-
-
-def _tag(kind: int, micro_batch: int) -> int:
-    return _FIRST + _KINDS * micro_batch + kind
-
-
-def memory_of(tensor: Any) -> Array:
-    """Return the values of an eager tensor as bytes; on a CPU they are not copied."""
-    return np.ascontiguousarray(np.asarray(tensor)).reshape(-1).view(np.uint8)

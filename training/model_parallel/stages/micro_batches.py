@@ -5,8 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import time
-import zlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -16,9 +15,9 @@ import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.digests import joint_digest
 from matex_data.training.exact.rows import batch_size
-from matex_data.training.model_parallel.stages.messages import memory_of
-from matex_data.training.model_parallel.stages.stage import Targets
+from matex_data.training.model_parallel.stages.stage import map_tensors
 
 LEAST_ROWS = 32
 """Rows of a micro-batch by default, at least: with fewer, reading the weights takes longer than the multiplications."""
@@ -30,19 +29,20 @@ class Batch(NamedTuple):
     Attributes
     ----------
     inputs : inputs of the model, flat.
-    targets : targets and sample weights.
+    targets : targets and sample weights, nested.
     rows : number of its samples.
     digest : checksum of its values; stages that have read other data have another one.
     """
 
     inputs: list[Any]
-    targets: Targets
+    targets: Any
     rows: int
     digest: int
 
-    def rows_of(self, micro_batch: slice) -> tuple[list[Any], list[Any]]:
+    def rows_of(self, micro_batch: slice) -> tuple[list[Any], Any]:
         """Return inputs and targets of a micro-batch."""
-        return [x[micro_batch] for x in self.inputs], [y[micro_batch] for y in self.targets.tensors]
+        inputs, targets = map_tensors(lambda x: x[micro_batch], (self.inputs, self.targets))
+        return inputs, targets
 
 
 def read_batch(functional: Any, data: Any) -> Batch:
@@ -60,7 +60,7 @@ def read_batch(functional: Any, data: Any) -> Batch:
     data = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     inputs = list(functional._standardize_inputs(x))
-    structure, leaves = numbered((y, sample_weight))
+    leaves = [leaf for leaf in tf.nest.flatten((y, sample_weight)) if leaf is not None]
     rows = int(batch_size(data))
     for leaf in (*inputs, *leaves):
         if not isinstance(leaf, tf.Tensor) or leaf.shape.rank == 0 or leaf.shape[0] != rows:
@@ -70,20 +70,7 @@ def read_batch(functional: Any, data: Any) -> Batch:
                 found=f"{type(leaf).__name__} of shape {getattr(leaf, 'shape', None)}",
                 remedy="give dense tensors with a row for each sample, or train without stages",
             )
-    return Batch(inputs, Targets(structure, leaves), rows, _digest([*inputs, *leaves]))
-
-
-def numbered(data: Any) -> tuple[Any, list[Any]]:
-    """Return a nested structure with positions in place of its tensors, and the tensors; None stays None."""
-    leaves: list[Any] = []
-
-    def number(leaf: Any) -> Any:
-        if leaf is None:
-            return None
-        leaves.append(leaf)
-        return len(leaves) - 1
-
-    return tf.nest.map_structure(number, data), leaves
+    return Batch(inputs, (y, sample_weight), rows, joint_digest(map(np.asarray, (*inputs, *leaves))))
 
 
 def default_micro_batches(rows: int) -> int:
@@ -109,20 +96,9 @@ def slices(rows: int, micro_batches: int) -> list[slice]:
     return [slice(begin, end) for begin, end in itertools.pairwise(ends) if end > begin]
 
 
-def row_specs(tensors: Sequence[Any]) -> list[tf.TensorSpec]:
-    """Return the specs of tensors, for any number of rows."""
-    return [tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype) for tensor in tensors]
-
-
-def _digest(tensors: Sequence[Any]) -> int:
-    digest = 0
-    for tensor in tensors:
-        if tensor.dtype == tf.string:
-            memory = np.frombuffer(b"\0".join(tensor.numpy().reshape(-1)), np.uint8)
-        else:
-            memory = memory_of(tensor)
-        digest = zlib.crc32(memory.data, digest)
-    return digest
+def row_specs(nested: Any) -> Any:
+    """Return the specs of nested tensors, for any number of rows."""
+    return map_tensors(lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), nested)
 
 
 log = logging.getLogger("matex_data.training")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -31,6 +31,7 @@ from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.agreement import Agreement
 from matex_data.training.model_parallel.stages.checks import (
+    changing_variables,
     check_model,
     check_optimizer,
     check_stages,
@@ -123,7 +124,7 @@ class StagedModel:
         self.world, self.replicas, self.line = map(open_channel, (mesh.world, mesh.data, mesh.stages))
         self.line.counters = self.replicas.counters  # one sequence of all operations, as of ``ModelRanks``
         self.ranks = ModelRanks(mesh)
-        self._cut_layers = CutLayers(Plan([], [], [], [], []), self.ranks)
+        self._cut_layers = CutLayers(Plan([], [], [], []), self.ranks)
         self._owns = shard_optimizer and self.replicas.size > 1
         self._micro_batches, self._recompute, self._split_after = micro_batches, recompute, split_after
         self._trial: Trial | None = None
@@ -146,7 +147,7 @@ class StagedModel:
         before: StagedModel | None = vars(self.model).pop("_matex_staged", None)
         if before is not None:
             before.release()
-        self._agreement.check(self._check_options)
+        self.world.communicator.agreed(self._check_options)
         self._replacements.set(self.model, "train_function", self._train_function)
         self._replacements.set(self.model, "test_function", self._test_function)
         self._replacements.set(self.model, "predict_function", self._predict_function)
@@ -179,12 +180,12 @@ class StagedModel:
         ------
         PartitionError : on all ranks, if the model cannot be trained in stages.
         """
-        self._agreement.check(lambda: self._cut(element_spec))
+        self.world.communicator.agreed(lambda: self._cut(element_spec))
         own, held = self._plan, variable_holders(self.plans)
         if not self.deferred:
             self.broadcast()
         if self._micro_batches == "auto":
-            self._trial = Trial(self.model, self.world, self.line.size, bool(self.layers.changing_variables()))
+            self._trial = Trial(self.model, self.world, self.line.size, bool(changing_variables(self.layers)))
         self._cut_layers.install()
         if self.deferred:
             initialize_absent(v for layer in layers_of(own) for v in layer.variables)
@@ -192,7 +193,7 @@ class StagedModel:
         separate_seeds(self.model, self.replicas.rank)
         own_ids = {id(v) for v in self.layers.trainable_variables}
         self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
-        self._agreement.check(lambda: check_optimizer(self.model.optimizer, self.variables))
+        self.world.communicator.agreed(lambda: check_optimizer(self.model.optimizer, self.variables))
         self._state = StagedState(self.model, self.layers, self.mesh, held)
         sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
@@ -201,7 +202,7 @@ class StagedModel:
         state = step_state(self.replicas)
         self._update = StageUpdate(self.model.optimizer, sums, reducer, state, self.line, held, trained)
         if self._micro_batches != 1 or self.replicas.size > 1:
-            self._agreement.check(lambda: replace_metrics(self.model, self._replacements))
+            self.world.communicator.agreed(lambda: replace_metrics(self.model, self._replacements))
         replace_losses(self.model, self._replacements, self._reducer, self._micro_batches != 1)
         positions = [self._graph.inputs.index(number) for number in own.inputs]
         last = own.number == len(self.plans) - 1
@@ -340,7 +341,7 @@ class StagedModel:
             # TensorFlow's own backward function does not keep the operations of several ranks in one order.
             return Stage(self.model, self.layers, sums, receives, self._recompute or self.ranks.size > 1)
         structure = self._graph.functional.output
-        return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
+        return LastStage(self.model, self.layers, sums, receives, structure, self.replicas)
 
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""
@@ -354,8 +355,7 @@ class StagedModel:
 
     def _accumulate(self, batch: Batch, rows: int) -> None:
         self._prepare("train", batch)
-        scale = self.model.optimizer.scale_loss
-        logs = self._pipeline.train(batch, self._count(batch), rows, scale, self._metrics)
+        logs = self._pipeline.train(batch, self._count(batch), rows, self._metrics)
         self._logs = logs or self._logs
 
     def _test_function(self, iterator: Any) -> Any:
@@ -376,7 +376,7 @@ class StagedModel:
                 check_not_alone("predict()")
             return _joined([self.model.predict_step(batch) for batch in data])
         found = self._forward("predict", iter(data))
-        return self._pipeline.broadcast(_joined(found) if self._pipeline.last else None)
+        return self._of_last(lambda: _joined(found))
 
     def _forward(self, mode: str, iterator: Any) -> list[Any]:
         """Evaluate or predict batches; return the predictions, on the last stage. *Collective*."""
@@ -426,7 +426,11 @@ class StagedModel:
         average_moving_statistics(self.layers, self.replicas)
         if self._pipeline.last:
             combine_states(self.replicas, list(self.model.metrics_variables))
-        return self._pipeline.broadcast(self._metrics() if self._pipeline.last else None)
+        return self._of_last(self._metrics)
+
+    def _of_last(self, value: Callable[[], Any]) -> Any:
+        """Return what a function returns on the last stage. *Collective*."""
+        return self.line.host.allgather_object(value() if self._pipeline.last else None)[-1]
 
     def _finalize(self, variables: Any) -> None:
         """Let the optimizer set the final values of the weights of this stage, such as moving averages."""

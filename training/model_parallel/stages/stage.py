@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
+from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.losses import DistributedLoss, unknown_losses
 from matex_data.training.exact.metrics import weighted_means
-from matex_data.training.exact.state import StepState
+from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
-from matex_data.training.model_parallel.stages.checks import warn_of_scalar_losses
+from matex_data.training.model_parallel.stages.checks import changing_variables, find_sums, layers_of
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.model_parallel.stages.update import GradientSums
 
@@ -31,8 +32,7 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         super().__init__(name=f"stage{plan.number}", autocast=False)
         self._matex_plan, self._matex_outputs = plan, tuple(outputs)
         self._matex_regularized = {id(variable) for variable in regularized}
-        operations = {id(call.operation): call.operation for call in plan.calls}
-        self.layers = [operation for operation in operations.values() if isinstance(operation, keras.layers.Layer)]
+        self.layers = layers_of(plan)
         self._matex_masked: tuple[int, ...] = ()
         self.built = True
 
@@ -65,50 +65,23 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         floats = [keras.ops.sum(keras.ops.cast(loss, "float32")) for loss in losses]
         return sum(floats[1:], floats[0]) if floats else None
 
-    def changing_variables(self) -> list[Any]:
-        """Return the variables that a call may change: seeds, moving statistics, states; not frozen weights."""
-        frozen = {id(v) for layer in self._flatten_layers() for v in layer._trainable_variables}
-        return [v for v in self.non_trainable_variables if id(v) not in frozen]
 
-
-@dataclass(frozen=True)
-class Edge:
+class Edge(NamedTuple):
     """Tensors that go from a stage to the next one.
 
     Attributes
     ----------
-    specs : shape and dtype of each tensor, with None for axes of any length; those of masks are the last ones.
+    specs : of each tensor; those of masks are the last ones.
     masked : positions of the tensors that have masks.
     """
 
-    specs: tuple[tuple[tuple[int | None, ...], str], ...] = ()
+    specs: tuple[tf.TensorSpec, ...] = ()
     masked: tuple[int, ...] = ()
 
     @property
     def differentiable(self) -> list[int]:
         """Return the positions of the tensors for which errors come back."""
-        return [i for i, (_, dtype) in enumerate(self.specs) if keras.backend.is_float_dtype(dtype)]
-
-    def tensor_specs(self) -> list[tf.TensorSpec]:
-        """Return the specs as those of TensorFlow."""
-        return [tf.TensorSpec(shape, dtype) for shape, dtype in self.specs]
-
-
-class Targets(NamedTuple):
-    """Targets and sample weights, flat, and how to pack them again.
-
-    Attributes
-    ----------
-    structure : nested structure of positions of tensors, and None.
-    tensors : tensors, or their specs.
-    """
-
-    structure: Any
-    tensors: list[Any]
-
-    def packed(self, tensors: Sequence[Any]) -> Any:
-        """Return the structure with these tensors in place of their positions."""
-        return tf.nest.map_structure(lambda i: None if i is None else tensors[i], self.structure)
+        return [i for i, spec in enumerate(self.specs) if keras.backend.is_float_dtype(spec.dtype.name)]
 
 
 class Pending(NamedTuple):
@@ -149,7 +122,7 @@ class Stage:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
         self._recompute = recompute
         layers.set_masked(receives.masked)
-        self._changing = layers.changing_variables() if recompute else []
+        self._changing = changing_variables(layers) if recompute else []
 
     def compile_forward(self, inputs: Sequence[tf.TensorSpec], training: bool) -> Edge:
         """Trace the computations; return the tensors that the stage sends.
@@ -158,7 +131,7 @@ class Stage:
         ----------
         inputs : specs of the inputs of the model that the stage takes.
         """
-        given = [*inputs, *self.receives.tensor_specs()]
+        given = [*inputs, *self.receives.specs]
         masked: list[int] = []
 
         def forward(tensors: list[Any]) -> Any:
@@ -170,11 +143,11 @@ class Stage:
 
         self._forward = compiled(forward, given)
         outputs, _, state = self._forward.structured_outputs
-        sends = Edge(tuple((tuple(x.shape), x.dtype.name) for x in outputs), tuple(masked))
+        sends = Edge(tuple(tf.TensorSpec(x.shape, x.dtype) for x in outputs), tuple(masked))
         self._add = tf.function(self.sums.add, autograph=False, reduce_retracing=True)
         self._differentiable = sends.differentiable
         if training and self._recompute:
-            errors = [spec for i, spec in enumerate(sends.tensor_specs()) if i in sends.differentiable]
+            errors = [sends.specs[i] for i in sends.differentiable]
             self._again = compiled(self._backward, given, list(state), errors, tf.TensorSpec((), tf.float32))
         return sends
 
@@ -192,18 +165,19 @@ class Stage:
             outputs, own_loss, _ = self._forward(tensors)
         return Pending(tensors, outputs, own_loss, tape, [])
 
-    def backward(self, pending: Pending, errors: list[Any], weight: Any) -> list[Any]:
+    def backward(self, pending: Pending, errors: list[Any], weight: float) -> list[Any]:
         """Add the gradients of a micro-batch to the sums; return the errors of the tensors that the stage received.
 
         Parameters
         ----------
         errors : derivatives of the weighted loss with respect to the tensors sent.
-        weight : derivative of the weighted loss with respect to the loss that the layers have added, a scalar float32.
+        weight : of the loss that the layers have added.
         """
+        scaled = tf.cast(self.model.optimizer.scale_loss(tf.constant(weight, tf.float32)), tf.float32)
         if pending.tape is None:
-            return list(self._again(pending.tensors, pending.state, errors, weight))
+            return list(self._again(pending.tensors, pending.state, errors, scaled))
         targets = [*(pending.outputs[i] for i in self._differentiable), pending.own_loss]
-        gradients, own_errors = self._gradients(pending.tape, targets, pending.tensors, [*errors, weight])
+        gradients, own_errors = self._gradients(pending.tape, targets, pending.tensors, [*errors, scaled])
         reached = [i for i, gradient in enumerate(gradients) if gradient is not None]
         self._add([gradients[i] for i in reached], reached)
         return list(own_errors)
@@ -236,37 +210,61 @@ class LastStage:
     ----------
     model, layers, sums, receives : as above.
     structure : nested structure of the outputs of the model.
-    state : state of the step, which has the weight of a micro-batch.
+    replicas : of this stage.
     """
 
     def __init__(
-        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, state: StepState
+        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, replicas: Channel
     ) -> None:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
-        self._structure, self._state = structure, state
+        self._structure, self._replicas, self._state = structure, replicas, step_state(replicas)
+        self._unknown: list[DistributedLoss] = []
         layers.set_masked(receives.masked)
 
-    def compile_step(self, inputs: Sequence[tf.TensorSpec], targets: Targets, training: bool) -> None:
+    def compile_step(self, inputs: Sequence[tf.TensorSpec], targets: Any, training: bool) -> None:
         """Trace the step of a micro-batch.
 
         Parameters
         ----------
         inputs : specs of the inputs of the model that the stage takes.
-        targets : with specs in place of tensors.
+        targets : specs of targets and sample weights, nested.
         """
 
-        def step(tensors: list[Any], leaves: list[Any], weight: Any, rows: Any, loss_before: Any) -> Any:
+        def step(tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> Any:
             with self._state.step(weight), weighted_means(self.model, weight):
                 run = self._train if training else self._test
-                return run(tensors, targets.packed(leaves), weight, rows, loss_before)
+                return run(tensors, targets, weight, rows, loss_before)
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
-        self.step = compiled(step, [*inputs, *self.receives.tensor_specs()], list(targets.tensors), *scalars)
-        warn_of_scalar_losses(self.model)
+        given = [*inputs, *self.receives.specs]
+        self._compile = lambda: compiled(step, given, targets, *scalars)
+        self._step = self._compile()
+        self._unknown = unknown_losses(self.model)
+
+    def step(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> Any:
+        """Run the step of a micro-batch. *Collective* in the first part of a batch, if a loss may be a sum."""
+        if self._unknown and weight < 1:
+            self._find_sums(tensors, targets, int(rows))
+            self._step = self._compile()
+        return self._step(tensors, targets, weight, rows, loss_before)
+
+    def _find_sums(self, tensors: list[Any], targets: Any, rows: int) -> None:
+        y, sample_weight = targets
+        predictions = tf.function(self._predict, autograph=False)(tensors, training=False)
+
+        def compute(positions: Sequence[int]) -> None:
+            chosen = map_tensors(lambda x: tf.gather(x, positions), (y, predictions))
+            with keras.StatelessScope(), self._state.step(1.0):  # metrics stay as they are
+                self.model._compile_loss(*chosen)
+
+        find_sums(
+            self._unknown, compute, rows, any(x is not None for x in tf.nest.flatten(sample_weight)), self._replicas
+        )
+        self._unknown = []
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
         """Trace the prediction of a micro-batch."""
-        given = [*inputs, *self.receives.tensor_specs()]
+        given = [*inputs, *self.receives.specs]
         self.predict = compiled(lambda tensors: self._predict(tensors, training=False), given)
 
     def _train(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> list[Any]:
@@ -305,6 +303,11 @@ class LastStage:
 def compiled(function: Callable[..., Any], *specs: Any) -> Any:
     """Return a function of tensors, traced for these specs."""
     return tf.function(function, autograph=False).get_concrete_function(*specs)
+
+
+def map_tensors(function: Callable[[Any], Any], nested: Any) -> Any:
+    """Return nested tensors with the results of a function in place of them; None stays None."""
+    return tf.nest.map_structure(lambda leaf: None if leaf is None else function(leaf), nested)
 
 
 def differentiable(tensors: Sequence[Any], receives: Edge) -> list[Any]:

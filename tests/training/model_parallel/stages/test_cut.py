@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from matex_data.errors import PartitionError
-from matex_data.training.model_parallel.graph import LayerCall, ModelGraph, Spec, model_graph
+from matex_data.training.model_parallel.graph import LayerCall, ModelGraph, model_graph
 from matex_data.training.model_parallel.stages.cut import cut_after, cut_by_cost, estimated_costs, stage_plans
 from tests.training.model_parallel.models import MODELS, chain, nested
 
@@ -55,7 +55,7 @@ def test_nested_models_are_taken_apart() -> None:
 def _graph(count: int) -> ModelGraph:
     """Return a chain of calls whose tensors have one element."""
     calls = tuple(LayerCall(None, (), {}, (i,), (i + 1,), (f"layer{i}",)) for i in range(count))
-    return ModelGraph(None, calls, (0,), (count,), {i: Spec((None, 1), "float32") for i in range(count + 1)})
+    return ModelGraph(None, calls, (0,), (count,), [keras.KerasTensor((None, 1))] * (count + 1))
 
 
 @given(costs=st.lists(st.integers(0, 50), min_size=1, max_size=9), stages=st.integers(1, 4))

@@ -81,6 +81,20 @@ def _batch_metric() -> Any:
     return model
 
 
+def _batch_loss(function: Callable[..., Any]) -> Any:
+    model = build("several" if function is _root else "chain")
+    model.compile("sgd", function)
+    return model
+
+
+def _root(y: Any, p: Any) -> Any:
+    return keras.ops.sqrt(keras.ops.mean(keras.ops.square(y - p)))
+
+
+def _mean(y: Any, p: Any) -> Any:
+    return keras.ops.mean(keras.ops.square(y - p))
+
+
 CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "own step": (_own_step, {}, "it has a train_step of its own"),
     "own call": (lambda: _compiled(_OwnCall()), {}, "expected: a functional model"),
@@ -108,6 +122,8 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "expected: fit\\(checkpoint=folder\\)",
     ),
     "metric of batches": (_batch_metric, {}, "depends on whole batches"),
+    "loss of batches": (lambda: _batch_loss(_root), {}, "one half has"),
+    "weighted loss of batches": (lambda: _batch_loss(_mean), {}, "found: sample weights"),
     "too many stages": (
         lambda: _compiled(keras.Sequential([keras.Input((6,)), keras.layers.Dense(1)])),
         {},
@@ -122,7 +138,7 @@ def _fails(comm: Any, case: str) -> tuple[str, bool]:
     keras.utils.set_random_seed(4)
     model = make()
     before = weights_of(model)
-    data = dataset("text" if case == "mask" else "chain")
+    data = dataset({"mask": "text", "loss of batches": "several"}.get(case, "chain"))
     if case == "mask":
         data = data.map(lambda x, y, w: (x, tf.repeat(y[:, None], 5, 1)))
     with pytest.raises(PartitionError) as caught:

@@ -9,12 +9,15 @@ import keras
 import numpy as np
 import pytest
 
+from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.trainer import fit
 from tests.support.ranks import Pool, Pools
 from tests.training.model_parallel.stages.problems import (
     BATCH,
     ROWS,
     accumulated,
     build,
+    dataset,
     deferred_in_stages,
     in_stages,
     predicted,
@@ -103,6 +106,37 @@ def test_validation_is_that_of_one_process(ranks: Pools) -> None:
     assert ROWS % BATCH == 0
     assert [*expected] == ["loss", "mae"]
     np.testing.assert_allclose([logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()], rtol=1e-5)
+
+
+def _batch_losses(model: Any) -> dict[str, Any]:
+    """Compile a model with losses that are one number for a batch, a sum and a mean."""
+    model.compile(
+        keras.optimizers.SGD(0.01),
+        {
+            "early": lambda y, p: keras.ops.sum(keras.ops.square(y - p)),
+            "late": lambda y, p: keras.ops.mean(keras.ops.abs(y - p)),
+        },
+    )
+    return dict(zip("xy", samples("several"), strict=True))
+
+
+def _fit_batch_losses(comm: Any) -> tuple[Any, Any]:
+    mesh, model = Mesh(stages=2, comm=comm), build("several")
+    _batch_losses(model)
+    data = dataset("several", mesh.coordinates.replica, mesh.shape[0])
+    history = fit(model, data, verbose=0, mesh=mesh, micro_batches=3)
+    return weights_of(model), history.history
+
+
+@pytest.mark.rank_counts(2, slow=(4,))
+def test_losses_of_one_number_for_a_batch_are_found_to_be_sums_or_means(pool: Pool) -> None:
+    model = build("several")
+    data = _batch_losses(model)
+    expected = model.fit(**data, batch_size=BATCH, shuffle=False, verbose=0).history
+    for weights, logs in pool.run(_fit_batch_losses, timeout=60):
+        for one, other in zip(weights, weights_of(model), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        assert logs["loss"] == pytest.approx(expected["loss"], rel=1e-5)
 
 
 @pytest.mark.rank_counts(2, slow=(4,))
