@@ -24,7 +24,8 @@ from typing import Any
 
 from matex_data.mpi.activity import busy, user_location
 from matex_data.paths import is_library
-from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
+from matex_data.training.launcher.journal import is_unpatched, unpatched
+from matex_data.training.launcher.overlay import Overlay
 from matex_data.training.launcher.root import Root, is_called_by_script
 from matex_data.training.replacements import patch
 

@@ -36,7 +36,7 @@ CERTAIN = 0.5
 """Seconds for which rank 0 waits for others until it is certain that it does not come first."""
 RANK_VARIABLES = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}
 RANK_VARIABLES |= {"SLURM_PROCID", "SLURM_LOCALID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK"}
-_PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "overlay", "openers", "inputs", "tf_openers")}
+_PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "journal", "overlay", "openers", "inputs")}
 _PATCHES |= {"matex_data.training.comm.world", "matex_data.training.replacements"}
 
 
