@@ -69,8 +69,9 @@ class PatchedCall:
     Parameters
     ----------
     channel : ranks of the call.
-    distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``.
-    check : self-check of the model, if the call trains.
+    distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``, and
+        for models in stages.
+    check : self-check of the model, if the call trains on whole batches.
     record_sizes : record the sizes of the global batches.
     epochs : epochs that the call trains.
     run : of ``fit``: its checkpoints; None without.
@@ -116,20 +117,21 @@ class PatchedCall:
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         trains = first and self.check is not None  # the first dataset is that of training
         check_preprocessing(x, self._channel)
-        if not is_sharded(x):
-            if trains:
-                self.whole_batches = True
-                self._draws = isinstance(dataset, tf.data.Dataset) and draws_in_parallel(dataset)
-                return deterministic(dataset)
-            if self._distributed is not None and self._distributed.step.whole:
-                return dataset
-            dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
-            dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
-        return dataset
+        if is_sharded(x):
+            return dataset
+        if trains:
+            self.whole_batches = True
+            self._draws = isinstance(dataset, tf.data.Dataset) and draws_in_parallel(dataset)
+            return deterministic(dataset)
+        if self._distributed is not None and self._distributed.step.whole:
+            return dataset
+        dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
+        size = self._channel.size
+        return deterministic(dataset) if size == 1 else shard_rows(dataset, self._channel.rank, size)
 
     def trains(self) -> bool:
-        """Return whether the next dataset is that of training."""
-        return self.check is not None and self.spec is None
+        """Return whether the next dataset is that of training, with checks or checkpoints."""
+        return self.spec is None and (self.check is not None or self.run is not None)
 
     def steps_of_test(self, steps: int | None, local: bool) -> int | None:
         """Return the largest number of batches of any rank for the next evaluation; None if nothing is to be padded.
@@ -141,7 +143,7 @@ class PatchedCall:
         steps : number of batches of this rank; None: unknown.
         local : the data is sharded.
         """
-        if self.test is None or (self.check is not None and self.spec is None):
+        if self.test is None or self.trains():
             return None
         by_rank = self._channel.host.allgather_object(steps) if local else [steps]
         self.test.agrees = local and None in by_rank
@@ -237,6 +239,8 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
             return steps  # type: ignore[no-any-return]
         if call.run is not None:
             steps = call.run.steps(self, steps)
+        if call.check is None:
+            return steps  # type: ignore[no-any-return]
         return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)  # type: ignore[no-any-return]
 
     def _pad(self, steps: int) -> None:
