@@ -10,7 +10,7 @@ from enum import IntEnum
 from types import FrameType
 from typing import Any
 
-from matex_data.paths import is_library
+from matex_data.paths import is_of_user
 
 READ_AHEAD = "matex-read"
 """Name of threads that read data ahead of the program."""
@@ -145,14 +145,9 @@ def _line_of_user() -> str:
     main = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(main) if main is not None else None
     innermost = frame
-    while frame is not None and _is_library(frame):
+    while frame is not None and not is_of_user(frame):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "an unknown line"
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
-
-
-def _is_library(frame: FrameType) -> bool:
-    own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
-    return own or is_library(frame.f_code.co_filename)

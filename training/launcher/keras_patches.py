@@ -48,6 +48,7 @@ from matex_data.training.exact.step import DistributedStep, append_empty_batches
 from matex_data.training.inference import in_order_of_batches
 from matex_data.training.keras_api import OF_FIT, EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
+from matex_data.training.launcher.root import say_once
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.model_parallel.mesh import Mesh
@@ -296,7 +297,6 @@ class KerasPatches:
         self._proofs = ForwardProofs(channel, self._report)
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
-        self._warned = self._warned_of_loop = False
         keras_trainer.TFEpochIterator = ShardedEpochIterator
         self._patch("fit", self._fit)
         self._patch("evaluate", self._evaluate)
@@ -330,14 +330,13 @@ class KerasPatches:
                 found=f"a gradient tape or an optimizer outside of them, on a mesh of shape {self._mesh.shape}",
                 remedy="train with model.fit, or run the script without --model and without ModelParallel",
             )
-        if self._shard_optimizer and not self._warned_of_loop:
-            self._warned_of_loop = True
-            if self._channel.rank == 0:
-                log.warning(
-                    "a training loop of this script keeps the whole state of its optimizer on every rank: "
-                    "--shard-optimizer cuts that of model.fit alone\n"
-                    "  remedy: train with model.fit"
-                )
+        if self._shard_optimizer:
+            say_once(
+                self._channel.rank,
+                "a training loop of this script keeps the whole state of its optimizer on every rank: "
+                "--shard-optimizer cuts that of model.fit alone\n"
+                "  remedy: train with model.fit",
+            )
 
     def _patch(self, name: str, method: Callable[..., Any]) -> None:
         signature = inspect.signature(getattr(keras.Model, name))
@@ -381,7 +380,14 @@ class KerasPatches:
     def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("fit")
         distributed = self._distributed(model)
-        self._warn_of_generator(options.get("x"))
+        if inspect.isgenerator(options.get("x")):
+            say_once(
+                self._channel.rank,
+                "the generator given to fit runs on every rank, which trains on its rows of each batch: correct if all "
+                "ranks get the same batches, but batches are made no faster than in one process\n"
+                "  remedy: give fit arrays, or matex_data.open_dataset(...).tf_dataset(...), of which each rank reads "
+                "its own rows only",
+            )
         check = model._matex_check
         saved, callbacks = self._checkpoints, options.get("callbacks")
         listed = not isinstance(callbacks, keras.callbacks.CallbackList)
@@ -424,17 +430,6 @@ class KerasPatches:
 
             options["callbacks"] = [keras.callbacks.LambdaCallback(on_train_begin=cut), *options["callbacks"]]
             return call_within(call, original, options)
-
-    def _warn_of_generator(self, x: Any) -> None:
-        """Warn once that every rank makes all batches of a generator, which saves no time."""
-        if inspect.isgenerator(x) and self._channel.rank == 0 and not self._warned:
-            self._warned = True
-            log.warning(
-                "the generator given to fit runs on every rank, which trains on its rows of each batch: correct if all "
-                "ranks get the same batches, but batches are made no faster than in one process\n"
-                "  remedy: give fit arrays, or matex_data.open_dataset(...).tf_dataset(...), of which each rank reads "
-                "its own rows only"
-            )
 
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")
