@@ -27,12 +27,17 @@ _M_ARENA_MAX = -8  # of malloc.h
 READING_THREADS = 16  # reads under way of a rank: each may take milliseconds, and none of them needs a core
 UNCHECKED = 1 << 20  # bytes of a block that take less time to decode than the system's answer, how much is free: 1 ms
 SAFE = 0.8  # fraction of the free memory for whole data sets; the rest is for windows, the model and the system
-_LAUNCHERS = ("PMI", "OMPI_", "PRTE", "HYDRA", "HYDI", "MPI", "I_MPI_", "MV2_", "SLURM_", "FLUX_", "PALS_", "ALPS_")
+_OF_A_RANK = (
+    *("PMI_", "PMI2_", "PMIX_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MV2_COMM_WORLD_", "PRTE_LAUNCHED", "PRTE_MCA_ess"),
+    *("PRTE_MCA_prte", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_SIZE", "OMPI_FILE_", "OMPI_FIRST_RANKS", "OMPI_APP_CTX"),
+    *("OMPI_MCA_ess", "OMPI_MCA_orte", "OMPI_MCA_pmix", "OMPI_NUM_APP", "OMPI_ARGV", "OMPI_COMMAND", "SLURM_PROCID"),
+    *("SLURM_LOCALID", "FLUX_TASK_", "PALS_RANKID", "ALPS_APP_PE", "LOCAL_RANK"),
+)
 
 
-def environment_without_mpi() -> dict[str, str]:
-    """Return the environment without the variables of MPI launchers, for a child process that is no rank."""
-    return {key: value for key, value in os.environ.items() if not key.startswith(_LAUNCHERS)}
+def without_rank() -> dict[str, str]:
+    """Return the environment without what makes this process a rank; settings of the MPI library and the job stay."""
+    return {name: value for name, value in os.environ.items() if not name.startswith(_OF_A_RANK)}
 
 
 _RANKS = (
@@ -79,10 +84,10 @@ class Launch(NamedTuple):
 def launch() -> Launch | None:
     """Return the processes that the launcher of this one started; None without a launcher."""
     for rank_name, size_name in _RANKS:
-        rank, size = _number(rank_name), _number(size_name)
+        rank, size = number_in(rank_name), number_in(size_name)
         if rank is not None and size is not None:
             return Launch(rank, max(1, size), size_name)
-    found = ((name, _number(name)) for name in _RANKS_ALONE)
+    found = ((name, number_in(name)) for name in _RANKS_ALONE)
     return next((Launch(rank, rank + 1, name) for name, rank in found if rank is not None), None)
 
 
@@ -95,13 +100,14 @@ def launched_rank() -> RankAndSize | None:
 def launched_local_rank() -> RankAndSize | None:
     """Like ``launched_rank``, but among the ranks of this machine."""
     for names in _LOCAL_RANKS:
-        rank, size = map(_number, names)
+        rank, size = map(number_in, names)
         if rank is not None and size is not None:
             return RankAndSize(rank, max(1, size))
     return None
 
 
-def _number(variable: str) -> int | None:
+def number_in(variable: str) -> int | None:
+    """Return the number that a launcher or a batch system has put into an environment variable; None if it has not."""
     text = os.environ.get(variable, "")
     return int(text) if text.isdecimal() else None
 
@@ -237,16 +243,9 @@ def _waited() -> tuple[float, int]:
 def _count(variable: str) -> int | None:
     """Return the number in an environment variable, None if it is empty or not set; raise ``PartitionError``."""
     text = os.environ.get(variable, "").strip()
-    if not text:
-        return None
-    if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise PartitionError(
-            f"the environment variable {variable} is not a number",
-            expected="a whole number from 1 on",
-            found=repr(text),
-            remedy=f"set it to another value, or unset {variable}",
-        )
-    return int(text)
+    if text and not (text.isascii() and text.isdecimal() and int(text) > 0):
+        raise _wrong(variable, "a number", "a whole number from 1 on")
+    return int(text) if text else None
 
 
 def seconds_of(variable: str, default: float) -> float:
@@ -262,13 +261,17 @@ def seconds_of(variable: str, default: float) -> float:
     except ValueError:
         seconds = -1.0
     if not 0 <= seconds < float("inf"):
-        raise PartitionError(
-            f"the environment variable {variable} is not a number of seconds",
-            expected="a finite number from 0 on",
-            found=repr(text),
-            remedy=f"set it to another value, or unset {variable}",
-        )
+        raise _wrong(variable, "a number of seconds", "a finite number from 0 on")
     return seconds
+
+
+def _wrong(variable: str, kind: str, expected: str) -> PartitionError:
+    return PartitionError(
+        f"the environment variable {variable} is not {kind}",
+        expected=expected,
+        found=repr(os.environ[variable].strip()),
+        remedy=f"set it to another value, or unset {variable}",
+    )
 
 
 def tasks_of_window() -> int:

@@ -1,4 +1,4 @@
-"""Paths of many files: their order, and which of them exist, without a system call for each; files of libraries."""
+"""Paths of many files: their order, and which of them exist, without a system call for each; code of libraries."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from math import prod
+from types import FrameType
 
 _DIGITS = str.maketrans("0123456789", "0" * 10)
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
@@ -142,6 +143,12 @@ def is_library(file: str) -> bool:
     """
     known = file.startswith(("<frozen", _STDLIB)) or any(folder in file for folder in _PACKAGES)
     return known and not file.startswith(tuple(_OF_SCRIPT))
+
+
+def is_of_user(frame: FrameType) -> bool:
+    """Return whether a frame executes code of the user, not of this package or a library."""
+    own = str(frame.f_globals.get("__name__")).partition(".")[0] == "matex_data"
+    return not own and not is_library(frame.f_code.co_filename)
 
 
 def is_standard_library(file: str) -> bool:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import warnings
-from types import FrameType
 
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+from matex_data.paths import is_of_user
 
 
 def warn(text: str) -> None:
@@ -16,14 +14,8 @@ def warn(text: str) -> None:
     The line where a user called is a number of frames away that changes with every function on the way.
     """
     frame = sys._getframe(1)
-    while frame.f_back is not None and not _is_of_user(frame):
+    while frame.f_back is not None and not is_of_user(frame):
         frame = frame.f_back
     module = str(frame.f_globals.get("__name__", "<unknown>"))
     registry = frame.f_globals.setdefault("__warningregistry__", {})
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
-
-
-def _is_of_user(frame: FrameType) -> bool:
-    if str(frame.f_globals.get("__name__")).partition(".")[0] == "matex_data":
-        return False
-    return not frame.f_code.co_filename.startswith(("<frozen ", *_LIBRARIES))

@@ -373,10 +373,8 @@ def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, 
     comm = MPI.COMM_WORLD
     files = [file for file in expand(paths, format) if is_hdf5(file)][comm.rank :: comm.size]
     errors = [error for errors in comm.allgather(probe(files, format, fields, limit)) for error in errors]
-    if errors and comm.rank == 0:
-        console = Console(stderr=True)
-        for error in errors:
-            console.print(str(error), style="red", markup=False, highlight=False)
+    for error in errors if comm.rank == 0 else ():
+        print_error(error)
     if errors:
         raise typer.Exit(1)
 

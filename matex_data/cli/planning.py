@@ -144,7 +144,7 @@ def measured(script: Path, arguments: Sequence[str], ranks_per_node: int, ranks:
         result = Path(folder) / "costs.json"
         child = [sys.executable, "-m", "matex_data.training.launcher.measuring", str(result), repr(time.time())]
         command = [*child, str(ranks_per_node), str(ranks), str(script), *arguments]
-        code = subprocess.run(command, stdout=sys.stderr, env=machine.environment_without_mpi(), check=False).returncode
+        code = subprocess.run(command, stdout=sys.stderr, env=machine.without_rank(), check=False).returncode
         if not result.exists():
             raise DataError(
                 "the script ends before a training step is measured",

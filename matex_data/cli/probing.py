@@ -24,7 +24,7 @@ from typing import IO
 
 from matex_data.errors import DataError, FormatError
 from matex_data.index.library import LibraryRows
-from matex_data.machine import environment_without_mpi, free_memory
+from matex_data.machine import free_memory, without_rank
 from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
 from matex_data.storage.trust import Trust
 
@@ -76,7 +76,7 @@ def _run(
     """Probe files in one child until it ends; return the number of files done, at least one, and their errors."""
     done, errors = 0, []
     with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=environment_without_mpi()
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=without_rank()
     ) as child:
         assert child.stdin is not None and child.stdout is not None
         try:

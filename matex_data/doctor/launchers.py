@@ -14,10 +14,10 @@ from matex_data.launching.launchers import (
     plugin_for,
     plugins,
     srun_command,
-    tasks_of_job,
 )
 from matex_data.launching.library import MpiLibrary
 from matex_data.launching.start import mpiexec_command, start_ranks
+from matex_data.machine import number_in
 
 _TRIED = 4
 """Launchers that are tried, at most: one that hangs takes its time limit."""
@@ -89,7 +89,7 @@ def _add_srun(section: Section, library: MpiLibrary) -> list[str]:
     elif not os.environ.get("SLURM_JOB_ID"):
         tried = f"--mpi={plugin} fits; tried only within a job"
     else:
-        ranks = tasks_of_job() or 2
+        ranks = number_in("SLURM_NTASKS") or 2
         outcome = start_ranks([*srun_command(srun.path, ranks, plugin), "--overlap"], ranks)
         tried, connected = f"--mpi={plugin}: {outcome.text}", outcome.connected
     section.facts["srun"] = {"path": srun.path, "plugins": list(available), "plugin": plugin, "fits": connected}

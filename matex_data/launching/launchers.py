@@ -13,7 +13,8 @@ from functools import cache
 from itertools import islice
 from pathlib import Path
 
-from matex_data.launching.library import MPICH_KINDS, MpiLibrary, kind_of, without_rank
+from matex_data.launching.library import MPICH_KINDS, MpiLibrary, kind_of
+from matex_data.machine import number_in, without_rank
 
 MPIEXEC = "MATEX_MPIEXEC"
 """Environment variable: the mpiexec that is used, whatever others there are."""
@@ -178,17 +179,11 @@ def plugin_for(library: MpiLibrary, available: tuple[str, ...]) -> str | None:
     return None
 
 
-def tasks_of_job() -> int | None:
-    """Return the number of tasks that the job has asked Slurm for; None if it has not."""
-    text = os.environ.get("SLURM_NTASKS", "")
-    return int(text) if text.isdecimal() else None
-
-
 def srun_command(srun: str, ranks: int, plugin: str) -> list[str]:
     """Return the start of a command: ``srun`` with a number of ranks, which end as soon as one of them fails.
 
     Since Slurm 22.05 ``srun`` no longer takes the cores of a task from ``SLURM_CPUS_PER_TASK``.
     """
-    cores = os.environ.get("SLURM_CPUS_PER_TASK", "")
-    bound = [f"--cpus-per-task={cores}"] if cores.isdecimal() else []
+    cores = number_in("SLURM_CPUS_PER_TASK")
+    bound = [] if cores is None else [f"--cpus-per-task={cores}"]
     return [srun, "-n", str(ranks), f"--mpi={plugin}", "--kill-on-bad-exit=1", *bound]

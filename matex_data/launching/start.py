@@ -26,9 +26,9 @@ from matex_data.launching.launchers import (
     plugin_for,
     plugins,
     srun_command,
-    tasks_of_job,
 )
-from matex_data.launching.library import MpiLibrary, mpi_library, without_rank
+from matex_data.launching.library import MpiLibrary, mpi_library
+from matex_data.mpi.processes import RANK_PROCESS
 
 AUTO = "auto"
 _GPUS = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
@@ -84,7 +84,9 @@ def start(ranks: str, command: Sequence[str]) -> NoReturn:
     sys.stderr.write(f"matex run: {shlex.join(line)}\n")
     sys.stdout.flush()
     sys.stderr.flush()
-    os.execvpe(line[0], line, without_rank())
+    environment = machine.without_rank()
+    environment.pop(RANK_PROCESS, None)
+    os.execvpe(line[0], line, environment)
 
 
 def count_of_ranks(ranks: str) -> int:
@@ -93,7 +95,7 @@ def count_of_ranks(ranks: str) -> int:
         return int(ranks)
     job = batch_system()
     if job:
-        tasks = tasks_of_job() if job[0] == "Slurm" else _slots_of_job()
+        tasks = machine.number_in("SLURM_NTASKS") if job[0] == "Slurm" else _slots_of_job()
         if tasks:
             return tasks
     return gpus() or machine.cores()
@@ -145,8 +147,7 @@ def _slots_of_job() -> int | None:
             return len(Path(os.environ["PBS_NODEFILE"]).read_text().split())
         except OSError:
             return None
-    text = os.environ.get("LSB_DJOB_NUMPROC", "")
-    return int(text) if text.isdecimal() else None
+    return machine.number_in("LSB_DJOB_NUMPROC")
 
 
 def gpus() -> int:
@@ -208,7 +209,7 @@ def start_ranks(launcher: Sequence[str], ranks: int) -> Outcome:
     begin = time.monotonic()
     process = subprocess.Popen(
         [*launcher, sys.executable, "-c", _RANK],
-        env=without_rank(),
+        env=machine.without_rank(),
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

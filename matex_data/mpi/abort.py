@@ -126,7 +126,7 @@ def run_exit_handlers_first() -> None:
 def _end_at_exit() -> None:
     if _requested_exit and _is_parallel():
         code, message = _requested_exit.pop()
-        _end(code, message=message)
+        _end(code, message, lambda ranks: message and f"{message}\n")
 
 
 def mute_stderr() -> int:
@@ -169,29 +169,34 @@ def replace_exit() -> None:
 
     def exit_job(status: int) -> NoReturn:
         if os.getpid() == process and _is_parallel():
-            _end(status, "it called os._exit")
+            _end(status, "", lambda ranks: "", "it called os._exit")
         original(status)
 
     os._exit = exit_job
 
 
-def _end(code: int, reason: str = "", message: str = "") -> NoReturn:
-    """Exit with a code; abort the job if another rank does not end within ``GRACE`` seconds.
+def _end(code: int, key: object, text: Callable[[str], str], reason: str = "") -> NoReturn:
+    """Print a text and exit with a code; abort the job if another rank does not end within ``GRACE`` seconds.
 
     Parameters
     ----------
     code : exit code.
+    key : if all ranks end with the same, rank 0 alone prints the text.
+    text : returns the text for stderr, given the ranks that it is of.
     reason : cause of an abort.
-    message : text for stderr, printed once if all ranks have the same.
     """
-    all_end = bool(_comms) and _all_arrive(_comms[0])
-    same = all_end and len(set(_comms[0].allgather(message))) == 1
-    if message and not (same and _comms[0].rank > 0):
+    comm = _comms[0] if _comms else MPI.COMM_WORLD
+    all_end = bool(_comms) and _all_arrive(comm)
+    same = all_end and len(set(comm.allgather(key))) == 1
+    told = text(f"all {comm.size} ranks" if same else f"rank {comm.rank} of {comm.size}")
+    if told and not (same and comm.rank > 0):
         unmute_stderr()
-        sys.stderr.write(f"{message}\n")
-    if not all_end:
-        abort_job(f"this rank aborts the job, as the only one that ends: {reason}" if reason else "", code or 1)
-    _finalize(_comms[0], code)
+        sys.stderr.write(told)
+    if all_end:
+        _finalize(comm, code)
+    if not _comms:
+        time.sleep(GRACE)  # the other ranks may print errors of their own
+    abort_job(f"this rank aborts the job, as the only one that ends: {reason}" if reason else "", code or 1)
 
 
 def _is_parallel() -> bool:
@@ -200,21 +205,16 @@ def _is_parallel() -> bool:
     return MPI.COMM_WORLD.size > 1
 
 
+def exit_code(kind: type[BaseException]) -> int:
+    """Return the exit code of a process that an uncaught error ends."""
+    return 128 + signal.SIGINT if issubclass(kind, KeyboardInterrupt) else 1
+
+
 def _fail(kind: type[BaseException], error: BaseException) -> NoReturn:
     """Print an uncaught error and end the job."""
     text = traceback_text(error)
-    comm = _comms[0] if _comms else MPI.COMM_WORLD
-    unmute_stderr()
-    all_fail = bool(_comms) and _all_arrive(comm)
-    same = all_fail and len(set(comm.allgather((kind.__qualname__, str(error))))) == 1
-    if comm.rank == 0 or not same:
-        ranks = f"all {comm.size} ranks" if same else f"rank {comm.rank} of {comm.size}"
-        sys.stderr.write(f"\n---- uncaught error on {ranks}:\n{text}")
-    if all_fail:
-        _finalize(comm, 1)
-    if not _comms:
-        time.sleep(GRACE)  # the other ranks may print errors of their own
-    abort_job()
+    key = kind.__qualname__, str(error)
+    _end(exit_code(kind), key, lambda ranks: f"\n---- uncaught error on {ranks}:\n{text}")
 
 
 def _flush() -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from enum import IntEnum
 from types import FrameType
+from typing import Any
 
-from matex_data.paths import is_library
+from matex_data.paths import is_of_user
 
 READ_AHEAD = "matex-read"
 """Name of threads that read data ahead of the program."""
@@ -25,47 +26,44 @@ class RankState(IntEnum):
     SILENT = 4  # it did not answer
 
 
-_busy: dict[object, tuple[int, str]] = {}  # by entry of the context: thread and activity, the innermost last
-_waiting: dict[int, int] = {}  # by thread: depth of nested waits
-_calls: dict[int, str] = {}  # by thread: the collective call of the user
-_inside: dict[int, str] = {}  # by thread: the call of MPI, with its file
-_meetings: list[object] = []  # that the main thread is in: their ranks, the innermost last
-_polling: set[int] = set()  # threads that wait for other ranks, for which this rank waits itself
-_met = 0  # number of meetings, and of waits of such threads, that have begun
+_entries: dict[object, tuple[str, int, Any]] = {}
+"""What the threads are in: kind, thread, and text or ranks of each context, the innermost last."""
+_met = 0  # number of meetings, and of waits of threads that read ahead, that have begun
 _left = False
 
 
 @contextmanager
-def busy(activity: str) -> Iterator[None]:
-    """Context manager: extend the waits of other ranks for this one as long as the activity takes.
+def _noted(kind: str, detail: Any = None) -> Iterator[None]:
+    """Context manager: note what this thread is in.
 
     After an exception the context may end late, when Python collects the callback that holds it; so it removes its own
     entry, whatever the thread has begun since.
     """
     entry = object()
-    _busy[entry] = threading.get_ident(), activity
+    _entries[entry] = kind, threading.get_ident(), detail
     try:
         yield
     finally:
-        del _busy[entry]
+        del _entries[entry]
 
 
-@contextmanager
-def waiting() -> Iterator[None]:
-    """Context manager: report that this thread waits for other ranks."""
-    thread = threading.get_ident()
-    _waiting[thread] = _waiting.get(thread, 0) + 1
-    try:
-        yield
-    finally:
-        _waiting[thread] -= 1
-        if not _waiting[thread]:
-            del _waiting[thread]
+def _of(kind: str) -> list[tuple[int, Any]]:
+    """Return thread and detail of each context of a kind that has not ended."""
+    return [(thread, detail) for noted, thread, detail in list(_entries.values()) if noted == kind]
 
 
-@contextmanager
-def meeting(ranks: object) -> Iterator[None]:
-    """Context manager: report that the main thread waits until all ranks have come, which exchange a few numbers.
+def busy(activity: str) -> AbstractContextManager[None]:
+    """Return a context manager: extend the waits of other ranks for this one as long as the activity takes."""
+    return _noted("busy", activity)
+
+
+def waiting() -> AbstractContextManager[None]:
+    """Return a context manager: report that this thread waits for other ranks."""
+    return _noted("waiting")
+
+
+def meeting(ranks: object) -> AbstractContextManager[None]:
+    """Return a context manager: report that the main thread waits until all ranks have come, which exchange numbers.
 
     Parameters
     ----------
@@ -73,68 +71,44 @@ def meeting(ranks: object) -> Iterator[None]:
     """
     global _met
     if threading.get_ident() != threading.main_thread().ident:
-        yield
-        return
+        return nullcontext()
     _met += 1
-    _meetings.append(ranks)
-    try:
-        yield
-    finally:
-        _meetings.pop()
+    return _noted("meeting", ranks)
 
 
-@contextmanager
-def polling() -> Iterator[None]:
-    """Context manager: report that a thread which reads ahead waits for other ranks."""
+def polling() -> AbstractContextManager[None]:
+    """Return a context manager: report that a thread which reads ahead waits for other ranks."""
     global _met
-    thread = threading.get_ident()
     _met += 1
-    _polling.add(thread)
-    try:
-        yield
-    finally:
-        _polling.discard(thread)
+    return _noted("polling")
 
 
 def meetings(ranks: object) -> int | None:
     """Return the number of meetings so far if this rank is in one of these ranks, and reads nothing; None if not."""
-    threads = threading.enumerate()
-    reads = any(thread.name == READ_AHEAD and thread.ident not in _polling for thread in threads)
-    return _met if _meetings[-1:] == [ranks] and not reads else None
+    polls = {thread for thread, _ in _of("polling")}
+    reads = any(thread.name == READ_AHEAD and thread.ident not in polls for thread in threading.enumerate())
+    latest = [met for _, met in _of("meeting")][-1:]
+    return _met if latest == [ranks] and not reads else None
 
 
-@contextmanager
-def collective(call: str) -> Iterator[None]:
-    """Context manager: name the collective call of this thread in errors of waits."""
-    thread = threading.get_ident()
-    outermost = thread not in _calls
-    _calls.setdefault(thread, call)
-    try:
-        yield
-    finally:
-        if outermost:
-            del _calls[thread]
+def collective(call: str) -> AbstractContextManager[None]:
+    """Return a context manager: name the collective call of this thread, the outermost one, in errors of waits."""
+    return _noted("collective", call)
 
 
-@contextmanager
-def inside(call: str) -> Iterator[None]:
-    """Context manager: name the call of MPI that this thread makes, beside the location of this rank. Do not nest it.
+def inside(call: str) -> AbstractContextManager[None]:
+    """Return a context manager: name the call of MPI that this thread makes, beside the location of this rank.
 
     Parameters
     ----------
     call : name of the function, and of the file.
     """
-    thread = threading.get_ident()
-    _inside[thread] = call
-    try:
-        yield
-    finally:
-        del _inside[thread]
+    return _noted("inside", call)
 
 
 def collective_call() -> str | None:
     """Return the collective call of the user that this rank is in; None if it has no name."""
-    return next(iter(list(_calls.values())), None)
+    return next((call for _, call in _of("collective")), None)
 
 
 def note_end() -> bool:
@@ -148,21 +122,22 @@ def own_state() -> tuple[RankState, str]:
     """Return the state of this rank, and its activity or its location."""
     if _left:
         return RankState.LEFT, ""
-    for thread, activity in reversed(list(_busy.values())):
-        if thread not in _waiting:
+    waits = {thread for thread, _ in _of("waiting")}
+    for thread, activity in reversed(_of("busy")):
+        if thread not in waits:
             return RankState.BUSY, activity
-    return (RankState.WAITING if _waiting else RankState.RUNNING), user_location()
+    return (RankState.WAITING if waits else RankState.RUNNING), user_location()
 
 
 def waits_for_ranks() -> bool:
     """Return whether the program waits for other ranks, or has ended; threads that read ahead do not count."""
     readers = {thread.ident for thread in threading.enumerate() if thread.name == READ_AHEAD}
-    return _left or any(thread not in readers for thread in list(_waiting))
+    return _left or any(thread not in readers for thread, _ in _of("waiting"))
 
 
 def user_location() -> str:
     """Return file, line and function of the user's program that the main thread executes, and what MPI does."""
-    calls = "".join(f"; MPI: {call}" for call in list(_inside.values())[:2])
+    calls = "".join(f"; MPI: {call}" for _, call in _of("inside")[:2])
     return _line_of_user() + calls
 
 
@@ -170,14 +145,9 @@ def _line_of_user() -> str:
     main = threading.main_thread().ident
     frame: FrameType | None = sys._current_frames().get(main) if main is not None else None
     innermost = frame
-    while frame is not None and _is_library(frame):
+    while frame is not None and not is_of_user(frame):
         frame = frame.f_back
     frame = frame or innermost
     if frame is None:
         return "an unknown line"
     return f"{frame.f_code.co_filename}, line {frame.f_lineno}, in {frame.f_code.co_name}"
-
-
-def _is_library(frame: FrameType) -> bool:
-    own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
-    return own or is_library(frame.f_code.co_filename)

@@ -211,7 +211,7 @@ class Communicator:
         ------
         PartitionError : another rank does not make this call in time; another thread makes a collective call.
         """
-        with self._exclusive():
+        with self.one_thread_at_a_time(self._busy):
             return [int(value) for value in self.start_maximum(values).wait()]
 
     def poll(self, request: MPI.Request) -> None:
@@ -407,15 +407,10 @@ class Communicator:
     @contextmanager
     def _all_here(self) -> Iterator[None]:
         """Context manager: a blocking call of MPI, which begins once all ranks have come, each within its time."""
-        with self._exclusive():
+        with self.one_thread_at_a_time(self._busy):
             self.start_maximum([0]).wait()
             with meeting(self.liveness), waiting_for(self.liveness):  # maybe in another call than the others
                 yield
-
-    @contextmanager
-    def _exclusive(self) -> Iterator[None]:
-        with self.one_thread_at_a_time(self._busy):
-            yield
 
     @contextmanager
     def one_thread_at_a_time(self, lock: Lock) -> Iterator[None]:

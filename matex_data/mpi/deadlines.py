@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from functools import cache
 from typing import Any, TypeVar
 
 from matex_data.errors import PartitionError
@@ -147,38 +148,33 @@ def wait_until(happened: Callable[[float], bool], liveness: Liveness | None) -> 
                 raise error
 
 
-class Watchdog:
-    """Thread that aborts the job when a registered wait of this process exceeds its deadline."""
-
-    def __init__(self) -> None:
-        self.waits: dict[int, Wait] = {}
-        self._thread: threading.Thread | None = None
-
-    def start(self) -> None:
-        """Start the thread if it does not run yet."""
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._watch, name="matex-watchdog", daemon=True)
-            self._thread.start()
-
-    def _watch(self) -> None:
-        while True:
-            time.sleep(WATCH_INTERVAL)
-            for thread, wait in list(self.waits.items()):
-                if time.monotonic() >= wait.next_check:
-                    self._check(thread, wait)
-
-    def _check(self, thread: int, wait: Wait) -> None:
-        """End the job if a wait is too long, or if that cannot be told: nobody else would end it."""
-        world = MPI.COMM_WORLD
-        try:
-            error: BaseException | None = wait.check(lambda: self.waits.get(thread) is not wait)
-        except Exception as failure:
-            error = failure
-        if error is not None and self.waits.get(thread) is wait:
-            abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
+_waits: dict[int, Wait] = {}
+"""Waits inside of calls of MPI, by their threads."""
 
 
-_WATCHDOG = Watchdog()
+@cache
+def _start_watchdog() -> None:
+    """Start the thread that ends the job when a wait inside of MPI exceeds its deadline. Once in a process."""
+    threading.Thread(target=_watch, name="matex-watchdog", daemon=True).start()
+
+
+def _watch() -> None:
+    while True:
+        time.sleep(WATCH_INTERVAL)
+        for thread, wait in list(_waits.items()):
+            if time.monotonic() >= wait.next_check:
+                _check(thread, wait)
+
+
+def _check(thread: int, wait: Wait) -> None:
+    """End the job if a wait is too long, or if that cannot be told: nobody else would end it."""
+    world = MPI.COMM_WORLD
+    try:
+        error: BaseException | None = wait.check(lambda: _waits.get(thread) is not wait)
+    except Exception as failure:
+        error = failure
+    if error is not None and _waits.get(thread) is wait:
+        abort_job(f"rank {world.rank} of {world.size} ends the job: {error}")
 
 
 @contextmanager
@@ -225,16 +221,16 @@ def reading(call: str) -> Iterator[None]:
 @contextmanager
 def _watched(wait: Wait) -> Iterator[None]:
     thread = threading.get_ident()
-    around = _WATCHDOG.waits.get(thread)
+    around = _waits.get(thread)
     try:
-        _WATCHDOG.waits[thread] = wait
-        _WATCHDOG.start()
+        _waits[thread] = wait
+        _start_watchdog()
         yield
     finally:
         if around is None:
-            _WATCHDOG.waits.pop(thread, None)
+            _waits.pop(thread, None)
         else:
-            _WATCHDOG.waits[thread] = around
+            _waits[thread] = around
 
 
 def _expected() -> str:

@@ -13,7 +13,7 @@ import h5py
 import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError, near_matches, wants_hints
-from matex_data.machine import environment_without_mpi
+from matex_data.machine import without_rank
 
 MAX_OBJECTS = 20_000  # in a file that is listed
 HINT_SECONDS = 20.0  # limit for the listing behind a hint
@@ -90,7 +90,7 @@ def _list_in_child(path: str) -> list[str]:
     command = [sys.executable, "-m", __name__, path]
     try:
         listed = subprocess.run(
-            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=environment_without_mpi()
+            command, capture_output=True, stdin=subprocess.DEVNULL, timeout=HINT_SECONDS, env=without_rank()
         )
         return list(json.loads(listed.stdout))
     except (OSError, ValueError, subprocess.SubprocessError):

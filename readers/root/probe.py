@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from matex_data.machine import environment_without_mpi
+from matex_data.machine import without_rank
 from matex_data.readers.root.files import open_tree
 
 MEMORY_BYTES = 2 << 30  # that reading one entry may take
@@ -33,7 +33,7 @@ def unreadable(path: str, key: str, names: Sequence[str]) -> Mapping[str, str]:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
             timeout=SECONDS,
-            env=environment_without_mpi(),
+            env=without_rank(),
         ).stdout
     except subprocess.TimeoutExpired as error:
         output = error.stdout or b""

@@ -13,7 +13,7 @@ import pytest
 from matex_data import PartitionError, machine
 from matex_data.launching import start
 from matex_data.launching.launchers import Launcher
-from matex_data.launching.library import without_rank
+from matex_data.machine import without_rank
 from matex_data.training.launcher.arguments import parse
 from tests.cli.test_commands import CALL
 from tests.support.launch import environment, kill, run_script
@@ -140,7 +140,7 @@ def test_open_mpi_is_told_of_more_ranks_than_cores(monkeypatch: pytest.MonkeyPat
 
 def test_what_makes_a_process_a_rank_is_not_inherited() -> None:
     """A job may be started from one that is a rank, alone in its job."""
-    done = run_script(1, "from matex_data.launching.library import without_rank; print(sorted(without_rank()))")
+    done = run_script(1, "from matex_data.machine import without_rank; print(sorted(without_rank()))")
     assert done.returncode == 0, done.stderr
     kept = set(eval(done.stdout.strip().splitlines()[-1]))
     assert {"PATH", "PYTHONHASHSEED"} < kept

@@ -11,7 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
-from matex_data.machine import environment_without_mpi
+from matex_data.machine import without_rank
 from tests.support.launch import ROOT
 
 SCRIPT = """
@@ -43,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 def _run(*command: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run Python where mpi4py finds no MPI library."""
-    env = environment_without_mpi() | {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so", "PYTHONPATH": str(ROOT)}
+    env = without_rank() | {"MPI4PY_LIBMPI": "/nonexistent/libmpi.so", "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, *command], env=env | environment, capture_output=True, text=True, timeout=180, cwd=os.sep
     )

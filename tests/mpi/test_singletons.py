@@ -12,7 +12,7 @@ import h5py
 import numpy as np
 import pytest
 
-from matex_data.machine import environment_without_mpi
+from matex_data.machine import without_rank
 from tests.support.launch import ROOT, environment, mpiexec, run_script
 
 OPENMPI = ROOT / "build" / "openmpi"
@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def _run(command: list[str], folder: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     paths = {"PATH": str(folder / "x.h5"), "SCRIPT": str(folder / "script.py")}
-    env = environment_without_mpi() | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} | variables
+    env = without_rank() | {"PYTHONPATH": str(ROOT), "PYTHONWARNINGS": "ignore"} | variables
     arguments = [sys.executable, *(paths.get(word, word) for word in command)]
     return subprocess.run(arguments, env=env, capture_output=True, text=True, timeout=120, cwd=os.sep)
 

@@ -327,7 +327,7 @@ def _raises(comm: Any) -> tuple[bool, int]:
     try:
         training.fit(model, data, comm=comm, callbacks=callbacks, verbose=0)
     except ZeroDivisionError as error:
-        return error.__traceback__ is not None, len(activity._busy)
+        return error.__traceback__ is not None, len(activity._entries)
     return False, -1
 
 

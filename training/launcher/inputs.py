@@ -19,13 +19,14 @@ import sys
 import time
 import uuid
 from collections.abc import Callable
-from types import FrameType, ModuleType
+from types import ModuleType
 from typing import Any
 
 from matex_data.mpi.activity import busy, user_location
-from matex_data.paths import is_library
-from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
-from matex_data.training.launcher.root import Root, is_called_by_script
+from matex_data.paths import is_of_user
+from matex_data.training.launcher.journal import is_unpatched, unpatched
+from matex_data.training.launcher.overlay import Overlay
+from matex_data.training.launcher.root import Root, is_called_by_script, say_once
 from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
@@ -50,7 +51,7 @@ def patch_inputs(root: Root, files: Overlay) -> None:
 def _patch_clocks(root: Root) -> None:
     def clock(original: Any, *args: Any) -> Any:
         name = original.__name__
-        if len(args) > WITHOUT_TIME.get(name, 0) or not _is_script(sys._getframe(2)):
+        if len(args) > WITHOUT_TIME.get(name, 0) or not is_of_user(sys._getframe(2)):
             return original(*args)
         return root.value(name, lambda: original(*args))
 
@@ -59,7 +60,7 @@ def _patch_clocks(root: Root) -> None:
     patch(uuid, clock, "uuid1", "uuid4")
 
     def now(frame: Any) -> float:
-        return float(root.value("datetime", stamp)) if _is_script(frame) else stamp()
+        return float(root.value("datetime", stamp)) if is_of_user(frame) else stamp()
 
     shared = ModuleType("datetime", datetime.__doc__)
     vars(shared).update(vars(datetime), datetime=_dated(datetime.datetime, now), date=_dated(datetime.date, now))
@@ -68,14 +69,9 @@ def _patch_clocks(root: Root) -> None:
     @functools.wraps(import_module)
     def import_shared(name: str, *args: Any, **kwargs: Any) -> Any:
         found = import_module(name, *args, **kwargs)
-        return shared if found is datetime and _is_script(sys._getframe(1)) else found
+        return shared if found is datetime and is_of_user(sys._getframe(1)) else found
 
     builtins.__import__ = import_shared
-
-
-def _is_script(frame: FrameType) -> bool:
-    own = str(frame.f_globals.get("__name__")).split(".")[0] == "matex_data"
-    return not own and not is_library(frame.f_code.co_filename)
 
 
 def _dated(original: Any, now: Callable[[Any], float]) -> Any:
@@ -176,20 +172,18 @@ def _patch_locks(root: Root) -> None:
 
 def _patch_children(root: Root, files: Overlay) -> None:
     """Patch functions that start processes: each rank starts its own, after rank 0's has ended, which is said once."""
-    said: list[bool] = []
 
     def start(original: Any, *args: Any, **kwargs: Any) -> Any:
         if is_unpatched() or not root.is_shared() or not is_called_by_script():
             return original(*args, **kwargs)
         ends = original.__name__ != "__init__"
-        if root.rank == 0 and not said:
-            said.append(True)
-            log.warning(
-                "this script starts processes, at %s: each rank starts its own, and what they write is written by "
-                "all ranks\n"
-                "  remedy: if matex_data.training.world().rank == 0, where one is enough",
-                user_location(),
-            )
+        say_once(
+            root.rank,
+            "this script starts processes, at %s: each rank starts its own, and what they write is written by all "
+            "ranks\n"
+            "  remedy: if matex_data.training.world().rank == 0, where one is enough",
+            user_location(),
+        )
         if root.rank > 0:
             files.settle()
             if ends:

@@ -47,6 +47,7 @@ from matex_data.training.exact.step import DistributedStep, append_empty_batches
 from matex_data.training.inference import in_order_of_batches
 from matex_data.training.keras_api import OF_FIT, EpochIterator, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
+from matex_data.training.launcher.root import say_once
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.model_parallel.mesh import Mesh
@@ -68,8 +69,9 @@ class PatchedCall:
     Parameters
     ----------
     channel : ranks of the call.
-    distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``.
-    check : self-check of the model, if the call trains.
+    distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``, and
+        for models in stages.
+    check : self-check of the model, if the call trains on whole batches.
     record_sizes : record the sizes of the global batches.
     epochs : epochs that the call trains.
     run : of ``fit``: its checkpoints; None without.
@@ -115,20 +117,21 @@ class PatchedCall:
         first, self.spec = self.spec is None, self.spec or dataset.element_spec
         trains = first and self.check is not None  # the first dataset is that of training
         check_preprocessing(x, self._channel)
-        if not is_sharded(x):
-            if trains:
-                self.whole_batches = True
-                self._draws = isinstance(dataset, tf.data.Dataset) and draws_in_parallel(dataset)
-                return deterministic(dataset)
-            if self._distributed is not None and self._distributed.step.whole:
-                return dataset
-            dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
-            dataset = shard_rows(dataset, self._channel.rank, self._channel.size)
-        return dataset
+        if is_sharded(x):
+            return dataset
+        if trains:
+            self.whole_batches = True
+            self._draws = isinstance(dataset, tf.data.Dataset) and draws_in_parallel(dataset)
+            return deterministic(dataset)
+        if self._distributed is not None and self._distributed.step.whole:
+            return dataset
+        dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
+        size = self._channel.size
+        return deterministic(dataset) if size == 1 else shard_rows(dataset, self._channel.rank, size)
 
     def trains(self) -> bool:
-        """Return whether the next dataset is that of training."""
-        return self.check is not None and self.spec is None
+        """Return whether the next dataset is that of training, with checks or checkpoints."""
+        return self.spec is None and (self.check is not None or self.run is not None)
 
     def steps_of_test(self, steps: int | None, local: bool) -> int | None:
         """Return the largest number of batches of any rank for the next evaluation; None if nothing is to be padded.
@@ -140,7 +143,7 @@ class PatchedCall:
         steps : number of batches of this rank; None: unknown.
         local : the data is sharded.
         """
-        if self.test is None or (self.check is not None and self.spec is None):
+        if self.test is None or self.trains():
             return None
         by_rank = self._channel.host.allgather_object(steps) if local else [steps]
         self.test.agrees = local and None in by_rank
@@ -236,6 +239,8 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
             return steps  # type: ignore[no-any-return]
         if call.run is not None:
             steps = call.run.steps(self, steps)
+        if call.check is None:
+            return steps  # type: ignore[no-any-return]
         return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)  # type: ignore[no-any-return]
 
     def _pad(self, steps: int) -> None:
@@ -291,7 +296,6 @@ class KerasPatches:
         self._proofs = ForwardProofs(channel, self._report)
         self._reducer = reducer
         self._sync_batch_norm = sync_batch_norm
-        self._warned = self._warned_of_loop = False
         keras_trainer.TFEpochIterator = ShardedEpochIterator
         self._patch("fit", self._fit)
         self._patch("evaluate", self._evaluate)
@@ -325,14 +329,13 @@ class KerasPatches:
                 found=f"a gradient tape or an optimizer outside of them, on a mesh of shape {self._mesh.shape}",
                 remedy="train with model.fit, or run the script without --model and without ModelParallel",
             )
-        if self._shard_optimizer and not self._warned_of_loop:
-            self._warned_of_loop = True
-            if self._channel.rank == 0:
-                log.warning(
-                    "a training loop of this script keeps the whole state of its optimizer on every rank: "
-                    "--shard-optimizer cuts that of model.fit alone\n"
-                    "  remedy: train with model.fit"
-                )
+        if self._shard_optimizer:
+            say_once(
+                self._channel.rank,
+                "a training loop of this script keeps the whole state of its optimizer on every rank: "
+                "--shard-optimizer cuts that of model.fit alone\n"
+                "  remedy: train with model.fit",
+            )
 
     def _patch(self, name: str, method: Callable[..., Any]) -> None:
         signature = inspect.signature(getattr(keras.Model, name))
@@ -376,7 +379,14 @@ class KerasPatches:
     def _fit(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("fit")
         distributed = self._distributed(model)
-        self._warn_of_generator(options.get("x"))
+        if inspect.isgenerator(options.get("x")):
+            say_once(
+                self._channel.rank,
+                "the generator given to fit runs on every rank, which trains on its rows of each batch: correct if all "
+                "ranks get the same batches, but batches are made no faster than in one process\n"
+                "  remedy: give fit arrays, or matex_data.open_dataset(...).tf_dataset(...), of which each rank reads "
+                "its own rows only",
+            )
         check = model._matex_check
         saved, callbacks = self._checkpoints, options.get("callbacks")
         listed = not isinstance(callbacks, keras.callbacks.CallbackList)
@@ -419,17 +429,6 @@ class KerasPatches:
 
             options["callbacks"] = [keras.callbacks.LambdaCallback(on_train_begin=cut), *options["callbacks"]]
             return call_within(call, original, options)
-
-    def _warn_of_generator(self, x: Any) -> None:
-        """Warn once that every rank makes all batches of a generator, which saves no time."""
-        if inspect.isgenerator(x) and self._channel.rank == 0 and not self._warned:
-            self._warned = True
-            log.warning(
-                "the generator given to fit runs on every rank, which trains on its rows of each batch: correct if all "
-                "ranks get the same batches, but batches are made no faster than in one process\n"
-                "  remedy: give fit arrays, or matex_data.open_dataset(...).tf_dataset(...), of which each rank reads "
-                "its own rows only"
-            )
 
     def _evaluate(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         model._assert_compile_called("evaluate")

@@ -8,7 +8,6 @@ averaged.
 from __future__ import annotations
 
 import functools
-import logging
 import types
 from collections.abc import Callable
 from typing import Any
@@ -22,12 +21,11 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.compat import in_session_graph
 from matex_data.training.exact.batch_weights import left_to_keras, patch_iteration
 from matex_data.training.exact.state import in_step
+from matex_data.training.launcher.root import say_once
 from matex_data.training.reduction import graphs
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
 from matex_data.training.replacements import patch
-
-log = logging.getLogger("matex_data.training")
 
 
 class LoopPatches:
@@ -48,7 +46,6 @@ class LoopPatches:
         self.channel = channel
         self._check = check
         self.average = GradientAverage(reducer)
-        self._warned = False
         self._guard: Any = None
         self._broadcast_flags: WeakKeyDictionary[Any, Any] = WeakKeyDictionary()  # by optimizer
         GradientPatches(self.average, self.is_active).__enter__()
@@ -81,13 +78,12 @@ class LoopPatches:
 
     def warn_of_whole_batches(self) -> None:
         """Warn once about a loop over whole batches."""
-        if self.channel.rank == 0 and not self._warned:
-            log.warning(
-                "a training loop of this script runs with the whole batch on every rank: correct, but no faster than "
-                "one process\n"
-                "  remedy: loop over matex_data.training.shard(dataset), so that each rank trains on its rows"
-            )
-        self._warned = True
+        say_once(
+            self.channel.rank,
+            "a training loop of this script runs with the whole batch on every rank: correct, but no faster than one "
+            "process\n"
+            "  remedy: loop over matex_data.training.shard(dataset), so that each rank trains on its rows",
+        )
 
     def _guard_graph(self) -> None:
         """Make a graph that averages nothing raise an error once the program has sharded data."""
@@ -136,7 +132,7 @@ def _classes_with_own(name: str, base: Any) -> list[Any]:
 
 def patch_functions(rank: int) -> None:
     """Let ``tf.function`` leave XLA where a function averages gradients; rank 0 says so once."""
-    notice = functools.cache(functools.partial(_say, rank))
+    text = "a function with jit_compile=True averages gradients over the ranks: it runs without XLA"
 
     def function(original: Any, func: Any = None, *args: Any, jit_compile: Any = None, **options: Any) -> Any:
         if not jit_compile:
@@ -144,7 +140,7 @@ def patch_functions(rank: int) -> None:
         if func is None:
             return functools.partial(function, original, *args, jit_compile=jit_compile, **options)
         make = functools.partial(original, func, *args, **options)
-        return CompiledFunction(make, notice)
+        return CompiledFunction(make, functools.partial(say_once, rank, text))
 
     patch(tf, function, "function")
 
@@ -181,8 +177,3 @@ class CompiledFunction:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._function, name)
-
-
-def _say(rank: int) -> None:
-    if rank == 0:
-        log.warning("a function with jit_compile=True averages gradients over the ranks: it runs without XLA")

@@ -6,7 +6,6 @@ On TensorFlow, Keras itself accepts a distribution and trains whole weights.
 from __future__ import annotations
 
 import contextlib
-import logging
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +15,7 @@ import tensorflow as tf
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.keras_api import keras_distribution
+from matex_data.training.launcher.root import say_once
 from matex_data.training.model_parallel.mesh import AXES, Mesh
 
 
@@ -108,20 +108,16 @@ def mesh_of(distribution: Any, channel: Channel) -> Mesh:
     return mesh
 
 
-log = logging.getLogger("matex_data.training")
-
 SYNCHRONOUS = ("MirroredStrategy", "MultiWorkerMirroredStrategy")
 
 
 def patch_strategies(channel: Channel) -> None:
     """Replace the strategies that train in parallel themselves; warn at the first use."""
-    warned: list[str] = []
 
     class OneReplica:  # a class, since Keras calls isinstance with it
         def __new__(cls, *_: Any, **__: Any) -> Any:
-            if channel.rank == 0 and not warned:
-                log.warning("%s: each rank is one replica; gradients are averaged over the ranks", cls.__name__)
-            warned.append(cls.__name__)
+            text = "%s: each rank is one replica; gradients are averaged over the ranks"
+            say_once(channel.rank, text, cls.__name__)
             return tf.distribute.get_strategy()
 
     for name in SYNCHRONOUS:

@@ -1,4 +1,4 @@
-"""Patches of the functions by which scripts open, rename and remove files; see ``Overlay``."""
+"""Patches of the functions by which scripts open, rename and remove files: a table of how their paths are used."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import os
 import shutil
 import tarfile
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,11 +23,15 @@ import numpy as np
 
 from matex_data.training.comm.channel import Channel
 from matex_data.training.launcher.inputs import patch_inputs
-from matex_data.training.launcher.overlay import Overlay, is_regular, is_unpatched, unpatched
+from matex_data.training.launcher.journal import is_regular, is_unpatched, unpatched
+from matex_data.training.launcher.overlay import Overlay
 from matex_data.training.launcher.root import Root, is_called_by_package, is_called_by_script
 from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
+
+Call = Callable[..., Any]
+"""Function that gets the original one, and its arguments."""
 
 
 def shared_files(channel: Channel) -> tuple[Root, Overlay | None]:
@@ -55,163 +59,220 @@ def shared_files(channel: Channel) -> tuple[Root, Overlay | None]:
 
 
 def patch_openers(files: Overlay) -> None:
-    """Patch functions of Python, h5py, netCDF4 and SQLite that open, rename or remove files."""
-    _patch_open(files)
-    _patch_removal(files)
-    _patch_h5py(files)
+    """Patch functions of Python, h5py, netCDF4 and SQLite that open, rename or remove files, or look at them."""
+    everywhere: list[tuple[Any, Call, list[str]]] = [
+        (io, opening(files, _kind_for_python, "file"), ["open"]),
+        (np, opening(files, lambda *_, **__: "replace", "fname"), ["savetxt"]),
+        (os, opening(files, lambda *_, **__: "change", "path"), ["truncate"]),
+        (h5py.File, opening(files, _kind_for_hdf5, "self", "name"), ["__init__"]),
+        (os, changing(files, "remove", "path"), ["remove", "unlink", "rmdir"]),
+        (shutil, changing(files, "remove", "path"), ["rmtree"]),
+        (os, changing(files, "remove", "src", "dst", renames=True), ["rename", "replace"]),
+        (os, changing(files, "make", "path"), ["mkdir"]),
+        (os, changing(files, "make", "src", "dst"), ["link", "symlink"]),
+        (Path, changing(files, "make", "self"), ["touch"]),
+        (tempfile, functools.partial(_make_temporary, files), ["mkdtemp", "mkstemp", "NamedTemporaryFile"]),
+        (os, functools.partial(_listdir, files), ["listdir"]),
+        (os, functools.partial(_scandir, files), ["scandir"]),
+    ]
+    with contextlib.suppress(ImportError):  # Python may be built without it
+        import sqlite3
+
+        connect = opening(files, _kind_for_sqlite, "database")
+        everywhere += [(module, connect, ["connect"]) for module in (sqlite3, sqlite3.dbapi2)]
+    elsewhere: list[tuple[Any, Call, list[str]]] = [
+        (os, looking(files, lambda path: files.look(path).path), ["stat", "lstat", "access"]),
+        (os, looking(files, files.to_change), ["chmod", "chown", "utime"]),
+        (os, functools.partial(_chdir, files), ["chdir", "fchdir"]),
+        (os, lambda original: files.working or original(), ["getcwd"]),
+    ]
+    original = io.open
+    for owner, call, names in everywhere + (elsewhere if files.rank > 0 else []):
+        patch(owner, call, *names)
+    for module in (builtins, tarfile, bz2):
+        for name in [name for name, value in vars(module).items() if value is original]:
+            setattr(module, name, io.open)
     _patch_netcdf(files)
-    _patch_sqlite(files)
-    _patch_lists(files)
-    if files.rank > 0:
-        _patch_looks(files)
 
 
-def path_of_script(files: Overlay, path: Any, follow: bool = True) -> str:
-    """Return the path of a file of the script as of ``Overlay.real``; empty if the call concerns this rank alone."""
-    if not isinstance(path, str | bytes | os.PathLike) or is_unpatched() or not files.root.is_shared():
-        return ""
-    if b"://" in os.fsencode(path):
-        return ""
-    absolute = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
-    return "" if files.is_own(absolute) else files.real(absolute, follow)
+def _positional(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any]) -> list[Any]:
+    """Return arguments by their positions, also those of the first parameters that are given by their names."""
+    return [*args, *(kwargs.pop(name) for name in names[len(args) :] if name in kwargs)]
+
+
+def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Call:
+    """Return what replaces a function that opens a file.
+
+    Parameters
+    ----------
+    kind : gets the arguments, and returns the kind of ``Overlay.open``; "create" if the file must not exist; "load" to
+        read a file or a folder; None: the call opens no file.
+    names : of the first parameters of the function, of which the last one is the file.
+    """
+
+    at = len(names) - 1
+
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _positional(names, args, kwargs)
+        how = kind(*given, **kwargs) if len(given) > at else None
+        path = "" if how is None else files.path_of(given[at])
+        if not path or is_called_by_package() or not (how == "load" or is_regular(path)):
+            return original(*given, **kwargs)
+        if how == "create" and files.look(path).exists:
+            raise FileExistsError(17, "File exists", os.fsdecode(given[at]))
+
+        def open_at(target: str) -> Any:
+            moved = given if target == path else [*given[:at], target, *given[at + 1 :]]
+            with unpatched():
+                opened = original(*moved, **kwargs)
+            if isinstance(opened, io.IOBase) and target != path:
+                stream: Any = getattr(opened, "buffer", opened)
+                getattr(stream, "raw", stream).name = given[at]
+            return opened
+
+        return files.open(path, {"create": "replace", "load": ""}.get(str(how), str(how)), open_at)
+
+    return call
 
 
 def kind_of(mode: str) -> str:
     """Return how a file of this mode is opened; empty to read it."""
-    if "w" in mode or "x" in mode:
-        return "replace"
-    return "change" if "+" in mode else "append" if "a" in mode else ""
+    if "x" in mode:
+        return "create"
+    return "replace" if "w" in mode else "change" if "+" in mode else "append" if "a" in mode else ""
 
 
-def opened(files: Overlay, path: str, kind: str, open_file: Callable[[str], Any]) -> Any:
-    """Open a file of the script.
-
-    Parameters
-    ----------
-    path : absolute path.
-    kind : of ``Overlay.write``; empty to read.
-    open_file : opens the file of the path that it gets.
-    """
-    return files.write(path, kind, open_file) if kind else files.read(path, open_file)
+def _kind_for_python(file: Any, mode: Any = "r", *rest: Any, opener: Any = None, **_: Any) -> str | None:
+    has_opener = opener is not None or len(rest) > 5  # the last parameter
+    return None if has_opener or not isinstance(mode, str) else kind_of(mode)
 
 
-def _patch_open(files: Overlay) -> None:
-    original = io.open
-
-    @functools.wraps(original)
-    def open_file(file: Any, mode: str = "r", *args: Any, **kwargs: Any) -> Any:
-        path = "" if (len(args) > 5 or kwargs.get("opener")) else path_of_script(files, file)
-        if not path or not isinstance(mode, str) or is_called_by_package() or not is_regular(path):
-            return original(file, mode, *args, **kwargs)
-        if "x" in mode and files.exists(path):
-            raise FileExistsError(17, "File exists", os.fsdecode(file))
-
-        def open_at(target: str) -> Any:
-            stream: Any = original(file if target == path else target, mode, *args, **kwargs)
-            if target != path:
-                getattr(getattr(stream, "buffer", stream), "raw", getattr(stream, "buffer", stream)).name = file
-            return stream
-
-        return opened(files, path, kind_of(mode), open_at)
-
-    for module in (builtins, io, tarfile, bz2):
-        for name in [name for name, value in vars(module).items() if value is original]:
-            setattr(module, name, open_file)
-
-    def savetxt(save_text: Any, fname: Any, *args: Any, **kwargs: Any) -> Any:
-        if not path_of_script(files, fname) or Path(os.fsdecode(fname)).suffix in (".gz", ".bz2", ".xz", ".lzma"):
-            return save_text(fname, *args, **kwargs)
-        encoding = inspect.signature(save_text).bind(fname, *args, **kwargs).arguments.get("encoding")
-        with open_file(fname, "w", encoding=encoding or "latin1") as file:
-            return save_text(file, *args, **kwargs)
-
-    def truncate(cut: Any, file: Any, length: int) -> None:
-        path = path_of_script(files, file)
-        if not path or is_called_by_package():
-            cut(file, length)
-        else:
-            files.write(path, "change", lambda target: cut(file if target == path else target, length))
-
-    patch(np, savetxt, "savetxt")
-    patch(os, truncate, "truncate")
+def _kind_for_hdf5(file: Any, name: Any, mode: Any = "r", driver: Any = None, *_: Any, **__: Any) -> str | None:
+    kinds = {"a": "change", "r+": "change", "w": "replace", "w-": "create", "x": "create"}
+    return kinds.get(mode, "") if driver is None else None
 
 
-def _patch_removal(files: Overlay) -> None:
-    """Patch functions that remove or rename files, or make folders: rank 0 does, and the others wait until it has."""
-    for owner, names, destination in (
-        (os, ("remove", "unlink", "rmdir", "mkdir"), 0),
-        (os, ("rename", "replace", "link", "symlink"), 1),
-        (shutil, ("rmtree",), 0),
-        (Path, ("touch",), 0),
-    ):
-        patch(owner, functools.partial(change_file, files, destination), *names)
-
-    def make(original: Any, *args: Any, **kwargs: Any) -> Any:
-        """Make a file or folder of a random name: ranks other than 0 make theirs where nothing of it stays."""
-        if is_unpatched() or is_called_by_package():
-            return original(*args, **kwargs)
-        bound = inspect.signature(original).bind(*args, **kwargs)
-        if files.rank > 0 and path_of_script(files, bound.arguments.get("dir") or tempfile.gettempdir()):
-            bound.arguments["dir"] = files.private_folder()
-        with unpatched():
-            made = original(*bound.args, **bound.kwargs)
-        if original.__name__ == "mkdtemp":
-            files.add_own_folder(os.fsdecode(made))
-        return made
-
-    patch(tempfile, make, "mkdtemp", "mkstemp", "NamedTemporaryFile")
+def _kind_for_netcdf(file: Any, name: Any, mode: str = "r", *_: Any, **options: Any) -> str | None:
+    if options.get("memory") is not None or options.get("diskless"):
+        return None
+    return kind_of(mode.replace("a", "r+"))
 
 
-def change_file(files: Overlay, destination: int, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that makes, removes or renames a file without opening it.
+def _kind_for_sqlite(database: Any, *_: Any, uri: bool = False, **__: Any) -> str | None:
+    return None if uri or database in ("", ":memory:", b":memory:") else "change"
+
+
+def _patch_netcdf(files: Overlay) -> None:
+    original = netCDF4.Dataset
+    initialize = opening(files, _kind_for_netcdf, "self", "filename")
+
+    class Dataset(original):  # type: ignore[misc,valid-type]  # a type of C, whose methods cannot be replaced
+        """Dataset of netCDF4 that rank 0 alone writes."""
+
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            initialize(original.__init__, self, *args, **kwargs)
+
+    Dataset.__module__, Dataset.__qualname__ = original.__module__, original.__qualname__
+    netCDF4.Dataset = Dataset
+
+
+def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> Call:
+    """Return what replaces a function that makes, removes or renames a file without opening it.
 
     Parameters
     ----------
-    destination : position of the argument with the file.
+    kind : of ``Overlay.change``.
+    names : of the first parameters of the function, of which the last one is the file.
+    renames : the first parameter is the file that is renamed.
     """
-    path = path_of_script(files, args[destination], follow=False) if len(args) > destination else ""
-    if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
+
+    at = len(names) - 1
+
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        given = _positional(names, args, kwargs)
+        path = files.path_of(given[at], follow=False) if len(given) > at else ""
+        if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
+            return original(*given, **kwargs)
+        source = files.path_of(given[0], follow=False) if renames else ""
+        return files.change(path, lambda: original(*given, **kwargs), kind, source)
+
+    return call
+
+
+def looking(files: Overlay, where: Callable[[str], str]) -> Call:
+    """Return what replaces a function that looks at a file, or passes its name on, on ranks other than 0.
+
+    Parameters
+    ----------
+    where : returns the path to call it with.
+    """
+
+    def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        file, *rest = _positional(["path"], args, kwargs) or [None]
+        path = (
+            ""
+            if kwargs.get("dir_fd")
+            else files.path_of(file, kwargs.get("follow_symlinks", original.__name__ != "lstat"))
+        )
+        if path and (files.is_private(path) or is_called_by_script()):
+            found = where(path)
+            file = file if found == path else found
+        return original(file, *rest, **kwargs)
+
+    return call
+
+
+def _chdir(files: Overlay, original: Any, path: Any) -> None:
+    """Change the working directory, which rank 0 may have removed already, or may remove while this rank is there."""
+    folder = files.path_of(path)
+    original(files.look(folder).path if folder else path)
+    files.working = folder
+
+
+def _make_temporary(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Make a file or folder of a random name: ranks other than 0 make theirs where nothing of it stays."""
+    if is_unpatched() or is_called_by_package():
         return original(*args, **kwargs)
-    source = path_of_script(files, args[0], follow=False) if original.__name__ in ("rename", "replace") else ""
-    return files.change(path, lambda: original(*args, **kwargs), source=source)
+    bound = inspect.signature(original).bind(*args, **kwargs)
+    if files.rank > 0 and files.path_of(bound.arguments.get("dir") or tempfile.gettempdir()):
+        bound.arguments["dir"] = files.private_folder()
+    with unpatched():
+        made = original(*bound.args, **bound.kwargs)
+    if original.__name__ == "mkdtemp":
+        files.add_own_folder(os.fsdecode(made))
+    return made
 
 
-def _patch_lists(files: Overlay) -> None:
-    """Patch functions that list folders: ranks see the names that rank 0 has seen.
+def _listed(files: Overlay, path: Any) -> str:
+    """Return the folder of a list in which ranks see the names that rank 0 has seen; empty if the list stays as it is.
 
-    What libraries list is as it is, unless the script has written, or removed, what is listed.
+    That is so of what libraries list, unless the script has written, or removed, what is listed.
     """
+    if isinstance(path, int):
+        with contextlib.suppress(OSError):
+            path = os.readlink(f"/proc/self/fd/{path}")  # noqa: PTH115
+    folder = files.path_of("." if path is None else path)
+    return folder if folder and (is_called_by_script() or files.has_changes(folder)) else ""
 
-    def seen(path: Any) -> str:
-        given = path if isinstance(path, str | os.PathLike) else "." if path is None else 0
-        absolute = path_of_script(files, given)
-        return absolute if absolute and (is_called_by_script() or files.has_changes(absolute)) else ""
 
-    def listdir(list_names: Any, path: Any = None) -> Any:
-        if isinstance(path, bytes):
-            return [os.fsencode(name) for name in listdir(list_names, os.fsdecode(path))]
-        folder = seen(path)
-        if not folder:
-            return list_names(path)
-        return files.names(folder, lambda where: list_names(path if where == folder else where))
+def _listdir(files: Overlay, original: Any, path: Any = None) -> Any:
+    return [entry.name for entry in os.scandir(path)] if _listed(files, path) else original(path)
 
-    def scandir(scan: Any, path: Any = None) -> Any:
-        folder = seen(path)
-        if not folder:
-            return scan(path)
-        by_name: dict[str, Any] = {}
 
-        def list_names(where: str) -> list[str]:
-            with scan(path if where == folder else where) as original:
-                entries = {entry.name: entry for entry in original}
-            by_name.update(entries if where == folder else {})
-            return list(entries)
+def _scandir(files: Overlay, original: Any, path: Any = None) -> Any:
+    folder = _listed(files, path)
+    if not folder:
+        return original(path)
+    by_name: dict[str, Any] = {}
 
-        names = files.names(folder, list_names)
-        return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
+    def list_names(where: str) -> list[str]:
+        with original(path if where == folder else where) as entries:
+            found = {os.fsdecode(entry.name): entry for entry in entries}
+        by_name.update(found if where == folder else {})
+        return list(found)
 
-    patch(os, listdir, "listdir")
-    patch(os, scandir, "scandir")
+    names = files.names(folder, list_names)
+    return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
 
 
 class _Scan(contextlib.AbstractContextManager[Any]):
@@ -238,7 +299,8 @@ class _Entry:
     """Entry of a folder that rank 0 has removed already, or has not made yet."""
 
     def __init__(self, files: Overlay, folder: str, path: Any, name: str) -> None:
-        self.name, self.path = name, str(Path(os.fsdecode(path or "."), name))
+        self.name: Any = os.fsencode(name) if isinstance(path, bytes) else name
+        self.path = self.name if isinstance(path, int) else os.path.join(path or ".", self.name)  # noqa: PTH118
         self._real = Path(files.look(str(Path(folder, name))).path)
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
@@ -253,77 +315,5 @@ class _Entry:
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
         return self._real.stat()
 
-    def __fspath__(self) -> str:
+    def __fspath__(self) -> Any:
         return self.path
-
-
-def _patch_looks(files: Overlay) -> None:
-    """Patch functions that look at files, or pass their names on, on ranks other than 0."""
-
-    def look(where: Callable[[str], str], original: Any, *args: Any, **kwargs: Any) -> Any:
-        follow = kwargs.get("follow_symlinks", original.__name__ != "lstat")
-        path = path_of_script(files, args[0], follow) if args and not kwargs.get("dir_fd") else ""
-        if path and (files.is_private(path) or is_called_by_script()):
-            found = where(path)
-            args = args if found == path else (found, *args[1:])
-        return original(*args, **kwargs)
-
-    seen = functools.partial(look, lambda path: files.look(path).path)
-    patch(os, seen, "stat", "lstat", "access")
-    patch(os, functools.partial(look, files.to_change), "chmod", "chown", "utime")
-
-
-def _patch_h5py(files: Overlay) -> None:
-    def initialize(
-        begin: Any, self: Any, name: Any, mode: str = "r", driver: Any = None, *args: Any, **kwargs: Any
-    ) -> None:
-        path = "" if driver is not None else path_of_script(files, name)
-
-        def open_at(target: str) -> None:
-            begin(self, name if target == path else target, mode, driver, *args, **kwargs)
-
-        if not path or is_called_by_package():
-            open_at(path)
-        else:
-            opened(files, path, {"r": "", "a": "change", "r+": "change"}.get(mode, "replace"), open_at)
-
-    patch(h5py.File, initialize, "__init__")
-
-
-def _patch_netcdf(files: Overlay) -> None:
-    original = netCDF4.Dataset
-
-    class Dataset(original):  # type: ignore[misc,valid-type]  # a type of C, whose methods cannot be replaced
-        """Dataset of netCDF4 that rank 0 alone writes."""
-
-        def __init__(self, filename: Any, mode: str = "r", *args: Any, **kwargs: Any) -> None:
-            path = "" if kwargs.get("memory") is not None or kwargs.get("diskless") else path_of_script(files, filename)
-
-            def open_at(target: Any) -> None:
-                original.__init__(self, target, mode, *args, **kwargs)
-
-            if not path or is_called_by_package():
-                open_at(filename)
-            else:
-                kind = "" if mode.startswith("r") and "+" not in mode else "change" if mode[0] in "ar" else "replace"
-                opened(files, path, kind, open_at)
-
-    Dataset.__module__, Dataset.__qualname__ = original.__module__, original.__qualname__
-    netCDF4.Dataset = Dataset
-
-
-def _patch_sqlite(files: Overlay) -> None:
-    try:
-        import sqlite3
-    except ImportError:  # Python was built without it
-        return
-
-    def connect(original: Any, database: Any, *args: Any, **kwargs: Any) -> Any:
-        named = database not in ("", ":memory:", b":memory:") and not kwargs.get("uri")
-        path = path_of_script(files, database) if named else ""
-        if not path:
-            return original(database, *args, **kwargs)
-        return files.write(path, "change", lambda target: original(target, *args, **kwargs))
-
-    for module in (sqlite3, sqlite3.dbapi2):
-        patch(module, connect, "connect")

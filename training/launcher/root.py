@@ -24,7 +24,7 @@ from matex_data.mpi import abort, activity, deadlines
 from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
-from matex_data.paths import is_library, is_standard_library
+from matex_data.paths import is_of_user, is_standard_library
 from matex_data.training.comm import world
 from matex_data.training.comm.channel import Channel
 
@@ -36,7 +36,7 @@ CERTAIN = 0.5
 """Seconds for which rank 0 waits for others until it is certain that it does not come first."""
 RANK_VARIABLES = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}
 RANK_VARIABLES |= {"SLURM_PROCID", "SLURM_LOCALID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK"}
-_PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "overlay", "openers", "inputs", "tf_openers")}
+_PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "journal", "overlay", "openers", "inputs")}
 _PATCHES |= {"matex_data.training.comm.world", "matex_data.training.replacements"}
 
 
@@ -225,6 +225,16 @@ class Root:
             log.warning("this script asks for its rank, at %s: from now on each rank writes its own files", self.asked)
 
 
+_said: set[str] = set()
+
+
+def say_once(rank: int, text: str, *values: object) -> None:
+    """Log a warning with these values on rank 0, unless the text has been logged before."""
+    if rank == 0 and text not in _said:
+        _said.add(text)
+        log.warning(text, *values)
+
+
 def _caller() -> FrameType:
     """Return the innermost frame outside of the patches and the standard library."""
     frame: FrameType = sys._getframe(1)
@@ -244,4 +254,4 @@ def is_called_by_package() -> bool:
 
 def is_called_by_script() -> bool:
     """Return whether the script has called a patched function, also by way of the standard library."""
-    return not is_library(_caller().f_code.co_filename) and not is_called_by_package()
+    return is_of_user(_caller())

@@ -122,10 +122,10 @@ def _ending_the_job(call: Callable[[], None]) -> None:
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) or end.code is None else 1
         exit_with(code or 0, "" if end.code is None or isinstance(end.code, int) else f"{end.code}")
-    except BaseException:  # KeyboardInterrupt, too, has to end the job
+    except BaseException as error:  # KeyboardInterrupt, too, has to end the job
         abort.unmute_stderr()
         sys.excepthook(*sys.exc_info())
-        exit_with(1)
+        exit_with(abort.exit_code(type(error)))
 
 
 def _run_script(path: Path) -> None:

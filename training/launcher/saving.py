@@ -11,23 +11,21 @@ import functools
 import inspect
 import logging
 import os
-import pickle
 from collections.abc import Callable
 from copy import copy
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
 
 from matex_data.mpi.activity import busy
-from matex_data.mpi.communicator import pickle_error
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.exact.step import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, tf_keras_models, tf_keras_saving
-from matex_data.training.launcher.openers import path_of_script
-from matex_data.training.launcher.overlay import Overlay, unpatched
+from matex_data.training.launcher.openers import opening
+from matex_data.training.launcher.overlay import Overlay
 from matex_data.training.launcher.root import Root
 from matex_data.training.launcher.tf_openers import patch_tensorflow_openers
 from matex_data.training.replacements import patch
@@ -35,6 +33,7 @@ from matex_data.training.saving import WAITS_FOR_ROOT
 
 log = logging.getLogger("matex_data.training")
 
+T = TypeVar("T")
 Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
 
@@ -73,7 +72,8 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
             (tf_keras_saving, "load_model"),
             (tf_keras_models, "load_model"),
         ):
-            patch(owner, functools.partial(_load, files), name)
+            names = ("self", "filepath") if owner is keras.Model else ("filepath",)
+            patch(owner, opening(files, lambda *_, **__: "load", *names), name)
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 
@@ -107,10 +107,7 @@ class SavePatches:
             run = functools.partial(self._save_locally, original, args, kwargs)
             if self._files is not None and self._files.is_own(target):
                 return run()
-            saved = self._saved(target, run, lambda: get and get(first))
-            if saved is None:
-                return run()
-            result, state = saved
+            result, state = self._saved(target, lambda: (run(), get and get(first)))
             if set is not None and self._channel.rank > 0:
                 set(first, state)
             return result
@@ -123,20 +120,14 @@ class SavePatches:
         with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
             return original(*args, **kwargs)
 
-    def _saved(self, target: str, save: Callable[[], Any], state: Callable[[], Any]) -> tuple[Any, Any] | None:
-        """Return rank 0's result and the state of its object; None if this rank has to save. *Collective* at times."""
+    def _saved(self, target: str, save: Callable[[], T]) -> T:
+        """Return what a function that saves returns on rank 0; on this rank if rank 0 does not save.
+
+        *Collective* without common files.
+        """
         if self._files is not None:
-            return self._files.save(self._files.real(target), save, state)
-        outcome: Any = None
-        if self._channel.rank == 0:
-            try:
-                outcome = (save(), state()), None
-            except Exception as error:
-                outcome = None, pickle_error(error)
-        saved, failed = self._channel.host.allgather_object(outcome)[0]
-        if failed is not None:
-            raise pickle.loads(failed)
-        return saved  # type: ignore[no-any-return]
+            return self._files.change(self._files.real(target), save, "replace")
+        return self._channel.communicator.on_root(save)
 
 
 def _patch_managers(root: Root) -> None:
@@ -147,21 +138,6 @@ def _patch_managers(root: Root) -> None:
         vars(manager).update(root.value("a manager", lambda: _manager_attributes(manager)))
 
     patch(tf.train.CheckpointManager, begin, "__init__")
-
-
-def _load(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> Any:
-    """Call a function that loads: a rank reads the file that rank 0 reads at the same line."""
-    bound = inspect.signature(original).bind(*args, **kwargs)
-    target = path_of_script(files, bound.arguments.get("filepath"))
-    if not target:
-        return original(*args, **kwargs)
-
-    def load_from(found: str) -> Any:
-        bound.arguments["filepath"] = bound.arguments["filepath"] if found == target else found
-        with unpatched():
-            return original(*bound.args, **bound.kwargs)
-
-    return files.read(target, load_from)
 
 
 def _counter(checkpoint: Any) -> int:

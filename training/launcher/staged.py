@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
-from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.training.comm.channel import open_channel
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
-from matex_data.training.exact.rows import deterministic, is_sharded, shard_rows
 from matex_data.training.keras_api import OF_FIT, keras_trainer
-from matex_data.training.launcher.keras_patches import ShardedEpochIterator, call_within
-from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
+from matex_data.training.launcher.keras_patches import PatchedCall, ShardedEpochIterator, call_within
+from matex_data.training.launcher.resuming import ScriptCheckpoints
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
 from matex_data.training.model_parallel.stages.update import updating
@@ -26,44 +24,6 @@ from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import patch, replaced
 from matex_data.training.session import Session
 from matex_data.training.trainer import without_keras_warnings
-
-
-class ReplicaRows:
-    """State of one call of a patched method: each replica gets its rows of each batch.
-
-    Parameters
-    ----------
-    replicas : replicas of the model.
-    run : of ``fit``: its checkpoints; None without.
-
-    Attributes
-    ----------
-    spec : element spec of the first dataset; None before Keras iterates over it.
-    steps : None; batches are not padded.
-    """
-
-    def __init__(self, replicas: Channel, run: ScriptRun | None = None) -> None:
-        self._replicas, self.run = replicas, run
-        self.spec: Any = None
-        self.steps = None
-
-    def shard(self, dataset: tf.data.Dataset, x: Any) -> tf.data.Dataset:
-        """Return the rows of this replica of a dataset that Keras is about to iterate over."""
-        self.spec = self.spec or dataset.element_spec
-        if is_sharded(x) or self._replicas.size == 1:
-            return deterministic(dataset)
-        return shard_rows(dataset, self._replicas.rank, self._replicas.size)
-
-    def steps_of_test(self, steps: int | None, local: bool) -> None:
-        """Return None: all ranks have the same number of batches."""
-
-    def trains(self) -> bool:
-        """Return whether the next dataset is that of training, with checkpoints."""
-        return self.run is not None and self.spec is None
-
-    def checked_steps(self, steps: Iterator[Any], per_epoch: int | None) -> Iterator[Any]:
-        """Return the steps of an epoch as they are: no batch is checked."""
-        return steps
 
 
 class StagePatches:
@@ -106,7 +66,7 @@ class StagePatches:
         def evaluate(original: Any, *args: Any, **kwargs: Any) -> Any:
             if self._running is None or OF_FIT in kwargs:  # the model is whole, or fit evaluates
                 return original(*args, **kwargs)
-            return call_within(ReplicaRows(self._running.replicas), functools.partial(original, *args), kwargs)
+            return call_within(PatchedCall(self._running.replicas), functools.partial(original, *args), kwargs)
 
         patch(keras.Model, fit, "fit")
         patch(keras.Model, evaluate, "evaluate")
@@ -135,7 +95,7 @@ class StagePatches:
         run = None if saved is None else saved.next_run(self._channel, staged.replicas, options)
         every = None if saved is None else saved.save_every
         session = Session(staged, options, run, every, self._options["shard_optimizer"])
-        call = ReplicaRows(staged.replicas, run)
+        call = PatchedCall(staged.replicas, run=run)
         with (
             without_keras_warnings(),
             unwrapped_errors(),

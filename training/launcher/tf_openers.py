@@ -8,32 +8,37 @@ import functools
 import glob
 import io
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
 from matex_data.training.exact.rows import is_sharded
-from matex_data.training.launcher.openers import change_file, kind_of, opened, path_of_script
-from matex_data.training.launcher.overlay import Overlay, is_unpatched, unpatched
-from matex_data.training.launcher.root import is_called_by_package
+from matex_data.training.launcher.journal import is_unpatched
+from matex_data.training.launcher.openers import changing, kind_of, opening
+from matex_data.training.launcher.overlay import Overlay
 from matex_data.training.replacements import patch
 
 
 def patch_tensorflow_openers(files: Overlay) -> None:
     """Patch functions that open, rename or remove files."""
-    patch(tf.io.gfile, functools.partial(change_file, files, 0), "remove", "rmtree")
-    patch(tf.io.gfile, functools.partial(change_file, files, 1), "rename", "copy")
+    gfile = tf.io.gfile
+    patch(gfile.GFile, _hold, "__init__")
+    patch(gfile.GFile, opening(files, _kind_for_gfile, "self", "name"), "__init__")
+    patch(gfile.GFile, _release, "close")
+    patch(tf.io.TFRecordWriter, opening(files, lambda *_, **__: "replace", "self", "path"), "__init__")
+    patch(tf.io, opening(files, _kind_for_tensors, "filename"), "write_file")
+    patch(gfile, changing(files, "remove", "path"), "remove", "rmtree")
+    patch(gfile, changing(files, "remove", "src", "dst", renames=True), "rename")
+    patch(gfile, changing(files, "replace", "src", "dst"), "copy")
+    patch(tf.data.Dataset, functools.partial(_cache, files), "cache")
     if files.rank > 0:
         settling = functools.partial(_settle_first, files)
         for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
             patch(kind, settling, "__init__")
-        patch(tf.io.gfile, settling, "exists", "stat", "glob", "listdir", "isdir")
+        patch(gfile, settling, "exists", "stat", "glob", "listdir", "isdir")
         patch(tf.io, settling, "read_file", "matching_files")
         patch(tf.data.Dataset, settling, "list_files")
-    _patch_records(files)
-    _patch_tensors(files)
 
 
 def _settle_first(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> Any:
@@ -43,57 +48,32 @@ def _settle_first(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> A
     return original(*args, **kwargs)
 
 
-def _patch_records(files: Overlay) -> None:
-    class TFRecordWriter(tf.io.TFRecordWriter):  # type: ignore[misc]
-        """Writer of records that rank 0 alone writes."""
-
-        def __init__(self, path: Any, options: Any = None) -> None:
-            _open(path, "w", lambda target: super(TFRecordWriter, self).__init__(target, options))
-
-    class GFile(tf.io.gfile.GFile):  # type: ignore[misc]
-        """File of TensorFlow that rank 0 alone writes."""
-
-        def __init__(self, name: Any, mode: str = "r") -> None:
-            self._matex_held: Any = None
-
-            def open_at(target: Any) -> None:
-                super(GFile, self).__init__(target, mode)
-                if kind_of(mode) and b"://" not in os.fsencode(target):
-                    with unpatched(), contextlib.suppress(OSError):
-                        self._matex_held = io.FileIO(target, "r+" if "r" in mode else "a")  # GFile opens it later
-
-            _open(name, mode, open_at)
-
-        def close(self) -> None:
-            super().close()
-            if self._matex_held is not None:
-                self._matex_held.close()
-
-    def _open(name: Any, mode: str, open_at: Callable[[Any], None]) -> None:
-        path = path_of_script(files, name)
-        if not path or is_called_by_package():
-            open_at(name)
-        else:
-            opened(files, path, kind_of(mode), open_at)
-
-    tf.io.TFRecordWriter, tf.io.gfile.GFile = TFRecordWriter, GFile
+def _kind_for_gfile(file: Any, name: Any, mode: str = "r") -> str:
+    return kind_of(mode)
 
 
-def _patch_tensors(files: Overlay) -> None:
+def _kind_for_tensors(filename: Any, *_: Any, **__: Any) -> str | None:
+    return "replace" if tf.executing_eagerly() else None
 
-    def write(write_file: Any, filename: Any, contents: Any, name: Any = None) -> Any:
-        path = path_of_script(files, filename) if tf.executing_eagerly() else ""
-        if not path:
-            return write_file(filename, contents, name)
-        return files.write(path, "replace", lambda target: write_file(target, contents, name))
 
-    def cached(cache: Any, dataset: Any, filename: Any = "", name: Any = None) -> Any:
-        if isinstance(filename, str | os.PathLike) and os.fspath(filename):
-            filename = _cache_file(files, dataset, os.fspath(filename))
-        return cache(dataset, filename, name)
+def _hold(original: Any, gfile: Any, name: Any, mode: str = "r") -> None:
+    """Hold a file of the script that is to be written open: TensorFlow opens it later."""
+    original(gfile, name, mode)
+    if is_unpatched() and kind_of(mode) and b"://" not in os.fsencode(name):
+        with contextlib.suppress(OSError):
+            gfile._matex_held = io.FileIO(name, "r+" if "r" in mode else "a")
 
-    patch(tf.io, write, "write_file")
-    patch(tf.data.Dataset, cached, "cache")
+
+def _release(original: Any, gfile: Any) -> None:
+    original(gfile)
+    if held := vars(gfile).pop("_matex_held", None):
+        held.close()
+
+
+def _cache(files: Overlay, original: Any, dataset: Any, filename: Any = "", name: Any = None) -> Any:
+    if isinstance(filename, str | os.PathLike) and os.fspath(filename):
+        filename = _cache_file(files, dataset, os.fspath(filename))
+    return original(dataset, filename, name)
 
 
 def _cache_file(files: Overlay, dataset: Any, filename: str) -> str:

@@ -257,6 +257,7 @@ ENDS = {
     "raise KeyError('missing')": (1, "all 2 ranks"),
     "training.world().rank == 1 and sys.exit(4)": (4, ""),
     "training.world().rank == 1 and 1 / 0": (1, "rank 1 of 2"),
+    "raise KeyboardInterrupt": (130, "all 2 ranks"),
     "training.world().rank == 1 and __import__('os')._exit(0)": (1, "it called os._exit"),
 }
 

@@ -12,7 +12,8 @@ import h5py
 import numpy as np
 import pytest
 
-from matex_data.training.launcher.overlay import Change, Overlay
+from matex_data.training.launcher.journal import Change
+from matex_data.training.launcher.overlay import Overlay
 from tests.support.launch import run_script
 
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
@@ -340,6 +341,32 @@ try:
     open("cut.txt", "r+")
 except FileNotFoundError:
     told("MISSING", "cut.txt" in os.listdir("."), any(name.startswith(b".matex") for name in os.listdir(b".")))
+os.makedirs("inside/deep")
+late(1)
+os.chdir("inside")  # rank 0 has removed it already
+pathlib.Path("inner.txt").write_text(f"{rank}")
+late(1)
+told("INSIDE", os.path.relpath(os.getcwd(), ".."), pathlib.Path("inner.txt").read_text(), os.path.isdir("deep"))
+os.chdir("..")
+shutil.rmtree("inside")
+folder = os.open(".", os.O_RDONLY)
+lists = [os.listdir(folder), map(os.fsdecode, os.listdir(b".")), [entry.name for entry in os.scandir(folder)],
+         [os.fsdecode(entry.path).removeprefix("./") for entry in os.scandir(b".")]]
+told("HIDDEN", *{tuple(sorted(names)) == tuple(sorted(os.listdir())) for names in lists},
+     any(name.startswith(".matex") for name in os.listdir(folder)))
+os.close(folder)
+with h5py.File("kept once.h5", "w") as file:
+    file["x"] = rank
+h5py.File("kept once.h5").close()
+late(1)
+try:
+    h5py.File(name="kept once.h5", mode="w-")
+except FileExistsError:
+    told("ONCE", h5py.File("kept once.h5")["x"][()])
+os.rename(src="kept once.h5", dst="renamed.h5")
+late(1)
+told("RENAMED", os.path.exists("kept once.h5"), os.path.exists("renamed.h5"))
+os.remove(path="renamed.h5")
 pathlib.Path("cut.txt").write_text("0123456789")
 os.link("cut.txt", "also cut.txt")
 told("UNCUT", open("cut.txt").read())
@@ -427,6 +454,10 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         "OLDEST": [f"old-{number} {number + 1}" for number in range(3)],
         "MOVED": ["['moved/', 'moved/inner', 'moved/inner/number.txt'] ['number.txt']"],
         "MISSING": ["False False"],
+        "INSIDE": ["inside 0 True"],
+        "HIDDEN": ["True False"],
+        "ONCE": ["0"],
+        "RENAMED": ["False True"],
         "UNCUT": ["0123456789"],
         "CUT": ["0123more 0o100600"],
         "SHARED": ["True 0"],
@@ -503,18 +534,27 @@ def test_ranks_are_told_of_changes_that_they_do_not_know(tmp_path: Path) -> None
     root, path = _RootThatAnswers(), str(tmp_path / "rows.csv")
     files = Overlay(root)  # type: ignore[arg-type]
     for _ in range(3):
-        files.write(path, "append", lambda target: Path(target).open("a").close())
-    with files.write(str(tmp_path / "held.csv"), "replace", lambda target: Path(target).open("w")):
+        files.open(path, "append", lambda target: Path(target).open("a").close())
+    with files.open(str(tmp_path / "held.csv"), "replace", lambda target: Path(target).open("w")):
         assert [(number, change.closed) for number, change in root.reply((1, []))] == [(1, True), (2, True), (3, False)]
         assert [number for number, _ in root.reply((4, [3]))] == [3]
     assert [(number, change.closed) for number, change in root.reply((4, [3]))] == [(3, True)]
 
 
+def test_rank_0_copies_no_folder_that_is_made_once_more(tmp_path: Path) -> None:
+    files = Overlay(_RootThatAnswers())  # type: ignore[arg-type]
+    (tmp_path / "results").mkdir()
+    with pytest.raises(FileExistsError):
+        files.change(str(tmp_path / "results"), (tmp_path / "results").mkdir, "make")
+    assert [path.name for path in tmp_path.iterdir()] == ["results"]
+    assert not list(Path.cwd().glob(".matex-*"))
+
+
 def test_a_file_that_rank_0_makes_while_this_rank_looks_is_not_there(tmp_path: Path) -> None:
     path = tmp_path / "split.npy"
     files = Overlay(_RootThatMakes(path))  # type: ignore[arg-type]
-    assert not files.exists(str(path))
-    assert path.exists() and not files.exists(str(path))
+    assert not files.look(str(path)).exists
+    assert path.exists() and not files.look(str(path)).exists
 
 
 UNEQUAL = """
