@@ -15,6 +15,7 @@ from matex_data._types import Integers
 from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
+from matex_data.training import keras_api
 from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
@@ -412,6 +413,7 @@ def _begin(function: Callable[..., Any], arguments: Mapping[str, Any], options: 
 
     check_not_alone(f"{function.__name__}()")
     channel = open_checked(call, function, arguments, check)
+    keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
     return channel
 

@@ -1,13 +1,16 @@
-"""All private names of Keras and TensorFlow that this package uses, and the versions that have them.
+"""All private names of Keras and TensorFlow that this package uses.
 
-Other modules import private objects from here. A version that was not tested may lack a name, or use it no longer, so
-that what replaces it would have no effect: it is an error when this module is imported.
+Other modules import private objects from here, and use the private attributes that ``ATTRIBUTES`` lists. ``check``
+raises an error before a feature is used on several ranks, if the installed version lacks one of its names.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import inspect
+import logging
+from collections.abc import Iterator, Sequence
+from types import CodeType
 from typing import Any
 
 import keras
@@ -16,52 +19,76 @@ import tensorflow as tf
 
 from matex_data.errors import UnsupportedVersion
 
+log = logging.getLogger("matex_data.training")
+
+TRAINING, PARTS, CHECKPOINTS, RUN = "training", "models in parts", "checkpoints", "matex run"
+COLLECTIVES = "collectives of TensorFlow"
+"""Features, whose names are checked when they are used: on several ranks, with a mesh, with checkpoints, unchanged."""
 TESTED = {"keras": ("3.7", "3.15"), "tensorflow": ("2.18", "2.21")}
 """Oldest and newest versions that the tests run with."""
 
 
-def _check_versions() -> None:
-    """Raise an error if Keras or TensorFlow is of another version than those that were tested.
+class _Absent(type):
+    """Class in place of an object that the installed version lacks; whatever uses it raises an error."""
 
-    Raises
-    ------
-    UnsupportedVersion : it is.
-    """
-    installed = {"keras": keras.__version__, "tensorflow": tf.__version__}
-    ranges = {name: tuple(map(_numbers, tested)) for name, tested in TESTED.items()}
-    if not all(oldest <= _numbers(installed[name]) <= newest for name, (oldest, newest) in ranges.items()):
-        raise UnsupportedVersion(
-            "training needs private names of Keras and TensorFlow, which other versions may lack",
-            expected=", ".join(f"{name} {oldest} to {newest}" for name, (oldest, newest) in TESTED.items()),
-            found=", ".join(f"{name} {version}" for name, version in installed.items()),
-            remedy="pip install " + " ".join(f"'{name}=={newest}.*'" for name, (_, newest) in TESTED.items()),
-        )
+    path = ""
 
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        """Raise an error.
 
-def _numbers(version: str) -> tuple[int, ...]:
-    return tuple(int(number) for number in version.split(".")[:2])
+        Raises
+        ------
+        UnsupportedVersion : always.
+        """
+        raise _unsupported([cls.path])
+
+    def __getattr__(cls, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        raise _unsupported([cls.path])
 
 
-_check_versions()
-
-
-def _imported(path: str) -> Any:
-    """Return a module, or an object in it, which have no types."""
+def _imported(path: str, feature: str = TRAINING) -> Any:
+    """Return a module, or an object in it; a stand-in, with an entry in ``_lacking``, if there is neither."""
     module, _, name = path.rpartition(".")
-    owner = importlib.import_module(module)
-    return getattr(owner, name) if hasattr(owner, name) else importlib.import_module(path)
+    try:
+        owner = importlib.import_module(module)
+        return getattr(owner, name) if hasattr(owner, name) else importlib.import_module(path)
+    except ImportError:
+        _lacking.append((feature, path))
+        return _Absent(name, (), {"path": path})
 
 
-keras_random: Any = _imported("keras.src.backend.random")
+def _unsupported(names: Sequence[str]) -> UnsupportedVersion:
+    return UnsupportedVersion(
+        f"this needs {', '.join(names)}, which this Keras or TensorFlow does not have",
+        expected=_ranges(),
+        found=", ".join(f"{name} {version}" for name, version in _installed().items()),
+        remedy="pip install " + " ".join(f"'{name}=={newest}.*'" for name, (_, newest) in TESTED.items()),
+    )
+
+
+def _installed() -> dict[str, str]:
+    return {"keras": keras.__version__, "tensorflow": tf.__version__}
+
+
+def _ranges() -> str:
+    return ", ".join(f"{name} {oldest} to {newest}" for name, (oldest, newest) in TESTED.items())
+
+
+_lacking: list[tuple[str, str]] = []
+
+keras_random: Any = _imported("keras.src.backend.random", RUN)
 """Module with the random functions of the backend, which layers and ``keras.random`` call."""
-keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer")
+keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer", RUN)
 """Module in which ``fit``, ``evaluate`` and ``predict`` look up ``TFEpochIterator``."""
-EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator")
-Functional: Any = _imported("keras.src.models.functional.Functional")
-keras_distribution: Any = _imported("keras.src.distribution.distribution_lib")
+EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator", RUN)
+Functional: Any = _imported("keras.src.models.functional.Functional", PARTS)
+keras_distribution: Any = _imported("keras.src.distribution.distribution_lib", RUN)
 """Module in which ``keras.distribution`` looks up devices and the current distribution."""
-operation_fn: Any = _imported("keras.src.models.functional.operation_fn")
+operation_fn: Any = _imported("keras.src.models.functional.operation_fn", PARTS)
 """Function that adds arguments of a model's call, such as ``training``, to the call of an operation."""
+CompileLoss: Any = _imported("keras.src.trainers.compile_utils.CompileLoss")
 CompileMetrics: Any = _imported("keras.src.trainers.compile_utils.CompileMetrics")
 MetricsList: Any = _imported("keras.src.trainers.compile_utils.MetricsList")
 apply_mask: Any = _imported("keras.src.losses.loss.apply_mask")
@@ -71,12 +98,13 @@ in_stateless_scope: Any = _imported("keras.src.backend.common.stateless_scope.in
 keras_state: Any = _imported("keras.src.backend.common.global_state")
 """Module with objects that all of Keras shares, by name."""
 pythonify_logs: Any = _imported("keras.src.utils.python_utils.pythonify_logs")
-tf_keras_models: Any = _imported("keras._tf_keras.keras.models")
+tf_keras_models: Any = _imported("keras._tf_keras.keras.models", RUN)
 """Module ``tf.keras.models``; it and ``tf.keras.saving`` have functions of their own."""
-tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving")
-BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession")
+tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving", RUN)
+BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession", RUN)
+DatasetFunction: Any = _imported("tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
-ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph")
+ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
 BATCHING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.batch_op._BatchDataset"),
     _imported("tensorflow.python.data.ops.batch_op._ParallelBatchDataset"),
@@ -91,7 +119,8 @@ REGROUPING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.interleave_op._ParallelInterleaveDataset"),
 )
 """Datasets whose elements are others than those that they are made from: samples of batches, rows of files."""
-tensorflow_context: Any = _imported("tensorflow.python.eager.context.context")
+tensorflow_context: Any = _imported("tensorflow.python.eager.context.context", COLLECTIVES)
+Context: Any = _imported("tensorflow.python.eager.context.Context", COLLECTIVES)
 is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_record")
 
 CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
@@ -127,12 +156,95 @@ SET_BY_KERAS = ("_build_shapes_dict", "_self_", "_tracked_")
 """Attributes of layers that neither their class nor ``Layer()`` shows, and beginnings of such."""
 CHANGED_BY_CALLS = ("_called", "_dropout_mask", "_loss_ids", "_losses", "_recurrent_dropout_mask")
 """Attributes of layers that Keras itself changes when a layer is called."""
+
+PrivateNames = tuple[tuple[Any, tuple[str, ...]], ...]
+ATTRIBUTES: dict[str, PrivateNames] = {
+    TRAINING: (
+        (
+            keras.Model,
+            (
+                METRICS_OF_EPOCH,
+                "_assert_compile_called",
+                "_flatten_layers",
+                "_symbolic_build",
+                "make_train_function",
+                "test_on_batch",
+                "test_step",
+                "train_step",
+            ),
+        ),
+        (keras.layers.Layer, ("_flatten_layers", "_get_own_losses")),
+        (keras_state, ("get_global_attribute", "set_global_attribute")),
+        (keras.layers.BatchNormalization, ("_moments",)),
+        (
+            keras.optimizers.Optimizer,
+            (
+                *("_backend_apply_gradients", "_clip_gradients", "_use_weight_decay", "_var_key", "apply"),
+                "finalize_variable_values",
+            ),
+        ),
+        (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
+        (keras.metrics.MeanMetricWrapper, ("update_state",)),
+        (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
+        (tf.data.Dataset, ("_functions", "_inputs")),
+        (DatasetIterator, ("_type_spec", "get_next")),
+    ),
+    PARTS: ((keras.Variable, ("_maybe_autocast",)),),
+    RUN: (
+        (keras.Model, ("_flatten_metrics_in_order",)),
+        (EpochIterator, ("_enumerate_iterator",)),
+        (keras_random, ("draw_seed", "dropout", "normal", "randint", "truncated_normal", "uniform")),
+        (tf.Graph, ("_get_function",)),
+    ),
+}
+"""Attributes of classes and modules: private ones, and public ones that this package replaces."""
+
+OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
+    TRAINING: (
+        (
+            keras.Model,
+            ("_compile_loss", "_compile_metrics", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
+        ),
+        (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
+        (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
+        (
+            keras.optimizers.Optimizer,
+            ("_accumulated_gradients", "_learning_rate", "_trainable_variables", "_trainable_variables_indices"),
+        ),
+        (keras.metrics.MeanMetricWrapper, ("_fn", "_fn_kwargs")),
+        (CompileLoss, ("_flat_losses",)),
+        (DatasetFunction, ("_func",)),
+    ),
+    PARTS: (
+        (keras.Model, ("_call_has_training_arg",)),
+        (keras.Sequential, ("_functional",)),
+        (keras.distribution.ModelParallel, ("_layout_map",)),
+        (Functional, ("_nodes_by_depth", "_standardize_inputs")),
+        (keras.layers.MultiHeadAttention, ("_dropout_layer",)),
+        (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
+    ),
+    CHECKPOINTS: CALLBACK_STATE,
+    COLLECTIVES: ((Context, ("_context_handle",)),),
+    RUN: (
+        (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
+        (tf.train.CheckpointManager, CHECKPOINT_MANAGER),
+    ),
+}
+"""Attributes that methods of a class give its objects."""
+
+GATE_OF_ATTENTION = ("_use_gate", "_gate_dense")
+"""Attributes of attention layers in newer versions of Keras: whether there is a gate, and its layer."""
 INITIALIZER = "_initializer"
 """Attribute of a variable without values: the function that returns them."""
 STATELESS = "stateless_scope"
 """Name in ``keras_state`` of the innermost stateless scope."""
 UNINITIALIZED = "uninitialized_variables"
 """Name in ``keras_state`` of the variables that were created in a stateless scope."""
+
+ARGUMENTS = {TRAINING: ((keras.Model, OF_FIT),)}
+"""Arguments that methods take by ``**kwargs``."""
+
+_checked: set[str] = set()
 
 
 def tensorflow_has_started() -> bool:
@@ -170,3 +282,77 @@ def note_variables(optimizer: Any, variables: Sequence[Any]) -> None:
         note_variables(optimizer.inner_optimizer, variables)
     object.__setattr__(optimizer, "_trainable_variables", list(variables))
     optimizer._trainable_variables_indices = {optimizer._var_key(v): i for i, v in enumerate(variables)}
+
+
+def check(rank: int, size: int, *features: str) -> None:
+    """Check once that Keras and TensorFlow have the names of features; warn about untested versions.
+
+    Parameters
+    ----------
+    rank : rank of this process; only rank 0 warns.
+    size : number of ranks; on one, training needs few of the names, and a missing one is a warning.
+    features : that are about to be used.
+
+    Raises
+    ------
+    UnsupportedVersion : a name is missing.
+    """
+    first = not _checked
+    new = [feature for feature in features if feature not in _checked]
+    _checked.update(new)
+    found = [name for feature in new for name in missing(feature)]
+    if found and size > 1:
+        _checked.difference_update(new)
+        raise _unsupported(found)
+    if found:
+        log.warning("%s", _unsupported(found))
+    untested = [f"{name} {version}" for name, version in _installed().items() if not _is_tested(name, version)]
+    if first and untested and rank == 0:
+        log.warning("%s: matex_data was tested with %s", " and ".join(untested), _ranges())
+
+
+def missing(feature: str) -> list[str]:
+    """Return the objects, attributes and arguments of a feature that the installed versions lack.
+
+    An attribute of objects counts if the methods of the class use its name. Creating an object instead might initialize
+    devices before the script configures them.
+    """
+    found = [path for needed, path in _lacking if needed == feature]
+    for listed, has in ((ATTRIBUTES, hasattr), (OBJECT_ATTRIBUTES, _uses)):
+        known = [(owner, names) for owner, names in listed.get(feature, ()) if not isinstance(owner, _Absent)]
+        found += [f"{_name(owner)}.{name}" for owner, names in known for name in names if not has(owner, name)]
+    found += [f"{_name(owner)}(... {name}=)" for owner, name in ARGUMENTS.get(feature, ()) if not _takes(owner, name)]
+    return found
+
+
+def _uses(owner: Any, attribute: str) -> bool:
+    """Return whether a method uses the name of an attribute."""
+    return any(attribute in code.co_names for code in _codes(owner))
+
+
+def _takes(owner: Any, argument: str) -> bool:
+    """Return whether a method reads an argument from its ``**kwargs``."""
+    return any(argument in code.co_consts for code in _codes(owner))
+
+
+def _codes(owner: Any) -> Iterator[CodeType]:
+    """Yield the code of all methods of a class and its bases."""
+    for value in (value for kind in getattr(owner, "__mro__", ()) for value in vars(kind).values()):
+        for function in (value.fget, value.fset) if isinstance(value, property) else (value,):
+            plain: Any = getattr(function, "__func__", function)
+            code = getattr(inspect.unwrap(plain), "__code__", None)
+            if isinstance(code, CodeType):
+                yield code
+
+
+def _name(owner: Any) -> str:
+    return owner.__qualname__ if inspect.isclass(owner) else owner.__name__
+
+
+def _is_tested(name: str, version: str) -> bool:
+    oldest, newest = TESTED[name]
+    return _numbers(oldest) <= _numbers(version) <= _numbers(newest)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in version.split(".")[:2])

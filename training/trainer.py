@@ -15,6 +15,7 @@ import tensorflow as tf
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
+from matex_data.training import keras_api
 from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import begin_test_check, fit_check
@@ -28,7 +29,6 @@ from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_count, is_sharded, shard_rows
 from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
-from matex_data.training.keras_api import OF_FIT
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.model_parallel.layouts.cut_model import cut_model
 from matex_data.training.model_parallel.mesh import Mesh
@@ -152,9 +152,11 @@ def fit(
     channel = open_checked("training.fit", fit, locals(), check)
     if mesh is not None:
         verify = "never"
+    features = {keras_api.PARTS: mesh is not None, keras_api.CHECKPOINTS: checkpoint is not None}
     world = channel if mesh is None else open_channel(mesh.world)
     given = Equal({"collectives": collectives}, "the ranks choose different collectives", "give the same on all ranks")
     channel.communicator.agreed(lambda: runtime_of(channel, collectives, "chained"), given)
+    keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
     warn_of_shared_gpu(channel.rank)
     if world.size > 1 and mesh is None:
         save_by_renaming(model)
@@ -306,7 +308,7 @@ def _evaluating_in_callbacks(
     of_keras = distributed.model.evaluate
 
     def evaluate(x: Any = None, *args: Any, **kwargs: Any) -> Any:
-        if OF_FIT in kwargs:
+        if keras_api.OF_FIT in kwargs:
             return of_keras(x, *args, **kwargs)
         with distributed.within_epoch() if is_sharded(x) else distributed.test.on_this_rank():
             if is_sharded(x) and isinstance(x, tf.data.Dataset):

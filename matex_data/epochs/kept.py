@@ -76,9 +76,10 @@ class InMemory(Strategy):
         return replace(self.source.read_context(io="independent"), changed_file=lambda: None)  # all have been read
 
     def plan(self, reader: EpochReader, begin: int, end: int) -> PendingWindow:
-        if self._order is None or self._order[0] != reader.number:
-            self._order = reader.number, *self._rows_of(reader.number)
-        loaded = self._take(*self._order[1:], begin, end)
+        order = self._order  # other epochs may be planned at the same time
+        if order is None or order[0] != reader.number:
+            order = self._order = reader.number, *self._rows_of(reader.number)
+        loaded = self._take(*order[1:], begin, end)
         return WholeWindow(loaded if self._drawing is None else compute_fields(loaded, self._drawing, reader.number))
 
     def _rows_of(self, epoch: int) -> tuple[Integers, Integers]:

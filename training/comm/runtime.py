@@ -24,13 +24,18 @@ from matex_data.mpi.communicator import Equal
 from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import local_rank
+from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel, open_channel
-from matex_data.training.keras_api import tensorflow_has_started
 
 log = logging.getLogger("matex_data.training")
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Environment variables by which schedulers and users assign GPUs to a process."""
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that TensorFlow sees."""
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def choose_gpu(local: RankAndSize, gpus: int, assigned: bool) -> int | None:
@@ -214,7 +219,8 @@ def start(choice: str) -> None:
         if any(gpus):
             _say_mpi(channel.rank, "not every rank has a GPU of its own")
         return
-    late = channel.host.allgather_object(tensorflow_has_started())
+    keras_api.check(channel.rank, channel.size, keras_api.COLLECTIVES)
+    late = channel.host.allgather_object(keras_api.tensorflow_has_started())
     if any(late):
         error = _late(f"on rank {late.index(True)}, TensorFlow has started before {VARIABLE} was read")
         _give_up(channel.rank, choice, error)

@@ -213,6 +213,7 @@ def _prepared(
     patch_ports(channel.rank)
 
     def patch() -> None:
+        from matex_data.training import keras_api
         from matex_data.training.comm.runtime import start, take_own_gpu
         from matex_data.training.compat import SessionPatches
         from matex_data.training.launcher.keras_patches import KerasPatches
@@ -229,6 +230,8 @@ def _prepared(
             start(collectives)
         else:
             take_own_gpu(local, channel.rank)
+        parts = (keras_api.PARTS,) if model > 1 or staged else ()
+        keras_api.check(channel.rank, channel.size, keras_api.TRAINING, keras_api.RUN, *parts)
         checkpoints = None if saved is None else ScriptCheckpoints(*saved)
         patches: KerasPatches | None = None
         if staged:
