@@ -104,7 +104,7 @@ class WholeWindow(PendingWindow):
         profile.add(samples=int(self.loaded.sizes.sum()) - len(self.loaded.padding))
 
 
-Plan = Callable[["EpochReader", int, int], PendingWindow]
+PlanWindow = Callable[["EpochReader", int, int], PendingWindow]
 """Function that plans the window of the steps from a first one to an end, and allocates its arrays."""
 
 
@@ -127,7 +127,7 @@ class EpochReader:
         schedule: Schedule,
         number: int,
         begins: range,
-        plan: Plan,
+        plan: PlanWindow,
         skipped: SkippedSamples | None = None,
     ) -> None:
         self.context, self.number, self.begins = context, number, begins
