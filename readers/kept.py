@@ -14,7 +14,6 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.index.library import LibraryRows
 from matex_data.lru import LeastRecentlyUsed
-from matex_data.mpi.attributes import Closable
 
 KEPT_BYTES = 256 << 20  # in the memory of a process, for all data sets; the last file stays whatever its size
 BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
@@ -40,7 +39,14 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
     return int(decoded.nbytes) + contents + _OBJECT_BYTES * decoded.size
 
 
-Opened = TypeVar("Opened", bound=Closable)
+class LibraryFile(Protocol):
+    """Open file of a library."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+
+Opened = TypeVar("Opened", bound=LibraryFile)
 
 
 class OpenFiles(Generic[Opened]):
