@@ -127,24 +127,15 @@ def stats(
 
     with report(html, f"matex stats {' '.join(paths)}") as output:
         data = _open(output, paths, format, field, **parse_options(option or []))
-        with shown(output.console, "reading"):
-            moments = data.statistics(*_numeric(data))
-        columns = ("mean", "std", "min", "max", "count", "missing")
-        rows = {
-            name: {c: float(getattr(row, c)) if row.count or c in ("count", "missing") else math.nan for c in columns}
-            for name, row in moments.items()
-        }
+        rows = _statistics(output, data, "reading", "mean", "std", "min", "max", "count", "missing")
         if as_json:
             known = {
                 name: {column: value if math.isfinite(value) else None for column, value in row.items()}
                 for name, row in rows.items()
             }
             output.print(json.dumps(known, indent=1))
-            return
-        table = Table("field", *columns)
-        for name, row in rows.items():
-            table.add_row(name, *(f"{row[c]:,.0f}" if c in ("count", "missing") else f"{row[c]:g}" for c in columns))
-        output.print(table)
+        else:
+            output.print(_table(rows))
 
 
 @app.command(epilog='Example: matex plan "run*.h5" --ranks 1024 --batch-size 65536')
@@ -246,15 +237,10 @@ def validate(
         terminal = console.is_terminal
         for _ in track(batches, "reading", total=len(batches), console=console, transient=True, disable=not terminal):
             pass
-        numbers = _numeric(data)
-        table = Table("field", "missing", "min", "mean", "max")
-        with shown(console, "counting missing values"):
-            statistics = data.statistics(*numbers) if numbers else {}
-        for name in numbers:
-            row = statistics[name]
-            table.add_row(name, f"{row.missing:,}", f"{row.min:g}", f"{row.mean:g}", f"{row.max:g}")
+        columns = "missing", "min", "mean", "max"
+        rows = _statistics(output, data, "counting missing values", *columns) if _numeric(data) else {}
         output.print(f"{counted(len(data), 'sample')} without damage")
-        output.print(table)
+        output.print(_table(rows))
 
 
 @app.command(epilog='Example: mpiexec -n 2 matex bench "run*.h5" --batch-size 256')
@@ -414,6 +400,27 @@ def _format_of(path: str, format: str | None) -> str:
 def _numeric(data: Any) -> list[str]:
     """Return the fields of numbers, without lists."""
     return [name for name, field in data.schema.items() if field.dtype.kind in "biuf" and not field.ragged]
+
+
+COUNTS = ("count", "missing")
+"""Columns of statistics that are known also where a field has no value."""
+
+
+def _statistics(output: Report, data: Any, work: str, *columns: str) -> dict[str, dict[str, float]]:
+    """Return the statistics of all fields of numbers, by field and column; NaN without a value."""
+    with shown(output.console, work):
+        found = data.statistics(*_numeric(data))
+    return {
+        name: {c: float(getattr(row, c)) if row.count or c in COUNTS else math.nan for c in columns}
+        for name, row in found.items()
+    }
+
+
+def _table(rows: dict[str, dict[str, float]]) -> Table:
+    table = Table("field", *next(iter(rows.values()), ()))
+    for name, row in rows.items():
+        table.add_row(name, *(f"{value:,.0f}" if column in COUNTS else f"{value:g}" for column, value in row.items()))
+    return table
 
 
 def _plain_speed(paths: tuple[str, ...], limit: int = 1 << 30) -> float:

@@ -74,7 +74,6 @@ class Liveness:
     Attributes
     ----------
     on_query : function that answers a ``query`` of another rank, called in the thread.
-    sent : number of messages that this rank has sent.
     """
 
     def __init__(
@@ -86,7 +85,6 @@ class Liveness:
     ) -> None:
         self.rank, self.size = comm.rank, comm.size
         self.on_query: Callable[[bytes], bytes] = lambda query: b""
-        self.sent = 0
         self._comm, self._on_death, self._on_failure, self._on_end = comm, on_death, on_failure, on_end
         self._tree = Tree(self.size)
         self._changed = threading.Condition()  # guards those that follow; notified of results and of answers
@@ -231,7 +229,6 @@ class Liveness:
             self._send(rank, "census", answer)
 
     def _send(self, neighbour: int, *message: Any) -> None:
-        self.sent += 1
         if neighbour in self._neighbours:
             _send(self._neighbours[neighbour], *message)
         elif neighbour in self._unsent:

@@ -79,7 +79,6 @@ class PatchedCall:
 
     Attributes
     ----------
-    check : see above.
     spec : element spec of the first dataset; None before Keras iterates over it.
     whole_batches : every rank gets whole batches, of which the training step selects its rows.
     steps : number of batches of every rank, to which empty batches pad shorter data; None: do not pad.
@@ -400,14 +399,7 @@ class KerasPatches:
             after = keras.callbacks.LambdaCallback(on_train_end=lambda logs: check.after_training())
             session.begin(lambda: (call.spec, call.whole_batches), after)
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
-        call = PatchedCall(
-            self._channel,
-            distributed,
-            check,
-            epochs=epochs,
-            run=run,
-            asked=self.asked,
-        )
+        call = PatchedCall(self._channel, distributed, check, epochs=epochs, run=run, asked=self.asked)
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
             batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)

@@ -86,18 +86,14 @@ class Measurement:
         import keras
 
         from matex_data.training.keras_api import EpochIterator, keras_trainer
-        from matex_data.training.replacements import Replacements
+        from matex_data.training.replacements import Replacements, patch
 
         def iterator(*args: Any, **kwargs: Any) -> Any:
             self._iterator = EpochIterator(*args, **kwargs)
             return self._iterator
 
-        original = keras.Model.fit
-        signature = inspect.signature(original)
-
-        @functools.wraps(original)
-        def fit(model: Any, *args: Any, **kwargs: Any) -> Any:
-            options = dict(signature.bind(model, *args, **kwargs).arguments)
+        def fit(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
+            options = dict(inspect.signature(original).bind(model, *args, **kwargs).arguments)
             model = options.pop("self")
             model.jit_compile = False  # as on several ranks
             model.steps_per_execution = 1
@@ -115,7 +111,7 @@ class Measurement:
                 options.pop("validation_split", None)  # which Keras then ignores
             return original(model, **{**options, "callbacks": None, "verbose": 0})
 
-        keras.Model.fit = fit
+        patch(keras.Model, fit, "fit")
 
     def _measure(self, model: Any, x: Any) -> None:
         """Measure data and steps, write the costs, and end this process."""
@@ -129,7 +125,7 @@ class Measurement:
         rows = int(rows)
         times: dict[int, list[float]] = {}
         for count in sorted({rows, *(-(-rows // ranks) for ranks in self._ranks)}):
-            if times and _longest(times) * count / max(times) > LONG_STEP:
+            if times and np.median(times[max(times)]) * count / max(times) > LONG_STEP:
                 break
             (first, *times[count]), ready = self._step_times(model, batch, count)
             costs["start"] += first if len(times) == 1 else 0.0
@@ -192,10 +188,6 @@ class Measurement:
             for number, stamp in self._buckets.times.items() if len(times) > 1 else ():
                 ready.setdefault(number, []).append((stamp - begin) / seconds)
         return times, ready
-
-
-def _longest(times: dict[int, list[float]]) -> float:
-    return float(np.median(times[max(times)]))
 
 
 def _memory_cost() -> float:

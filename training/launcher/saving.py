@@ -9,11 +9,10 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import logging
 import os
 from collections.abc import Callable
 from copy import copy
-from typing import Any, TypeVar
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -31,15 +30,12 @@ from matex_data.training.launcher.tf_openers import patch_tensorflow_openers
 from matex_data.training.replacements import patch
 from matex_data.training.saving import WAITS_FOR_ROOT
 
-log = logging.getLogger("matex_data.training")
-
-T = TypeVar("T")
 Get = Callable[[Any], Any]
 Set = Callable[[Any, Any], None]
 
 
 def patch_saving(channel: Channel, files: Overlay | None) -> None:
-    """Patch functions that save models or write summaries: only rank 0 does.
+    """Patch functions that save models or write summaries: only rank 0 does. Others load what rank 0 loads.
 
     Parameters
     ----------
@@ -47,87 +43,65 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
     """
     if files is not None:
         patch_tensorflow_openers(files)
-    saves = SavePatches(channel, files)
-    for owner, names in (
-        (keras.Model, ("save", "save_weights", "export")),
-        (keras.saving, ("save_model", "save_weights")),
-        (keras.models, ("save_model",)),
-        (tf_keras_saving, ("save_model", "save_weights")),
-        (tf_keras_models, ("save_model",)),
-    ):
-        for name in names:
-            if hasattr(owner, name):
-                saves.patch(owner, name, "filepath")
-    saves.patch(tf.saved_model, "save", "export_dir")
-    saves.patch(tf.train.Checkpoint, "write", "file_prefix")
-    saves.patch(tf.train.Checkpoint, "save", "file_prefix", _counter, _set_counter)
-    saves.patch(tf.train.CheckpointManager, "save", "directory", _manager_state, _set_manager_state)
-    if files is not None:
         _patch_managers(files.root)
-        for owner, name in (
-            (keras.Model, "load_weights"),
-            (keras.saving, "load_model"),
-            (keras.saving, "load_weights"),
-            (keras.models, "load_model"),
-            (tf_keras_saving, "load_model"),
-            (tf_keras_models, "load_model"),
-        ):
-            names = ("self", "filepath") if owner is keras.Model else ("filepath",)
-            patch(owner, opening(files, lambda *_, **__: "load", *names), name)
+        patch(keras.Model, opening(files, lambda *_, **__: "load", "self", "filepath"), "load_weights")
+    save = functools.partial(saving, channel, files)
+    _patch_saves(keras.Model, save("filepath"), "save", "save_weights", "export")
+    _patch_saves(tf.saved_model, save("export_dir"), "save")
+    _patch_saves(tf.train.Checkpoint, save("file_prefix"), "write")
+    _patch_saves(tf.train.Checkpoint, save("file_prefix", _counter, _set_counter), "save")
+    _patch_saves(tf.train.CheckpointManager, save("directory", _manager_state, _set_manager_state), "save")
+    for module in (keras.saving, keras.models, tf_keras_saving, tf_keras_models):
+        _patch_saves(
+            module, save("filepath"), *(name for name in ("save_model", "save_weights") if hasattr(module, name))
+        )
+        if files is not None:
+            loads = [name for name in ("load_model", "load_weights") if hasattr(module, name)]
+            patch(module, opening(files, lambda *_, **__: "load", "filepath"), *loads)
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 
 
-class SavePatches:
-    """Patches of functions that save files."""
-
-    def __init__(self, channel: Channel, files: Overlay | None) -> None:
-        self._channel = channel
-        self._files = files
-
-    def patch(self, owner: Any, name: str, path_name: str, get: Get | None = None, set: Set | None = None) -> None:
-        """Patch a function that saves: only rank 0 runs it, unless the paths of the ranks differ.
-
-        Parameters
-        ----------
-        owner, name : object and attribute name of the function.
-        path_name : name of the parameter with the path, or of an attribute of the saving object.
-        get, set : get and set the state of the saving object, which all ranks take from rank 0.
-        """
-        signature = inspect.signature(getattr(owner, name))
-
-        def save(original: Any, *args: Any, **kwargs: Any) -> Any:
-            bound = signature.bind(*args, **kwargs).arguments
-            first = next(iter(bound.values()))
-            path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
-            in_graph = path_name != "filepath" and not tf.executing_eagerly()
-            if alone.get() or is_child_process() or in_graph or not isinstance(path, str | os.PathLike):
-                return self._save_locally(original, args, kwargs)
-            target = os.path.abspath(path)  # noqa: PTH100  # as in path_of_script
-            run = functools.partial(self._save_locally, original, args, kwargs)
-            if self._files is not None and self._files.is_own(target):
-                return run()
-            result, state = self._saved(target, lambda: (run(), get and get(first)))
-            if set is not None and self._channel.rank > 0:
-                set(first, state)
-            return result
-
-        patch(owner, save, name)
+def _patch_saves(owner: Any, save: Any, *names: str) -> None:
+    patch(owner, save, *names)
+    for name in names:
         vars(getattr(owner, name))[WAITS_FOR_ROOT] = True
 
-    @staticmethod
-    def _save_locally(original: Any, args: Any, kwargs: Any) -> Any:
-        with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
-            return original(*args, **kwargs)
 
-    def _saved(self, target: str, save: Callable[[], T]) -> T:
-        """Return what a function that saves returns on rank 0; on this rank if rank 0 does not save.
+def saving(
+    channel: Channel, files: Overlay | None, path_name: str, get: Get | None = None, set: Set | None = None
+) -> Callable[..., Any]:
+    """Return what replaces a function that saves: only rank 0 runs it, and the others wait until it has.
 
-        *Collective* without common files.
-        """
-        if self._files is not None:
-            return self._files.change(self._files.real(target), save, "replace")
-        return self._channel.communicator.on_root(save)
+    Parameters
+    ----------
+    path_name : name of the parameter with the path, or of an attribute of the saving object.
+    get, set : get and set the state of the saving object, which all ranks take from rank 0.
+    """
+
+    def save(original: Any, *args: Any, **kwargs: Any) -> Any:
+        bound = inspect.signature(original).bind(*args, **kwargs).arguments
+        first = next(iter(bound.values()))
+        path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
+        in_graph = path_name != "filepath" and not tf.executing_eagerly()
+        alike = not (alone.get() or is_child_process() or in_graph) and isinstance(path, str | os.PathLike)
+        target = os.path.abspath(path) if alike else ""  # noqa: PTH100  # as in Overlay.path_of
+
+        def run() -> tuple[Any, Any]:
+            with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
+                return original(*args, **kwargs), get and get(first)
+
+        if not alike or (files is not None and files.is_own(target)):
+            return run()[0]
+        if files is None:
+            result, state = channel.communicator.on_root(run)
+        else:
+            result, state = files.change(files.real(target), run, "replace")
+        if set is not None and channel.rank > 0:
+            set(first, state)
+        return result
+
+    return save
 
 
 def _patch_managers(root: Root) -> None:

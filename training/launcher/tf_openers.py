@@ -24,10 +24,11 @@ def patch_tensorflow_openers(files: Overlay) -> None:
     """Patch functions that open, rename or remove files."""
     gfile = tf.io.gfile
     patch(gfile.GFile, _hold, "__init__")
-    patch(gfile.GFile, opening(files, _kind_for_gfile, "self", "name"), "__init__")
+    patch(gfile.GFile, opening(files, lambda _, name, mode="r": kind_of(mode), "self", "name"), "__init__")
     patch(gfile.GFile, _release, "close")
     patch(tf.io.TFRecordWriter, opening(files, lambda *_, **__: "replace", "self", "path"), "__init__")
-    patch(tf.io, opening(files, _kind_for_tensors, "filename"), "write_file")
+    eagerly = opening(files, lambda *_, **__: "replace" if tf.executing_eagerly() else None, "filename")
+    patch(tf.io, eagerly, "write_file")
     patch(gfile, changing(files, "remove", "path"), "remove", "rmtree")
     patch(gfile, changing(files, "remove", "src", "dst", renames=True), "rename")
     patch(gfile, changing(files, "replace", "src", "dst"), "copy")
@@ -46,14 +47,6 @@ def _settle_first(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> A
     if not is_unpatched() and files.root.is_shared():
         files.settle()
     return original(*args, **kwargs)
-
-
-def _kind_for_gfile(file: Any, name: Any, mode: str = "r") -> str:
-    return kind_of(mode)
-
-
-def _kind_for_tensors(filename: Any, *_: Any, **__: Any) -> str | None:
-    return "replace" if tf.executing_eagerly() else None
 
 
 def _hold(original: Any, gfile: Any, name: Any, mode: str = "r") -> None:
