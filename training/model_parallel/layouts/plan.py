@@ -15,6 +15,7 @@ from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.model_parallel.layouts.rules import ELEMENTWISE, Rule
 from matex_data.training.model_parallel.mesh import check_divides, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, part_of, whole_shape
+from matex_data.training.zero.optimizer import check_constraint
 
 LARGE = 1 << 20
 """Elements of a kernel from which a Dense layer is cut alone: its output has to be gathered."""
@@ -179,7 +180,7 @@ def _planned(
             check_divides(variable.path, whole_shape(variable), axis, ranks.size)
             cuts.setdefault(id(variable), (variable, axis))
     for variable, axis in cuts.values():
-        _check_constraint(variable, axis)
+        check_constraint(variable, axis)
     return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found))
 
 
@@ -280,24 +281,6 @@ def _check_gathered(cut: Sequence[tuple[Any, int]]) -> None:
                 found="a variable that is not trainable",
                 remedy="give this variable no layout",
             )
-
-
-def _check_constraint(variable: Any, axis: int) -> None:
-    """Raise an error if the constraint of a variable depends on elements that another rank has."""
-    constraint = variable.constraint
-    kinds = (keras.constraints.MaxNorm, keras.constraints.UnitNorm, keras.constraints.MinMaxNorm)
-    if constraint is None or type(constraint) is keras.constraints.NonNeg:
-        return
-    axes = constraint.axis if type(constraint) in kinds else None
-    axes = [axes] if isinstance(axes, int) else axes
-    if axes is None or axis in [i % len(whole_shape(variable)) for i in axes]:
-        raise PartitionError(
-            "a constraint of a variable depends on elements that another rank has",
-            field=variable.path,
-            expected=f"a norm along axes other than {axis}, or NonNeg",
-            found=type(constraint).__name__,
-            remedy="cut the variable along another axis, or leave out the constraint",
-        )
 
 
 def _keep_cut(container: Container, once: dict[int, Rule]) -> None:

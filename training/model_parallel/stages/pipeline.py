@@ -144,7 +144,7 @@ class PipelineStage:
         received, loss = self._receive_activations(batch, number) if self._line.stage else ([], 0.0)
         tensors = [*(inputs[i] for i in self._inputs), *received]
         if isinstance(stage, Stage):
-            kept = stage.forward_in_training(tensors) if mode == "train" else stage.forward(tensors)
+            kept = stage.forward(tensors, training=mode == "train")
             content = batch.digest, loss + float(kept.own_loss), list(map(np.asarray, kept.outputs))
             self._line.send(FORWARD, number + 1, content)
             return kept if mode == "train" else None
