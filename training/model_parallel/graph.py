@@ -210,12 +210,6 @@ class Container(NamedTuple):
     calls: list[Link]
 
     @classmethod
-    def of(cls, functional: Any) -> Container:
-        """Return a functional model as a container."""
-        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in _nodes(functional)]
-        return cls.linked(functional, calls, map(id, functional.outputs))
-
-    @classmethod
     def linked(
         cls, owner: Any, calls: Iterable[tuple[Any, Iterable[int], Iterable[int]]], outputs: Iterable[int]
     ) -> Container:
@@ -243,8 +237,11 @@ class Container(NamedTuple):
 
 def containers(layers: Sequence[Any]) -> list[Container]:
     """Return the functional models among layers, as far as they run as Keras made them."""
-    unique = {id(f): f for f in map(_functional, layers) if f is not None}
-    return [Container.of(functional) for functional in unique.values()]
+    found = []
+    for functional in {id(f): f for f in map(_functional, layers) if f is not None}.values():
+        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in _nodes(functional)]
+        found.append(Container.linked(functional, calls, map(id, functional.outputs)))
+    return found
 
 
 def called_once(found: Sequence[Container]) -> set[int]:

@@ -36,7 +36,8 @@ def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], 
     axes: dict[int, int] = {}
     for layer in layers:
         if type(layer) is keras.layers.MultiHeadAttention and layer.num_heads % parts == 0:
-            axes.update({id(v): 0 if "attention_output" in v.path else 1 for v in _kernels(layer)})
+            kernels = [v for v in layer.trainable_variables if v.name == "kernel"]
+            axes |= {id(v): 0 if "attention_output" in v.path else 1 for v in kernels}
         if type(layer) is keras.layers.Embedding and layer.input_dim % parts == 0:
             axes[id(layer.embeddings)] = 0
     for container in found:
@@ -48,10 +49,6 @@ def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], 
         if large and layer.units % parts == 0:
             axes.setdefault(id(layer.kernel), 1)
     return axes
-
-
-def _kernels(attention: Any) -> list[Any]:
-    return [v for v in attention.trainable_variables if v.name == "kernel"]
 
 
 def _pairs(container: Container, once: set[int]) -> Iterator[tuple[Any, Any]]:
@@ -161,9 +158,10 @@ def _planned(
     made: dict[int, Rule] = {}
     inner: set[int] = set()
     for layer in layers:
-        cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         if id(layer) in inner:
             continue
+        own = [*layer._trainable_variables, *layer._non_trainable_variables]
+        cut = [(v, axes[id(v)]) for v in own if id(v) in axes]
         attention = _attention(layer, axes, ranks)
         inner |= set() if attention is None else {id(x) for x in attention.inner}
         rule = attention or _rule(layer, cut, ranks)
@@ -197,10 +195,6 @@ def _axes(model: Any, layouts: Any, proposals: dict[int, int], ranks: ModelRanks
             check_divides(path, whole_shape(variable), axis, ranks.size)
             axes[id(variable)] = axis
     return axes
-
-
-def _own_variables(layer: Any) -> list[Any]:
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def _attention(layer: Any, axes: dict[int, int], ranks: ModelRanks) -> rules.Heads | None:
