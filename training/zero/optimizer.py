@@ -237,7 +237,7 @@ class OwnedOptimizer(PartOptimizer):
             if slot.shape == weight.shape:
                 broadcast_in(self._average.channel, [slot])
                 form = self._forms[self._positions[id(weight)]]
-                hold(slot, _within(form, weight), lambda form=form, slot=slot: form.own(held_value(slot)))  # type: ignore[misc]
+                hold(slot, _within(form, weight), form.own(held_value(slot)))
 
     def _apply_sections(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Update the sections from the gradients of all ranks. *Collective*."""
@@ -300,7 +300,7 @@ def _section(weight: Any, form: FlatSection) -> Any:
     )
     object.__setattr__(section, "_path", weight.path)
     section.constraint = weight.constraint
-    hold(section, _within(form, weight), lambda: section.value.numpy())
+    hold(section, _within(form, weight), section.value.numpy())
     return section
 
 
