@@ -115,8 +115,7 @@ class DistributedModel:
         self.prepared = False
         self.watch = Watch(self.step)
         self._warned: set[str] = set()
-        self._losses: list[DistributedLoss] = []
-        self._losses_replaced = False
+        self._losses: list[DistributedLoss] | None = None
         self.replacements = Replacements()
         self._replace = self.replacements.set
         self.checks: dict[tuple[str, str], Any] = {}
@@ -294,11 +293,11 @@ class DistributedModel:
 
     def has_scalar_losses(self) -> bool:
         """Return whether a loss of the latest step was one number for a batch, whose divisor is not known."""
-        return any(loss.scalar for loss in self._losses)
+        return any(loss.scalar for loss in self._losses or ())
 
     def set_sum_losses(self, sums: bool) -> None:
         """Take losses that are one number for a batch as sums, or as means."""
-        for loss in self._losses:
+        for loss in self._losses or ():
             loss.sums = sums
 
     def normalizes_locally(self) -> bool:
@@ -314,18 +313,17 @@ class DistributedModel:
 
     def prepare_test(self, data: Any) -> None:
         """Replace the losses and metrics of a model that is evaluated before it is trained."""
-        if not self._losses_replaced:
+        if self._losses is None:
             build_losses(self.model, data)
             self._replace_losses()
 
     def _replace_losses(self) -> None:
-        if self._losses_replaced:
+        if self._losses is not None:
             return
-        self._losses_replaced = True
         replace_custom_metrics(self.model, self.channel, self._replace)
         losses = distributed_losses(self.model, self._reducer)
+        self._losses = [entry.loss for entry in losses]
         if losses:
-            self._losses = [entry.loss for entry in losses]
             self._replace(self.model._compile_loss, "_flat_losses", losses)
             if any(is_unreduced(loss.loss) for loss in self._losses):
                 self._replace(self.model, "compute_loss", SummedLoss(self.model.compute_loss, self.channel))

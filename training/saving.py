@@ -120,11 +120,12 @@ class ValuesElsewhere:
     @contextlib.contextmanager
     def fetched(self) -> Iterator[None]:
         """Context manager on rank 0: reading a variable fetches it; the optimizer has the state for all weights."""
-        variables, wholes = self._variables, []
+        variables = self._variables
+        wholes: list[tuple[Any, Callable[[], Any]]] = []
         state = {id(v) for v in ([] if self._whole is None else self._whole.variables)}
         for i, (described, held) in enumerate(zip(variables.described, variables.held, strict=True)):
             variable = described if held is None or id(described) in state else held
-            if id(described) in state:
+            if id(described) in state:  # of the optimizer for all weights, without values
                 variable.__class__ = AbsentVariable
             elif not variables.is_elsewhere(i) or not isinstance(variable, (PartVariable, AbsentVariable)):
                 continue

@@ -138,7 +138,7 @@ def initialize(variable: Any, layouts: Any = None) -> None:
         keras_api.set_value(variable, keras_api.initial_value(variable))
         return
     part = AxisPart(open_channel(layouts.device_mesh.mesh.model), whole, axis)
-    hold(variable, part, lambda: part.own(keras_api.initial_value(variable)))
+    hold(variable, part, part.own(keras_api.initial_value(variable)))
 
 
 def initialize_absent(variables: Iterable[Any]) -> None:

@@ -137,6 +137,10 @@ def _calls(functional: Any, known: dict[int, int], tensors: list[Any], around: t
     ----------
     around : names of the models around this one.
     """
+
+    def numbered(leaf: Any) -> Any:
+        return TensorNumber(known[id(leaf)]) if isinstance(leaf, keras.KerasTensor) else leaf
+
     for node in _nodes(functional):
         if any(id(tensor) not in known for tensor in node.input_tensors):
             continue
@@ -148,21 +152,12 @@ def _calls(functional: Any, known: dict[int, int], tensors: list[Any], around: t
             yield from _calls(inner, within, tensors, names)
             known |= {id(x): within[id(own)] for x, own in zip(node.outputs, inner.outputs, strict=True)}
             continue
-        args, kwargs = _numbered((node.arguments.args, node.arguments.kwargs), known)
+        args, kwargs = keras.tree.map_structure(numbered, (node.arguments.args, node.arguments.kwargs))
         taken = tuple(dict.fromkeys(known[id(tensor)] for tensor in node.input_tensors))
         outputs = tuple(range(len(tensors), len(tensors) + len(node.outputs)))
         tensors += node.outputs
         known |= {id(tensor): number for tensor, number in zip(node.outputs, outputs, strict=True)}
         yield LayerCall(node.operation, args, kwargs, taken, outputs, names)
-
-
-def _numbered(arguments: Any, known: dict[int, int]) -> Any:
-    """Return arguments with numbers in place of tensors."""
-
-    def numbered(leaf: Any) -> Any:
-        return TensorNumber(known[id(leaf)]) if isinstance(leaf, keras.KerasTensor) else leaf
-
-    return keras.tree.map_structure(numbered, arguments)
 
 
 def _nested(node: Any) -> Any:
@@ -175,15 +170,16 @@ def _nested(node: Any) -> Any:
     if inner is None or len(arguments.args) != 1 or not set(arguments.kwargs) <= _NESTED_ARGUMENTS:
         return None
     given = keras.tree.flatten(arguments.args[0])
-    if arguments.kwargs.get("mask") is not None or not _same_specs(given, inner.inputs):
+    if arguments.kwargs.get("mask") is not None or len(given) != len(inner.inputs):
+        return None
+    if any(_kind(a) != _kind(b) for a, b in zip(given, inner.inputs, strict=True)):
         return None
     return inner if inner.activity_regularizer is None and node.operation.activity_regularizer is None else None
 
 
-def _same_specs(given: Sequence[Any], expected: Sequence[Any]) -> bool:
-    if len(given) != len(expected) or not all(isinstance(tensor, keras.KerasTensor) for tensor in given):
-        return False
-    return all(a.dtype == b.dtype and len(a.shape) == len(b.shape) for a, b in zip(given, expected, strict=True))
+def _kind(tensor: Any) -> tuple[str, int] | None:
+    """Return dtype and rank of a symbolic tensor; None for anything else."""
+    return (tensor.dtype, len(tensor.shape)) if isinstance(tensor, keras.KerasTensor) else None
 
 
 class Link(NamedTuple):
@@ -214,12 +210,6 @@ class Container(NamedTuple):
     calls: list[Link]
 
     @classmethod
-    def of(cls, functional: Any) -> Container:
-        """Return a functional model as a container."""
-        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in _nodes(functional)]
-        return cls.linked(functional, calls, map(id, functional.outputs))
-
-    @classmethod
     def linked(
         cls, owner: Any, calls: Iterable[tuple[Any, Iterable[int], Iterable[int]]], outputs: Iterable[int]
     ) -> Container:
@@ -247,8 +237,11 @@ class Container(NamedTuple):
 
 def containers(layers: Sequence[Any]) -> list[Container]:
     """Return the functional models among layers, as far as they run as Keras made them."""
-    unique = {id(f): f for f in map(_functional, layers) if f is not None}
-    return [Container.of(functional) for functional in unique.values()]
+    found = []
+    for functional in {id(f): f for f in map(_functional, layers) if f is not None}.values():
+        calls = [(n.operation, map(id, n.input_tensors), map(id, n.outputs)) for n in _nodes(functional)]
+        found.append(Container.linked(functional, calls, map(id, functional.outputs)))
+    return found
 
 
 def called_once(found: Sequence[Container]) -> set[int]:

@@ -184,15 +184,14 @@ def channels_of(variable: Any) -> list[Channel]:
 
 def cut(variable: Any, part: Part) -> None:
     """Replace the values of a Keras variable by this rank's part of them."""
-    hold(variable, part, lambda: part.own(variable.value.numpy()))
+    hold(variable, part, part.own(variable.value.numpy()))
 
 
-def hold(variable: Any, part: Part, own: Callable[[], Any]) -> None:
+def hold(variable: Any, part: Part, own: Array) -> None:
     """Give a Keras variable the values of a part."""
-    value = np.ascontiguousarray(own())
     variable.__class__ = PartVariable
     object.__setattr__(variable, "_matex_part", part)
-    keras_api.set_value(variable, value)
+    keras_api.set_value(variable, np.ascontiguousarray(own))
 
 
 def hold_alike(slot: Any, variable: Any) -> None:
@@ -238,7 +237,7 @@ def join_variable(variable: Any) -> None:
     assert part is not None
     joined = _joined(part, keras_api.held_value(variable))
     if part.outer is not None:
-        hold(variable, part.outer, lambda: joined)
+        hold(variable, part.outer, joined)
         return
     variable.__class__ = keras.Variable
     object.__delattr__(variable, "_matex_part")

@@ -24,6 +24,7 @@ from matex_data.training.partition.parts import (
     join_variable,
     part_of,
     slots,
+    whole_shape,
 )
 from matex_data.training.replacements import Replacements
 from matex_data.training.zero.sections import FlatSection, gathered_wholes, summed_sections
@@ -58,6 +59,33 @@ def check_elementwise(optimizer: Any) -> None:
             expected=f"one of {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}",
             found=type(inner).__module__,
             remedy="take one of these, or train without a mesh and without shard_optimizer",
+        )
+
+
+def check_constraint(variable: Any, axis: int | None = None) -> None:
+    """Raise an error if the constraint of a variable may depend on elements that another rank has.
+
+    Parameters
+    ----------
+    axis : along which the variable is cut; None: each rank has a section of its elements.
+
+    Raises
+    ------
+    PartitionError : it may.
+    """
+    constraint = variable.constraint
+    if constraint is None or type(constraint) is keras.constraints.NonNeg:
+        return
+    norms = (keras.constraints.MaxNorm, keras.constraints.UnitNorm, keras.constraints.MinMaxNorm)
+    of_norm = constraint.axis if axis is not None and type(constraint) in norms else None
+    axes = [of_norm] if isinstance(of_norm, int) else of_norm
+    if axes is None or axis in [i % len(whole_shape(variable)) for i in axes]:
+        raise PartitionError(
+            "a constraint of a variable may depend on elements that another rank has",
+            field=variable.path,
+            expected="no constraint, or NonNeg" if axis is None else f"a norm along axes other than {axis}, or NonNeg",
+            found=type(constraint).__name__,
+            remedy="leave it out; or cut the variable along another axis, and train without shard_optimizer",
         )
 
 
@@ -173,7 +201,7 @@ class OwnedOptimizer(PartOptimizer):
         super().__init__(optimizer, [(average.channel, average.reducer.total), *totals], **clipping)
         self._average, self._weights = average, list(weights)
         for weight in self._weights:
-            _check(weight)
+            check_constraint(weight)
         self._forms = [FlatSection(average.channel, tuple(weight.shape)) for weight in self._weights]
 
     def __enter__(self) -> OwnedOptimizer:
@@ -209,7 +237,7 @@ class OwnedOptimizer(PartOptimizer):
             if slot.shape == weight.shape:
                 broadcast_in(self._average.channel, [slot])
                 form = self._forms[self._positions[id(weight)]]
-                hold(slot, _within(form, weight), lambda form=form, slot=slot: form.own(held_value(slot)))  # type: ignore[misc]
+                hold(slot, _within(form, weight), form.own(held_value(slot)))
 
     def _apply_sections(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> Any:
         """Update the sections from the gradients of all ranks. *Collective*."""
@@ -272,7 +300,7 @@ def _section(weight: Any, form: FlatSection) -> Any:
     )
     object.__setattr__(section, "_path", weight.path)
     section.constraint = weight.constraint
-    hold(section, _within(form, weight), lambda: section.value.numpy())
+    hold(section, _within(form, weight), section.value.numpy())
     return section
 
 
@@ -295,21 +323,4 @@ def check_callbacks(callbacks: Sequence[Any]) -> None:
             expected="callbacks that leave the optimizer's state alone",
             found="SwapEMAWeights with shard_optimizer",
             remedy="leave out one of them; without it, fit ends with the moving averages",
-        )
-
-
-def _check(weight: Any) -> None:
-    """Raise an error if a constraint of a weight may need the other sections.
-
-    Raises
-    ------
-    PartitionError : it may.
-    """
-    if weight.constraint is not None and type(weight.constraint) is not keras.constraints.NonNeg:
-        raise PartitionError(
-            "a constraint of a weight may depend on elements that another rank has",
-            field=weight.path,
-            expected="no constraint, or NonNeg",
-            found=type(weight.constraint).__name__,
-            remedy="train without shard_optimizer",
         )

@@ -168,9 +168,7 @@ def cut_model(model: Any, mesh: Mesh, owned: bool = False) -> CutModel:
     ------
     PartitionError : on all ranks, if the layouts do not fit the model, or if it is in parts on another mesh.
     """
-    found: CutModel | None = vars(model).get("_matex_cut_model")
-    if found is None:
-        found = CutModel(model, mesh)
+    found: CutModel = vars(model).get("_matex_cut_model") or CutModel(model, mesh)
     if found.ranks.mesh is not mesh:
         raise another_mesh(mesh.shape)
     found.owned = owned

@@ -15,6 +15,7 @@ from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.model_parallel.layouts.rules import ELEMENTWISE, Rule
 from matex_data.training.model_parallel.mesh import check_divides, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, part_of, whole_shape
+from matex_data.training.zero.optimizer import check_constraint
 
 LARGE = 1 << 20
 """Elements of a kernel from which a Dense layer is cut alone: its output has to be gathered."""
@@ -35,7 +36,8 @@ def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], 
     axes: dict[int, int] = {}
     for layer in layers:
         if type(layer) is keras.layers.MultiHeadAttention and layer.num_heads % parts == 0:
-            axes.update({id(v): 0 if "attention_output" in v.path else 1 for v in _kernels(layer)})
+            kernels = [v for v in layer.trainable_variables if v.name == "kernel"]
+            axes |= {id(v): 0 if "attention_output" in v.path else 1 for v in kernels}
         if type(layer) is keras.layers.Embedding and layer.input_dim % parts == 0:
             axes[id(layer.embeddings)] = 0
     for container in found:
@@ -47,10 +49,6 @@ def proposed(layers: Sequence[Any], found: Sequence[Container], once: set[int], 
         if large and layer.units % parts == 0:
             axes.setdefault(id(layer.kernel), 1)
     return axes
-
-
-def _kernels(attention: Any) -> list[Any]:
-    return [v for v in attention.trainable_variables if v.name == "kernel"]
 
 
 def _pairs(container: Container, once: set[int]) -> Iterator[tuple[Any, Any]]:
@@ -160,9 +158,10 @@ def _planned(
     made: dict[int, Rule] = {}
     inner: set[int] = set()
     for layer in layers:
-        cut = [(v, axes[id(v)]) for v in _own_variables(layer) if id(v) in axes]
         if id(layer) in inner:
             continue
+        own = [*layer._trainable_variables, *layer._non_trainable_variables]
+        cut = [(v, axes[id(v)]) for v in own if id(v) in axes]
         attention = _attention(layer, axes, ranks)
         inner |= set() if attention is None else {id(x) for x in attention.inner}
         rule = attention or _rule(layer, cut, ranks)
@@ -179,7 +178,7 @@ def _planned(
             check_divides(variable.path, whole_shape(variable), axis, ranks.size)
             cuts.setdefault(id(variable), (variable, axis))
     for variable, axis in cuts.values():
-        _check_constraint(variable, axis)
+        check_constraint(variable, axis)
     return Plan(list(variables.values()), list(cuts.values()), list(made.values()), list(found))
 
 
@@ -196,10 +195,6 @@ def _axes(model: Any, layouts: Any, proposals: dict[int, int], ranks: ModelRanks
             check_divides(path, whole_shape(variable), axis, ranks.size)
             axes[id(variable)] = axis
     return axes
-
-
-def _own_variables(layer: Any) -> list[Any]:
-    return [*layer._trainable_variables, *layer._non_trainable_variables]
 
 
 def _attention(layer: Any, axes: dict[int, int], ranks: ModelRanks) -> rules.Heads | None:
@@ -280,24 +275,6 @@ def _check_gathered(cut: Sequence[tuple[Any, int]]) -> None:
                 found="a variable that is not trainable",
                 remedy="give this variable no layout",
             )
-
-
-def _check_constraint(variable: Any, axis: int) -> None:
-    """Raise an error if the constraint of a variable depends on elements that another rank has."""
-    constraint = variable.constraint
-    kinds = (keras.constraints.MaxNorm, keras.constraints.UnitNorm, keras.constraints.MinMaxNorm)
-    if constraint is None or type(constraint) is keras.constraints.NonNeg:
-        return
-    axes = constraint.axis if type(constraint) in kinds else None
-    axes = [axes] if isinstance(axes, int) else axes
-    if axes is None or axis in [i % len(whole_shape(variable)) for i in axes]:
-        raise PartitionError(
-            "a constraint of a variable depends on elements that another rank has",
-            field=variable.path,
-            expected=f"a norm along axes other than {axis}, or NonNeg",
-            found=type(constraint).__name__,
-            remedy="cut the variable along another axis, or leave out the constraint",
-        )
 
 
 def _keep_cut(container: Container, once: dict[int, Rule]) -> None:

@@ -24,7 +24,7 @@ from matex_data.training.replacements import Replacements
 _OWN_METHODS = ("train_step", "test_step", "predict_step", "compute_loss", "compute_metrics", "make_train_function")
 """Methods of a model that decide what a step computes, beside its layers."""
 SAME = 1e-4
-"""Difference of two losses up to which they are equal, relative to their size: they are sums in float32."""
+"""Difference of two losses up to which they are equal, relative to their size: sums in float32 are rounded."""
 
 
 def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:

@@ -134,15 +134,20 @@ def _best_ends(
     price : returns the prices of a stage from a call on, for each end behind it.
     combined : combines that of a stage with that of the stages behind it.
     """
-    rest, chosen = np.append(np.full(calls, np.inf), 0.0), []  # by the first call that is left
+    rest = np.append(np.full(calls, np.inf), 0.0)  # by the first call that is left
+    chosen: list[list[int]] = []  # by stage from the last one on: its end, by the call that it begins with
     for _ in range(stages):
-        totals = [combined(price(begin), rest[begin + 1 :])[::-1] for begin in range(calls)]
-        chosen.append([calls - int(np.argmin(total)) for total in totals])
-        rest = np.array([*(np.min(total) for total in totals), np.inf])
-    ends = [0]
-    for ends_from in reversed(chosen):
-        ends.append(ends_from[ends[-1]])
-    return float(rest[0]), ends[1:]
+        best, ends = np.full(calls + 1, np.inf), []
+        for begin in range(calls):
+            totals = combined(price(begin), rest[begin + 1 :])[::-1]
+            ends.append(calls - int(np.argmin(totals)))
+            best[begin] = totals.min()
+        chosen.append(ends)
+        rest = best
+    found = [0]
+    for ends in reversed(chosen):
+        found.append(ends[found[-1]])
+    return float(rest[0]), found[1:]
 
 
 def cut_after(graph: ModelGraph, names: Sequence[str], stages: int) -> list[int]:

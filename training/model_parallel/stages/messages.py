@@ -14,7 +14,7 @@ from matex_data.mpi.polling import poll
 from matex_data.training.comm.channel import Channel
 
 _FAILURE = 0  # MPI tag of the message by which a stage ends a step of its neighbours
-_FIRST = 1
+_CONTENT = 1  # of all others: those of one stage to another come in the order in which they are sent
 FORWARD, BACKWARD = 1, -1
 """Ways of messages along the line: of activations to the next stage, of errors to the one before."""
 
@@ -42,19 +42,18 @@ class Line:
         self._sent_to: dict[int, int] = {}  # numbers of messages, by stage
         self._received = 0
 
-    def send(self, way: int, number: int, content: Any) -> None:
+    def send(self, way: int, content: Any) -> None:
         """Start to send an object that ``pickle`` knows to a neighbour.
 
         Parameters
         ----------
         way : ``FORWARD`` or ``BACKWARD``.
-        number : by which the neighbour receives it.
         """
         self._all_sent()
-        self._start(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), self.stage + way, _FIRST + number)
+        self._start(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), self.stage + way, _CONTENT)
 
-    def receive(self, way: int, number: int) -> Any:
-        """Return an object that a neighbour sends.
+    def receive(self, way: int) -> Any:
+        """Return the next object that a neighbour sends.
 
         Raises
         ------
@@ -67,7 +66,7 @@ class Line:
         def look() -> bool:
             if comm.Iprobe(MPI.ANY_SOURCE, _FAILURE):
                 raise StepFailed
-            message = comm.Improbe(sender, _FIRST + number, status)
+            message = comm.Improbe(sender, _CONTENT, status)
             if message is not None:
                 found.append(message)
             return bool(found)

@@ -50,10 +50,6 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
     return schedule
 
 
-_HANDSHAKE = 0
-"""Number of the message by which a stage describes what it sends, which precedes those of micro-batches."""
-
-
 class PipelineStage:
     """Stage of this rank, between its neighbours. Each method is *collective* among the stages.
 
@@ -87,12 +83,12 @@ class PipelineStage:
         with busy("tracing the computations of its stage"):
             receives = Edge()
             if self._line.stage:
-                receives = self._line.receive(FORWARD, _HANDSHAKE)
+                receives = self._line.receive(FORWARD)
             stage = self._make_stage(receives)
             inputs = row_specs([batch.inputs[i] for i in self._inputs])
             if isinstance(stage, Stage):
                 sends = stage.compile_forward(inputs, training=mode == "train")
-                self._line.send(FORWARD, _HANDSHAKE, sends)
+                self._line.send(FORWARD, sends)
             elif mode == "predict":
                 stage.compile_predict(inputs)
             else:
@@ -114,10 +110,10 @@ class PipelineStage:
         for direction, i in one_forward_one_backward(self._line.stage, self._line.stages, len(cut)):
             with timeline.span(f"{direction} {i}", "stage"):
                 if direction == "forward":
-                    kept[i] = self._forward("train", batch, i, cut[i], rows)
+                    kept[i] = self._forward("train", batch, cut[i], rows)
                 else:
                     weight = (cut[i].stop - cut[i].start) / rows
-                    found = self._backward(i, kept.pop(i), weight, logs if i == len(cut) - 1 else lambda: None)
+                    found = self._backward(kept.pop(i), weight, logs if i == len(cut) - 1 else lambda: None)
         self._line.finish()
         return found
 
@@ -130,23 +126,23 @@ class PipelineStage:
         micro_batches, rows : as in ``train``.
         """
         cut = slices(batch.rows, micro_batches)
-        outputs = [self._forward(mode, batch, i, micro_batch, rows) for i, micro_batch in enumerate(cut)]
+        outputs = [self._forward(mode, batch, micro_batch, rows) for micro_batch in cut]
         self._line.finish()
         return outputs if self.last and mode == "predict" else []
 
-    def _forward(self, mode: str, batch: Batch, number: int, micro_batch: slice, rows: int) -> Any:
+    def _forward(self, mode: str, batch: Batch, micro_batch: slice, rows: int) -> Any:
         """Compute a micro-batch forward, and send its activations.
 
         Return what the stage keeps of it; on the last stage the errors of what it has received, or the predictions.
         """
         stage = self._stages[mode]
         inputs, targets = batch.rows_of(micro_batch)
-        received, loss = self._receive_activations(batch, number) if self._line.stage else ([], 0.0)
+        received, loss = self._receive_activations(batch) if self._line.stage else ([], 0.0)
         tensors = [*(inputs[i] for i in self._inputs), *received]
         if isinstance(stage, Stage):
-            kept = stage.forward_in_training(tensors) if mode == "train" else stage.forward(tensors)
+            kept = stage.forward(tensors, training=mode == "train")
             content = batch.digest, loss + float(kept.own_loss), list(map(np.asarray, kept.outputs))
-            self._line.send(FORWARD, number + 1, content)
+            self._line.send(FORWARD, content)
             return kept if mode == "train" else None
         if mode == "predict":
             return stage.predict(tensors)
@@ -154,7 +150,7 @@ class PipelineStage:
         scalars = tf.constant(count / rows, tf.float64), tf.constant(count, tf.int64), tf.constant(loss, tf.float32)
         return stage.step(tensors, targets, *scalars)
 
-    def _backward(self, number: int, kept: Any, weight: float, logs: Callable[[], Any]) -> Any:
+    def _backward(self, kept: Any, weight: float, logs: Callable[[], Any]) -> Any:
         """Compute a micro-batch backward, and send its errors; return the logs of the last stage, which go with them.
 
         Parameters
@@ -164,22 +160,22 @@ class PipelineStage:
         """
         stage = self._stages["train"]
         if isinstance(stage, Stage):
-            found, arrays = self._line.receive(BACKWARD, number + 1)
+            found, arrays = self._line.receive(BACKWARD)
             errors = stage.backward(kept, list(map(tf.convert_to_tensor, arrays)), weight)
         else:
             found, errors = logs(), kept
         if self._line.stage:
-            self._line.send(BACKWARD, number + 1, (found, list(map(np.asarray, errors))))
+            self._line.send(BACKWARD, (found, list(map(np.asarray, errors))))
         return found
 
-    def _receive_activations(self, batch: Batch, number: int) -> tuple[list[Any], float]:
+    def _receive_activations(self, batch: Batch) -> tuple[list[Any], float]:
         """Return the activations of a micro-batch, and the loss that the layers of earlier stages have added.
 
         Raises
         ------
         PartitionError : the stage before has read another batch.
         """
-        digest, loss, arrays = self._line.receive(FORWARD, number + 1)
+        digest, loss, arrays = self._line.receive(FORWARD)
         if digest != batch.digest:
             stage = self._line.stage
             raise PartitionError(

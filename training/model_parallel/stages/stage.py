@@ -58,12 +58,11 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         return outputs, [get_keras_mask(output) for output in outputs]
 
     def own_loss(self) -> Any:
-        """Return the sum of the losses that the latest call has added, and of regularizers; None if there is none."""
+        """Return the sum of the losses that the latest call has added, and of regularizers."""
         losses = [loss for layer in self._flatten_layers() for loss in layer._get_own_losses()]
         regularized = [v for v in self.trainable_weights if id(v) in self._matex_regularized]
         losses += [v.regularizer(v) for v in regularized if v.regularizer is not None]
-        floats = [keras.ops.sum(keras.ops.cast(loss, "float32")) for loss in losses]
-        return sum(floats[1:], floats[0]) if floats else None
+        return sum((keras.ops.sum(keras.ops.cast(loss, "float32")) for loss in losses), tf.zeros((), tf.float32))
 
 
 class Edge(NamedTuple):
@@ -139,7 +138,7 @@ class Stage:
             outputs, masks = self.layers(tensors, training=training)
             masked[:] = [i for i, mask in enumerate(masks) if mask is not None]
             outputs = [tf.convert_to_tensor(x) for x in (*outputs, *(masks[i] for i in masked))]
-            return outputs, _or_zero(self.layers.own_loss()), state
+            return outputs, self.layers.own_loss(), state
 
         self._forward = compiled(forward, given)
         outputs, _, state = self._forward.structured_outputs
@@ -151,15 +150,11 @@ class Stage:
             self._again = compiled(self._backward, given, list(state), errors, tf.TensorSpec((), tf.float32))
         return sends
 
-    def forward(self, tensors: list[Any]) -> Pending:
-        """Compute forward without keeping anything for a backward computation."""
-        outputs, own_loss, state = self._forward(tensors)
-        return Pending(tensors, outputs, own_loss, None, state)
-
-    def forward_in_training(self, tensors: list[Any]) -> Pending:
-        """Compute forward, and keep what the backward computation needs."""
-        if self._recompute:
-            return self.forward(tensors)
+    def forward(self, tensors: list[Any], training: bool) -> Pending:
+        """Compute forward, and keep what the backward computation needs, if there is one."""
+        if not training or self._recompute:
+            outputs, own_loss, state = self._forward(tensors)
+            return Pending(tensors, outputs, own_loss, None, state)
         with tf.GradientTape() as tape:
             tape.watch(differentiable(tensors, self.receives))
             outputs, own_loss, _ = self._forward(tensors)
@@ -178,8 +173,7 @@ class Stage:
             return list(self._again(pending.tensors, pending.state, errors, scaled))
         targets = [*(pending.outputs[i] for i in self._differentiable), pending.own_loss]
         gradients, own_errors = self._gradients(pending.tape, targets, pending.tensors, [*errors, scaled])
-        reached = [i for i, gradient in enumerate(gradients) if gradient is not None]
-        self._add([gradients[i] for i in reached], reached)
+        self._add(gradients)
         return list(own_errors)
 
     def _backward(self, tensors: list[Any], state: list[Any], errors: list[Any], weight: Any) -> list[Any]:
@@ -188,10 +182,7 @@ class Stage:
         with keras.StatelessScope(mapping, collect_losses=True, initialize_variables=False), tf.GradientTape() as tape:
             tape.watch(differentiable(tensors, self.receives))
             outputs, _ = self.layers(tensors, training=True)
-            targets = [
-                *(outputs[i] for i in self._differentiable if i < len(outputs)),
-                _or_zero(self.layers.own_loss()),
-            ]
+            targets = [*(outputs[i] for i in self._differentiable if i < len(outputs)), self.layers.own_loss()]
         gradients, own_errors = self._gradients(tape, targets, tensors, [*errors, weight])
         self.sums.add(gradients)
         return list(own_errors)
@@ -286,10 +277,9 @@ class LastStage:
         """Return the loss of a micro-batch, and update the metrics."""
         y, sample_weight = targets
         predictions = self._predict(tensors, training)
-        losses = [self.model._compile_loss(y, predictions, sample_weight)] if self.model._compile_loss else []
         own = self.layers.own_loss()
-        losses = [loss for loss in (*losses, own) if loss is not None]
-        loss = keras.ops.sum(losses) if len(losses) != 1 else losses[0]
+        loss = self.model._compile_loss(y, predictions, sample_weight) if self.model._compile_loss else None
+        loss = own if loss is None else loss + tf.cast(own, loss.dtype)
         self.model._loss_tracker.update_state(loss + tf.cast(loss_before, loss.dtype), sample_weight=rows)
         self.model.compute_metrics(None, y, predictions, sample_weight)
         return loss
@@ -314,10 +304,6 @@ def differentiable(tensors: Sequence[Any], receives: Edge) -> list[Any]:
     """Return the tensors of a stage whose errors it sends back; those that it receives are the last ones."""
     first = len(tensors) - len(receives.specs)
     return [tensors[first + i] for i in receives.differentiable]
-
-
-def _or_zero(loss: Any) -> Any:
-    return tf.zeros((), tf.float32) if loss is None else loss
 
 
 def _dense(errors: Sequence[Any], tensors: Sequence[Any]) -> list[Any]:

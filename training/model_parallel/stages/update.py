@@ -34,14 +34,9 @@ class GradientSums:
         self.variables = list(variables)
         self._sums: list[Any] = [None] * len(self.variables)
 
-    def add(self, gradients: Sequence[Any], positions: Sequence[int] | None = None) -> None:
-        """Add gradients, in graphs and in eager code; None adds nothing.
-
-        Parameters
-        ----------
-        positions : positions of their variables; None: they are those of all variables, in order.
-        """
-        for i, gradient in zip(positions or range(len(gradients)), gradients, strict=True):
+    def add(self, gradients: Sequence[Any]) -> None:
+        """Add the gradients of all variables, in graphs and in eager code; None adds nothing."""
+        for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
                 self.total(i).scatter_add(gradient)
             elif gradient is not None:

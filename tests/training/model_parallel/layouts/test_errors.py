@@ -147,7 +147,7 @@ def test_options_that_do_not_combine(ranks: Pools) -> None:
         "give comm or mesh, not both",
         "micro_batches is an option of training in stages",
         "SwapEMAWeights needs whole moving averages",
-        "a constraint of a weight may depend on elements that another rank has",
+        "a constraint of a variable may depend on elements that another rank has",
         "this optimizer may update an element of a weight depending on others",
     ]
     for texts in ranks(2).run(_refused):
