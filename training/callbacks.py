@@ -131,16 +131,8 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
     here = {id(callback) for callback in writers if channel.rank == 0}
     alike = len({len(paths) for paths in by_rank}) == 1
     for callback, paths in zip(writers, zip(*by_rank, strict=True), strict=True) if alike else ():
-        if paths[0] is None or len(set(paths)) == 1:
-            continue
-        here.add(id(callback))
-        if getattr(callback, "save_best_only", False) and getattr(callback, "save_freq", "epoch") != "epoch":
-            raise PartitionError(
-                f"{type(callback).__name__} would save a different best batch on each rank",
-                expected="the same path on all ranks",
-                found=f"{paths[0]!r} on rank 0",
-                remedy="give a folder that all ranks see, not one of tempfile, or save_freq='epoch'",
-            )
+        if paths[0] is not None and len(set(paths)) > 1:
+            here.add(id(callback))
     for callback in writers:
         if id(callback) in here:
             _run_alone(callback)

@@ -127,7 +127,8 @@ def _of_rows(comm: Any) -> None:
     whole, own = model(2 * comm.size), model(2)
     expected = [whole.evaluate(rows, rows[:, 0], verbose=0, batch_size=len(rows)) for rows in x]
     expected.append(whole.predict(x[0], verbose=0, batch_size=2 * comm.size))
-    data = [training.shard(tf.data.Dataset.from_tensors((rows, rows[:, 0])), comm=comm) for rows in x]
+    whole_data = [tf.data.Dataset.from_tensor_slices((rows, rows[:, 0])).batch(len(rows), True) for rows in x]
+    data = [training.shard(batches, comm=comm) for batches in whole_data]
     options: dict[str, Any] = {"comm": comm, "verify": "never", "verbose": 0}
     found = [training.evaluate(own, rows, **options) for rows in data]
     found.append(training.predict(own, data[0], gather=True, **options))

@@ -81,7 +81,7 @@ class SequenceCounter:
     """Variable that every collective operation reads and writes, which puts them in one order on all ranks.
 
     TensorFlow keeps the reads and writes of one variable in program order, through loops, branches and nested
-    functions. Communication threads need the numbers, since operations are submitted to them at the same time.
+    functions. Communication threads know their operations by the numbers.
 
     Attributes
     ----------
