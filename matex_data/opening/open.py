@@ -22,7 +22,7 @@ from matex_data.opening.further import FurtherFields, is_known, refuse_hidden, w
 from matex_data.opening.given import Given, MemoryArrays, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
 from matex_data.reading.source import ReadOptions, open_source, taken
-from matex_data.transforms.categories import requested_categories, without_categories
+from matex_data.transforms.categories import without_categories
 from matex_data.transforms.chained import Selected
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.missing import Missing, Sentinels
@@ -304,9 +304,9 @@ def _prepare(
     options = dict(reading.options)
     if request.static_as_inputs:
         options["static_as_inputs"] = True
-    categories = requested_categories(options)
+    categories, others = without_categories(options)
     if categories and (given.memory is not None or _makes_no_categories(comm, given.files[0], reading.format, options)):
-        request, options = replace(request, categories=tuple(categories)), without_categories(options)
+        request, options = replace(request, categories=tuple(categories)), others
     reading = replace(reading, options=options)
     is_field = cache(partial(is_known, comm, given.files, reading))
     elements, created = with_weights(request.elements, request.created, is_field)
