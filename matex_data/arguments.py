@@ -71,7 +71,7 @@ def check_arguments(function: Callable[..., Any], arguments: Mapping[str, Any], 
                 called = public or function.__qualname__
                 raise ArgumentError(
                     f"{called.removeprefix('Dataset.')}() takes no {name if is_many else f'{name}='} of this kind",
-                    expected=described(hint) + (f" up to {LARGEST}" if _is_too_large(value) else ""),
+                    expected=described(hint) + (f"; integers up to {LARGEST}" if _is_too_large(value) else ""),
                     found=_shortened(value),
                     remedy=f"{'give each as an argument of its own; ' if is_many else ''}see help({called})",
                 )

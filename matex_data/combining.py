@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -17,6 +18,7 @@ from matex_data.opening.indexing import share_facts
 from matex_data.reading.source import Source
 from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.permutation import check_seed
+from matex_data.transforms.chained import Selected
 from matex_data.transforms.joining import check_sources, is_in_memory, join_samples, join_sources, join_ties, named
 from matex_data.transforms.merging import (
     ROWS,
@@ -66,7 +68,7 @@ def concat(datasets: Sequence[Dataset]) -> Dataset:
     ties = join_ties([data._selected.ties for data in datasets], totals)
     share_facts(sources[0].comm, index.files)
     source = _opened(sources, index, "".join(source.transforms for source in sources))
-    return Dataset(source, datasets[0]._elements, samples, ties, _FurtherOfAll(tuple(datasets)).open)
+    return Dataset(Selected(source, datasets[0]._elements, samples, ties, partial(_open_all, tuple(datasets))))
 
 
 def merge(
@@ -142,7 +144,7 @@ def merge(
     transforms = "".join([*(source.transforms for source in sources), pairs.digest()])
     source = _opened(sources, index, transforms, next((s for s in sources if not is_in_memory(s)), sources[0]))
     ties = merge_ties(first._selected.ties, second._selected.ties, pairs, len(sources[0].index))
-    return Dataset(source, _merged_elements(first, second), samples, ties, first._selected.further)
+    return Dataset(Selected(source, _merged_elements(first, second), samples, ties, first._selected.further))
 
 
 def _keys(
@@ -216,7 +218,7 @@ def mix(
             remedy='open the data sets without cache=, or shuffle with shuffle="global", which keeps them',
         )
     source = replace(source, transforms=source.transforms + mixture.text(), repeats=True, shared=False)
-    return Dataset._of(replace(joined._selected, source=source, mixture=mixture))
+    return Dataset(replace(joined._selected, source=source, mixture=mixture))
 
 
 def _opened(sources: Sequence[Source], index: Index, transforms: str, first: Source | None = None) -> Source:
@@ -299,17 +301,11 @@ def _merged_elements(first: Dataset, second: Dataset) -> ElementSpec:
     return ElementSpec(inputs, targets, weights)
 
 
-@dataclass(frozen=True)
-class _FurtherOfAll:
-    """Way to further fields of data sets that are concatenated."""
-
-    datasets: tuple[Dataset, ...]
-
-    def open(self, name: str | None) -> tuple[Source, str]:
-        """Return the opened files of all with a field, and its name. *Collective*. Raises like ``concat``."""
-        fields = [data._selected.source_of(name) for data in self.datasets]
-        selected = [source.of_index(_only(source.index, field), "") for source, field in fields]
-        return selected[0].of_index(join_sources(selected), ""), fields[0][1]
+def _open_all(datasets: Sequence[Dataset], name: str | None) -> tuple[Source, str]:
+    """Return the opened files of all data sets with a field, and its name. *Collective*. Raises like ``concat``."""
+    fields = [data._selected.source_of(name) for data in datasets]
+    selected = [source.of_index(_only(source.index, field), "") for source, field in fields]
+    return selected[0].of_index(join_sources(selected), ""), fields[0][1]
 
 
 def _only(index: Index, name: str) -> Index:

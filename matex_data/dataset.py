@@ -18,29 +18,24 @@ from matex_data.display import FieldTable, dataset_html, described_layout, draw_
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError
-from matex_data.fields import ElementSpec, Names, Schema, as_list, mapped_elements
+from matex_data.fields import Names, Schema, as_list, mapped_elements
 from matex_data.index.computed import compute
-from matex_data.index.runs import Runs, Samples
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.reading.functions import Declared, SampleFunction
 from matex_data.reading.samples import SampleReader, batch_of, positions_of, sample_of
 from matex_data.reading.skipping import SkippedSample
-from matex_data.reading.source import Source
-from matex_data.sampling.mixing import Mixture
 from matex_data.sampling.sizing import ShuffleQuality
-from matex_data.sampling.split import Ties
 from matex_data.sampling.state import State
 from matex_data.transforms.adapting import adapt
 from matex_data.transforms.categories import count_as_classes
 from matex_data.transforms.chained import Selected
 from matex_data.transforms.counts import by_value, class_weights, value_counts
-from matex_data.transforms.imputing import Imputation
 from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
 from matex_data.transforms.sequences import sequence_shape
-from matex_data.transforms.splits import SourceOf, SplitOptions
+from matex_data.transforms.splits import SplitOptions
 from matex_data.transforms.statistics import Statistics, statistics, statistics_by
 from matex_data.words import counted
 
@@ -56,13 +51,7 @@ class Dataset:
 
     Parameters
     ----------
-    source : the opened files.
-    elements : structure of a batch.
-    samples : the samples of the data set, ascending; None: all samples of the files.
-    ties : samples that belong together.
-    further : opens fields of the files that the index of ``source`` does not have.
-    mixture : shares of several data sets in each batch; None: it is one.
-    imputation : treatment of missing values by statistics of the first set of a split; None: there is none.
+    selected : the samples, their files, and the structure of the batches.
 
     Examples
     --------
@@ -75,24 +64,9 @@ class Dataset:
     (50, 8, 8) (50,)
     """
 
-    def __init__(
-        self,
-        source: Source,
-        elements: ElementSpec,
-        samples: Samples | None = None,
-        ties: Ties | None = None,
-        further: SourceOf | None = None,
-        mixture: Mixture | None = None,
-        imputation: Imputation | None = None,
-    ) -> None:
-        self._source, self._elements = source, elements
-        self._samples: Samples = samples or Runs.between(0, len(source.index))
-        self._selected = Selected(source, elements, self._samples, ties or Ties(), further, mixture, imputation)
-        self._batching = Batching(self._selected)
-
-    @classmethod
-    def _of(cls, selected: Selected) -> Dataset:
-        return cls(**vars(selected))
+    def __init__(self, selected: Selected) -> None:
+        self._selected, self._batching = selected, Batching(selected)
+        self._source, self._elements, self._samples = selected.source, selected.elements, selected.samples
 
     @property
     def schema(self) -> Schema:
@@ -327,7 +301,7 @@ class Dataset:
         """
         check_arguments(Dataset.split, locals())
         options = SplitOptions(seed, gap, stratify, groups, at, along)
-        return tuple(map(Dataset._of, self._selected.split(fractions, options)))
+        return tuple(map(Dataset, self._selected.split(fractions, options)))
 
     def kfold(
         self,
@@ -365,7 +339,7 @@ class Dataset:
         check_arguments(Dataset.kfold, locals())
         options = SplitOptions(seed, gap, stratify, groups)
         pairs = self._selected.folds(number, options)
-        return tuple((Dataset._of(training), Dataset._of(held_out)) for training, held_out in pairs)
+        return tuple((Dataset(training), Dataset(held_out)) for training, held_out in pairs)
 
     def map(
         self,
@@ -436,11 +410,11 @@ class Dataset:
         draws = computes.seeds_as is not None
         index = compute(source.index, computes.compute, list(computes.given), computes.fields, draws=draws)
         index = count_as_classes(index, computes.fields)
-        return self._of(self._selected.with_fields(index, elements, f"map {computes.name} {computes.seed}"))
+        return Dataset(self._selected.with_fields(index, elements, f"map {computes.name} {computes.seed}"))
 
     def _of_rank(self, rank: int, ranks: int) -> Dataset:
         """Return the data set as one rank of others, to which MPI does not connect this process."""
-        return self._of(replace(self._selected, source=self._source.alone(rank, ranks)))
+        return Dataset(replace(self._selected, source=self._source.alone(rank, ranks)))
 
     def _returned_fields(self, function: SampleFunction) -> Schema:
         """Return the fields that a function returns for the first sample, which this rank reads."""
@@ -474,7 +448,7 @@ class Dataset:
         dtype('bool')
         """
         check_arguments(Dataset.derive, locals())
-        return self._of(self._selected.derive(expressions, inputs, targets))
+        return Dataset(self._selected.derive(expressions, inputs, targets))
 
     def where(self, condition: str) -> Dataset:
         """Return the samples for which an expression of their fields is true. *Collective*.
@@ -496,7 +470,7 @@ class Dataset:
         30
         """
         check_arguments(Dataset.where, locals())
-        return self._of(self._selected.where(condition))
+        return Dataset(self._selected.where(condition))
 
     def pad(self, lengths: Pad, *, keep: Keep = "first", inputs: Names = None, targets: Names = None) -> Dataset:
         """Return a data set whose ragged fields are dense: zeros behind, surplus elements cut off. *Collective*.
@@ -525,7 +499,7 @@ class Dataset:
         [[0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 1.0, 2.0]]
         """
         check_arguments(Dataset.pad, locals())
-        return self._of(self._selected.pad(lengths, keep, inputs, targets))
+        return Dataset(self._selected.pad(lengths, keep, inputs, targets))
 
     def flatten(self, fields: str | Sequence[str]) -> Dataset:
         """Return a data set whose samples are the elements of ragged fields, such as the jets of events. *Collective*.
@@ -548,7 +522,7 @@ class Dataset:
         [1, 1, 3, 3, 3, 3, 3]
         """
         check_arguments(Dataset.flatten, locals())
-        return self._of(self._selected.flatten(as_list(fields)))
+        return Dataset(self._selected.flatten(as_list(fields)))
 
     def window(
         self, window: int, *, stride: int = 1, lead: int = 1, horizon: int | None = None, along: str | None = None
@@ -582,7 +556,7 @@ class Dataset:
         """
         check_arguments(Dataset.window, locals())
         shape = sequence_shape(window, stride, horizon, lead, self._elements.targets)
-        return self._of(self._selected.window(shape, along))
+        return Dataset(self._selected.window(shape, along))
 
     def adapt(self, layer: Any, field: str | None = None) -> None:
         """Adapt a preprocessing layer of Keras to all samples, equally on all ranks. *Collective*.

@@ -45,11 +45,11 @@ class HeldArrays(NamedTuple):
 
     Parameters
     ----------
-    index : of those that are fields.
+    arrays : index of those that are fields.
     refused : the reasons why others are none, by name.
     """
 
-    index: Index
+    arrays: Index
     refused: Mapping[str, DataError]
 
 
@@ -129,7 +129,7 @@ def select(held: HeldArrays, names: Sequence[str] | None, static: bool = False) 
     FormatError : an array has no axis of samples, holds Python objects, or integers of more than 64 bits.
     DecodeError : float64 cannot hold an integer that is beside fractions.
     """
-    index, known = held.index, [*held.index.fields, *held.refused]
+    index, known = held.arrays, [*held.arrays.fields, *held.refused]
     wanted = known if names is None else [name for name in names if not (static and name in index.static)]
     chosen = expand_names(wanted, known)
     for name in chosen:

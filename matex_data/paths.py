@@ -10,6 +10,7 @@ from math import prod
 from types import FrameType
 
 _DIGITS = str.maketrans("0123456789", "0" * 10)
+_NUMBER = re.compile("[0-9]+")
 _RANGE = re.compile(r"\{([0-9]{1,18})\.\.([0-9]{1,18})\}")
 _PACKAGES = (f"{os.sep}site-packages{os.sep}", f"{os.sep}dist-packages{os.sep}")
 _OF_SCRIPT: list[str] = []
@@ -23,24 +24,16 @@ def natural_sorted(paths: Iterable[str]) -> list[str]:
     >>> natural_sorted(["b3", "a10", "a9"])
     ['a9', 'a10', 'b3']
     """
-    by_pattern: dict[str, list[str]] = {}
-    for path in paths:
-        by_pattern.setdefault(path.translate(_DIGITS), []).append(path)
-    if len(by_pattern) == 1:
-        return sorted(*by_pattern.values())
-    digits = {pattern: [found.span() for found in re.finditer("0+", pattern)] for pattern in by_pattern}
-    width = max((end - begin for spans in digits.values() for begin, end in spans), default=0)
-    keyed = [(_padded(path, digits[pattern], width), path) for pattern, found in by_pattern.items() for path in found]
-    return [path for _, path in sorted(keyed)]
+    listed = list(paths)
+    if len({path.translate(_DIGITS) for path in listed}) == 1:  # in half the time
+        return sorted(listed)
+    return sorted(listed, key=lambda path: (_NUMBER.sub(_by_value, path), path))
 
 
-def _padded(path: str, digits: Sequence[tuple[int, int]], width: int) -> str:
-    """Return the path with zeros in front of its numbers, behind a character that is less than all others."""
-    parts, position = [], 0
-    for begin, end in digits:
-        parts += [path[position:begin], "\0", "0" * (width - end + begin), path[begin:end]]
-        position = end
-    return "".join([*parts, path[position:]])
+def _by_value(number: re.Match[str]) -> str:
+    """Return the digits of a number behind how many there are, and a character that is less than all others."""
+    digits = number[0].lstrip("0")
+    return f"\0{len(digits):04}{digits}"
 
 
 def numbered(path: str) -> Iterator[str]:

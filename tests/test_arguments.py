@@ -50,6 +50,7 @@ CALLS: dict[str, tuple[Callable[[Any, str], Any], str, str]] = {
     ),
     "absent duration": (lambda _, path: md.open_dataset(path, absent={"t": np.timedelta64(1)}), "no absent=", "a text"),
     "weights": (lambda _, path: md.open_dataset(path, weights=["x"]), "takes no weights=", "a text or None"),
+    "too large": (lambda data, _: data.kfold(2, seed=2**64), "takes no seed=", "integers up to 9223372036854775807"),
 }
 
 

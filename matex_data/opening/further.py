@@ -148,73 +148,65 @@ class _Nowhere:
         )
 
 
-def with_weights(
-    comm: Communicator, files: Sequence[str], reading: Reading, elements: ElementSpec, created: NewFields
-) -> tuple[ElementSpec, NewFields]:
-    """Return the elements with the name of the weights, and the new fields with their expression. *Collective*.
-
-    A field of the first file is no expression, although ``jets/weight`` might be one.
-
-    Parameters
-    ----------
-    comm : the ranks.
-    files : paths of the files.
-    reading : of a field with the name of the weights.
-    elements, created : as the user gave them.
-    """
-    text = elements.weights or ""
-    wrong: FormatError | None = None
-    try:
-        expression = parse(text, "weights=")
-        name = named_by(expression)
-        if name is not None:
-            return replace(elements, weights=name), created
-    except FormatError as error:
-        wrong = error
-    if wrong is None:
-        if _is_field(comm, files, reading):
-            return elements, created
-        expressions = {**created.expressions, WEIGHT: expression}
-        return replace(elements, weights=WEIGHT), replace(created, expressions=expressions)
-    try:
-        index_files(comm, files[:1], reading, None)
-    except DataError as no_field:
-        raise (wrong if set(text) & set("()*+") else no_field) from wrong
-    return elements, created
+IsField = Callable[[str], bool]
+"""Function that tells whether the files have a field of a name. *Collective*."""
 
 
-def _is_field(comm: Communicator, files: Sequence[str], reading: Reading) -> bool:
-    """Return whether the first file can be read so. *Collective*. Opening all files raises any error but a name's."""
+def is_known(comm: Communicator, files: Sequence[str], reading: Reading, name: str) -> bool:
+    """Return whether the first file has a field of a name. *Collective*. Opening all files raises other errors."""
     try:
         with without_hints():
-            index_files(comm, files[:1], reading, None)
+            index_files(comm, files[:1], replace(reading, names=[name]), None)
     except DataError:
         return False
     return True
 
 
-def is_known(comm: Communicator, files: Sequence[str], reading: Reading, name: str) -> bool:
-    """Return whether the first file has a field of a name. *Collective*."""
-    return _is_field(comm, files, replace(reading, names=[name]))
+def with_weights(elements: ElementSpec, created: NewFields, is_field: IsField) -> tuple[ElementSpec, NewFields]:
+    """Return the elements with the name of the weights, and the new fields with their expression. *Collective*.
+
+    A field of the files is no expression, although ``jets/weight`` might be one.
+
+    Parameters
+    ----------
+    elements, created : as the user gave them.
+    is_field : whether the files have a field.
+
+    Raises
+    ------
+    FormatError : the weights are neither the name of a field nor an expression.
+    """
+    text = elements.weights
+    if text is None or text in created:
+        return elements, created
+    try:
+        expression = parse(text, "weights=")
+    except FormatError:
+        if is_field(text) or not set(text) & set("()*+"):  # a name: the files tell if it is none of theirs
+            return elements, created
+        raise
+    name = named_by(expression) or (text if is_field(text) else None)
+    if name is not None:
+        return replace(elements, weights=name), created
+    expressions = {**created.expressions, WEIGHT: expression}
+    return replace(elements, weights=WEIGHT), replace(created, expressions=expressions)
 
 
-def refuse_hidden(comm: Communicator, files: Sequence[str], reading: Reading, created: NewFields) -> None:
+def refuse_hidden(file: str, names: Sequence[str] | None, created: NewFields, is_field: IsField) -> None:
     """Raise an error if a new field would hide one of the files that is not read. *Collective*.
 
     Parameters
     ----------
-    comm : the ranks.
-    files : paths of the files.
-    reading : how they are read.
+    file : path of the first file.
+    names : of the fields that are read; None: all, with which the name is compared when it is added.
     created : the new fields.
+    is_field : whether the files have a field.
 
     Raises
     ------
-    FormatError : the first file has a field with the name of a new one.
+    FormatError : the files have a field with the name of a new one.
     """
-    for option, names in (("file_fields", created.file_fields), ("derive", created.expressions)):
-        for name in names:
-            if name == WEIGHT or reading.names is None:  # of all fields, the name is compared when it is added
-                continue
-            if is_known(comm, files, reading, name):
-                raise name_taken(name, f"{option}=", files[0])
+    for option, of_option in (("file_fields", created.file_fields), ("derive", created.expressions)):
+        for name in () if names is None else of_option:
+            if name != WEIGHT and is_field(name):
+                raise name_taken(name, f"{option}=", file)

@@ -80,7 +80,7 @@ def equal_on_all(arguments: Mapping[str, Any]) -> Equal:
 
 def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> HeldArrays:
     """Return arrays in memory, after a look at whether all ranks have equal ones. *Collective*."""
-    options = without_categories(arguments["options"])
+    _, options = without_categories(arguments["options"])
 
     def hold() -> HeldArrays:
         unknown = [name for name in options if name != "sample_dim"]
@@ -92,7 +92,7 @@ def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> HeldArrays:
     held = comm.agreed(hold)
     if comm.size > 1:
         remedy = "give all samples on every rank, or write them to a file that all ranks open"
-        comm.agree(equal=Equal({"arrays": digest(held.index)}, "the ranks open different arrays", remedy))
+        comm.agree(equal=Equal({"arrays": digest(held.arrays)}, "the ranks open different arrays", remedy))
     return held
 
 

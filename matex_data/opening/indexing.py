@@ -283,9 +283,9 @@ def share_facts(comm: Communicator, files: FileTable) -> None:
 
 def _joined(by_rank: Sequence[_Share], union: UnitedFields, single: bool) -> Index:
     """Return one index of the files of all ranks; of a single one, that of the first rank."""
-    first = by_rank[0].first
+    _, first = by_rank[0]
     assert first is not None
-    table = first.files if single else FileColumns.joined([of_rank.files for of_rank in by_rank])
+    table = first.files if single else FileColumns.joined([files for files, _ in by_rank])
     return Index(union.fields, table, first.static, union.texts)
 
 
@@ -302,18 +302,8 @@ def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
     return found.with_static(static or {})
 
 
-@dataclass(frozen=True)
-class _Share:
-    """Files that a rank has indexed, with the fields of all files.
-
-    Parameters
-    ----------
-    files : the files; none of a single one.
-    first : index of the first file.
-    """
-
-    files: FileColumns
-    first: Index | None
+_Share = tuple[FileColumns, Index | None]
+"""Files that a rank has indexed, with the fields of all files, and the index of the first one."""
 
 
 class _Collected:
@@ -354,14 +344,14 @@ class _Collected:
     def share(self, union: UnitedFields, single: bool) -> _Share:
         """Return the files with the fields of a union; none of a single one, whose index stays what it is."""
         if single or not self._builders:
-            return _Share(FileColumnsBuilder().build(), self.first)
+            return FileColumnsBuilder().build(), self.first
         tables = [builder.build() for builder in self._builders]
         if len(tables) == 1 and is_alike(self._unions[0].fields, union):
-            return _Share(tables[0], self.first)
+            return tables[0], self.first
         builder, entries = FileColumnsBuilder(), [iter(table) for table in tables]
         for number in self._numbers:
             builder.add(adapted(next(entries[number]), self._unions[number].fields, union))
-        return _Share(builder.build(), self.first)
+        return builder.build(), self.first
 
 
 def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> tuple[_Share, UnitedFields]:

@@ -22,7 +22,8 @@ from matex_data.opening.further import FurtherFields, is_known, refuse_hidden, w
 from matex_data.opening.given import Given, MemoryArrays, Paths, equal_on_all
 from matex_data.opening.indexing import Reading, index_files, resolve_format, share_facts
 from matex_data.reading.source import ReadOptions, open_source, taken
-from matex_data.transforms.categories import requested_categories, without_categories
+from matex_data.transforms.categories import without_categories
+from matex_data.transforms.chained import Selected
 from matex_data.transforms.file_fields import FileFields
 from matex_data.transforms.missing import Missing, Sentinels
 from matex_data.transforms.new_fields import Derive
@@ -266,15 +267,16 @@ def open_dataset(
     selecting = next((name for name in ("sel", "iterations") if options.get(name) is not None), "")
     made, elements, samples, imputation = assemble(request, found, reading.names, selecting, opened)
     share_facts(sessions.comm, made.index.files)
+    samples = samples or Runs.between(0, len(made.index))
     source = open_source(sessions, made.index, how, made.identity)
     if imputation is not None:
-        source = imputation.fitted(source, samples or Runs.between(0, len(made.index)))
+        source = imputation.fitted(source, samples)
         imputation = imputation if imputation.learns else None
     rows = found.files.rows
     further = FurtherFields(sessions.comm, files, reading, request.created, rows, opened, made.reshape, stored)
     if request.window is None and request.patches is None:
         further.warn_of_order(made.index)
-    return Dataset(source, elements, samples, made.ties, further.open, imputation=imputation)
+    return Dataset(Selected(source, elements, samples, made.ties, further.open, imputation=imputation))
 
 
 def _requested(arguments: Mapping[str, Any]) -> tuple[SampleOptions, ReadOptions]:
@@ -303,21 +305,17 @@ def _prepare(
     options = dict(reading.options)
     if request.static_as_inputs:
         options["static_as_inputs"] = True
-    categories = requested_categories(options)
+    categories, others = without_categories(options)
     if categories and (given.memory is not None or _makes_no_categories(comm, given.files[0], reading.format, options)):
-        request, options = replace(request, categories=tuple(categories)), without_categories(options)
+        request, options = replace(request, categories=tuple(categories)), others
     reading = replace(reading, options=options)
-    weights = request.elements.weights
-    if weights is not None and weights not in request.created:
-        probe = replace(reading, names=[weights])
-        elements, created = with_weights(comm, given.files, probe, request.elements, request.created)
-        request = replace(request, elements=elements, created=created)
     is_field = cache(partial(is_known, comm, given.files, reading))
-    request = request.with_paths(is_field)
+    elements, created = with_weights(request.elements, request.created, is_field)
+    request = replace(request, elements=elements, created=created).with_paths(is_field)
     files = len(given.files)
     names, spans = request.names(files, is_field), request.spans(files)
     reading = replace(reading, names=names, coordinate=spans and request.along is None)
-    refuse_hidden(comm, given.files, reading, request.created)
+    refuse_hidden(given.files[0], names, request.created, is_field)
     return request, reading
 
 

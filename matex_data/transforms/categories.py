@@ -25,22 +25,14 @@ Opened = Callable[[Index], Source]
 """Callable that opens the files of an index. *Collective*."""
 
 
-def requested_categories(options: Mapping[str, Any]) -> list[str]:
-    """Return the fields that the option ``dtype=`` of a reader asks for as categories."""
-    dtype = options.get("dtype")
-    return [name for name, wanted in dtype.items() if _is_category(wanted)] if isinstance(dtype, Mapping) else []
-
-
-def without_categories(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options of a reader without the dtypes that ask for categories."""
-    if not isinstance(options.get("dtype"), Mapping):
-        return dict(options)
-    rest = {name: wanted for name, wanted in options["dtype"].items() if not _is_category(wanted)}
-    return {**{key: value for key, value in options.items() if key != "dtype"}, **({"dtype": rest} if rest else {})}
-
-
-def _is_category(wanted: Any) -> bool:
-    return isinstance(wanted, str) and wanted == CATEGORY
+def without_categories(options: Mapping[str, Any]) -> tuple[list[str], dict[str, Any]]:
+    """Return the fields that ``dtype=`` of a reader asks for as categories, and its options without these."""
+    dtype, others = options.get("dtype"), {key: value for key, value in options.items() if key != "dtype"}
+    if not isinstance(dtype, Mapping):
+        return [], dict(options)
+    names = [name for name, wanted in dtype.items() if isinstance(wanted, str) and wanted == CATEGORY]
+    rest = {name: wanted for name, wanted in dtype.items() if name not in names}
+    return names, {**others, "dtype": rest} if rest else others
 
 
 def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Index:

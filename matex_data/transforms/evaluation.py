@@ -68,6 +68,7 @@ class Values:
 
     @cached_property
     def _ends(self) -> Integers:
+        assert self.lengths is not None
         return np.concatenate([[0], np.cumsum(self.lengths)])
 
     def part(self, low: int, high: int) -> Values:
@@ -162,7 +163,7 @@ class _Tile:
                 return self._reduced(function, self.value(argument), argument)
             case ast.Call(func=ast.Name(id=function), args=arguments):
                 return self._apply(np.where if function == "where" else _of_numbers(function), *arguments)
-            case ast.Subscript(value=value, slice=ast.Constant(value=number)):
+            case ast.Subscript(value=value, slice=ast.Constant(value=int(number))):
                 return self._element(self.value(value), number, value)
             case ast.Subscript(value=value, slice=condition):
                 return self._elements(self.value(value), self.value(condition), value, condition)
@@ -193,13 +194,13 @@ class _Tile:
         """Return the values of a function of NumPy, given the numbers of nodes, which are broadcast."""
         given = [self.value(node) for node in nodes]
         arrays = [one for one in given if isinstance(one, Values)]
-        lists = [one for one in arrays if one.lengths is not None]
+        lists = [(one.name, one.lengths) for one in arrays if one.lengths is not None]
         for one in lists[1:]:
             option, examples = self._expression.option, self._expression.examples
             check_lengths(
                 f"{option} combines lists of different lengths: {self._expression.text!r}",
-                (one.name, one.lengths),
-                (lists[0].name, lists[0].lengths),
+                one,
+                lists[0],
                 "combine fields of the same objects, or reduce the lists first: sum({}) + sum({})".format(*examples),
             )
         shapes = {one.shape for one in arrays} - {()}

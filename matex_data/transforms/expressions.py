@@ -342,8 +342,8 @@ class _Checked(ast.NodeTransformer):
         """Return ``field in [a, b]`` as comparisons."""
         if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="a list of constants: field in [1, 2]")
-        tests = [self.visit_Compare(ast.Compare(node.left, [ast.Eq()], [value])) for value in values.elts]
-        any_of: Any = reduce(lambda one, test: ast.BinOp(one, ast.BitOr(), test), tests)
+        tests: list[Any] = [self.visit_Compare(ast.Compare(node.left, [ast.Eq()], [value])) for value in values.elts]
+        any_of = reduce(lambda one, test: ast.BinOp(one, ast.BitOr(), test), tests)
         return ast.UnaryOp(ast.Invert(), any_of) if negative else any_of
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:

@@ -147,6 +147,20 @@ def test_truth_values_are_keys() -> None:
     assert md.merge(first, second, on="k", how="left").load()["z"].tolist() == [6, 5, 6]
 
 
+@pytest.mark.parametrize("missing", ["mask", 5, {"x": 5}])
+def test_integers_that_were_missing_count_as_missing(missing: Any) -> None:
+    first = md.open_dataset({"k": np.arange(1, 4)}, comm=MPI.COMM_SELF)
+    table = pd.DataFrame({"k": [1, 2, 9], "x": pd.array([7, None, 2**60 + 1], "Int64")})
+    second = md.open_dataset(table, missing=missing, comm=MPI.COMM_SELF)
+    merged = md.merge(first, second, on="k", how="left")
+    found, statistics = merged.load(), merged.statistics("x")
+    np.testing.assert_array_equal(found["x"], [7, 0 if missing == "mask" else 5, np.nan])
+    assert (statistics.count, statistics.missing, statistics.max) == (1, 2, 7)
+    assert merged.derive({"twice": "2 * x"}).load()["twice"][0] == 14
+    if missing == "mask":
+        assert found["x_mask"].dtype == bool and found["x_mask"].tolist() == [True, False, False]
+
+
 @pytest.mark.parametrize("how", ["exact", "inner", "left", "rows"])
 def test_fields_that_cannot_be_missing_are_merged_where_each_sample_has_a_counterpart(how: Any) -> None:
     both = {"u": np.arange(6, dtype="u1").reshape(3, 2), "s": np.array([(1, 0.5), (2, 1.5), (3, 2.5)], "i4,f8")}
