@@ -623,38 +623,26 @@ def dtype_from_json(value: Any, depth: int = 0) -> np.dtype[Any]:
     """
     if depth > DEEPEST_DTYPE:
         raise ValueError("a dtype that is nested too deeply")
-    if isinstance(value, str) and _PLAIN.fullmatch(value):
-        return _made(value)
+    description: Any
     match value:
+        case str(text) if _PLAIN.fullmatch(text):
+            description = text
         case ["array", base, *shape] if all(type(length) is int and 0 <= length <= MOST_BYTES for length in shape):
-            return _made((dtype_from_json(base, depth + 1), tuple(shape)))
+            description = dtype_from_json(base, depth + 1), tuple(shape)
         case ["record", int(itemsize), *members]:
-            return _record(itemsize, members, depth)
+            names, offsets, kinds = zip(*members, strict=True) if members else ((), (), ())
+            formats = [dtype_from_json(kind, depth + 1) for kind in kinds]
+            description = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
         case ["ml_dtypes", str(name)] if name.isidentifier():
             import ml_dtypes
 
-            found = getattr(ml_dtypes, name, None)
-            if isinstance(found, type) and issubclass(found, np.generic):
-                return np.dtype(found)
-    raise ValueError(f"{value!r:.100} instead of a dtype")
-
-
-def _record(itemsize: int, members: list[Any], depth: int) -> np.dtype[Any]:
-    names, offsets, formats = [], [], []
-    for member in members:
-        match member:
-            case [str(name), int(offset), inner]:
-                names.append(name)
-                offsets.append(offset)
-                formats.append(dtype_from_json(inner, depth + 1))
-            case _:
-                raise ValueError(f"{member!r:.100} instead of a member of a dtype")
-    return _made({"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize})
-
-
-def _made(description: Any) -> np.dtype[Any]:
+            description = getattr(ml_dtypes, name, None)
+            if not isinstance(description, type) or not issubclass(description, np.generic):
+                raise ValueError(f"{name} instead of a dtype of ml_dtypes")
+        case _:
+            raise ValueError(f"{value!r:.100} instead of a dtype")
     try:
         made: np.dtype[Any] = np.dtype(description)
         return made
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{description!r:.100} instead of a dtype: {error}") from error
+        raise ValueError(f"{value!r:.100} instead of a dtype: {error}") from error
