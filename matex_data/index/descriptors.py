@@ -14,7 +14,8 @@ import dataclasses
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
@@ -299,11 +300,9 @@ class Maker:
         origin: Origin,
     ) -> None:
         reader = _Reader(numbers, arrays, origin)
-        try:
+        with _undamaged():
             made = reader.maker(descriptor)
             reader.check_end()
-        except _ERRORS as error:
-            raise _unmade(error) from error
         self._shared = reader.shared
         self._make = (lambda _: made.value) if isinstance(made, _Known) else made
 
@@ -319,17 +318,17 @@ class Maker:
         ------
         FormatError : they do not fit to one another.
         """
-        try:
+        with _undamaged():
             return self._make(_Entry(numbers, arrays, text, [None] * self._shared))
-        except _ERRORS as error:
-            raise _unmade(error) from error
 
 
-_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
-
-def _unmade(error: Exception) -> FormatError:
-    return damaged(f"an object that cannot be made: {type(error).__name__}: {error}")
+@contextmanager
+def _undamaged() -> Iterator[None]:
+    """Context manager: raise ``FormatError`` for an object that cannot be made."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise damaged(f"an object that cannot be made: {type(error).__name__}: {error}") from error
 
 
 def damaged(found: str) -> FormatError:
