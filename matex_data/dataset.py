@@ -19,7 +19,7 @@ from matex_data.epochs.batches import Batches
 from matex_data.epochs.costs import EpochCosts
 from matex_data.errors import DataError
 from matex_data.fields import Names, Schema, as_list, mapped_elements
-from matex_data.index.computed import compute
+from matex_data.index.computed import ComputedFields, compute_all
 from matex_data.io.counters import Profile
 from matex_data.locks import cached_property
 from matex_data.reading.functions import Declared, SampleFunction
@@ -408,7 +408,8 @@ class Dataset:
         known = {**self.schema, **computes.fields}
         elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
         draws = computes.seeds_as is not None
-        index = compute(source.index, computes.compute, list(computes.given), computes.fields, draws=draws)
+        step = ComputedFields(computes.compute, list(computes.given), computes.fields, draws=draws)
+        index = compute_all(source.index, [step])
         index = count_as_classes(index, computes.fields)
         return Dataset(self._selected.with_fields(index, elements, f"map {computes.name} {computes.seed}"))
 

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -19,10 +18,9 @@ from matex_data.epochs.strategies import READ_BYTES, Shared, Strategy, Streamed
 from matex_data.epochs.window import LoadedWindow
 from matex_data.epochs.workers import WorkerEpochs
 from matex_data.fields import ElementSpec
-from matex_data.index.ragged import RaggedArray, RaggedOutput
+from matex_data.index.ragged import RaggedArray
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.context import ReadContext
-from matex_data.reading.pool import one_ahead
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import Schedule
 from matex_data.sampling.state import Fingerprint
@@ -89,9 +87,6 @@ class Epochs:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_context": None, "_process": -1, "_prefetcher": None}
-
-
-JOIN_BYTES = 4 << 20  # of ragged samples that are joined at once: they stay in the processor's cache
 
 
 @dataclass(frozen=True)
@@ -205,13 +200,13 @@ class Batches:
                 yield self.elements.assemble(values, weight)
 
     def windows(self) -> Iterator[BatchWindow]:
-        """Yield the batches of the next epoch, some at a time. *Collective*. Counts as an iteration."""
+        """Yield the batches of the next epoch, a window at a time. *Collective*. Counts as an iteration."""
         epoch = self._workers.begin(self._epoch)
         step = self._step if epoch == self._epoch else 0
         self._epoch, self._step = epoch + 1, 0
         skip = step % self._epochs.read_steps
         for window in self._epochs.windows(epoch, step - skip):
-            yield from one_ahead([partial(_joined, part) for part in _parts(self._without(window, skip))])
+            yield self._without(window, skip)
             skip = 0
 
     def _without(self, window: LoadedWindow, skip: int) -> BatchWindow:
@@ -227,25 +222,6 @@ class Batches:
             weight = values if weight is None else values * weight
         arrays = {name: array[begin:] for name, array in window.arrays.items()}
         return BatchWindow(arrays, window.sizes[skip:], weight)
-
-
-def _parts(window: BatchWindow) -> list[BatchWindow]:
-    """Split a window so that each part has about `JOIN_BYTES` of ragged samples to join."""
-    nbytes = sum(array.nbytes for array in window.arrays.values() if isinstance(array, RaggedOutput))
-    count = min(len(window.sizes), -(-nbytes // JOIN_BYTES))
-    if count <= 1:
-        return [window]
-    parts, end = [], 0
-    for sizes in np.array_split(window.sizes, count):
-        begin, end = end, end + int(sizes.sum())
-        parts.append(window.part(begin, end, sizes))
-    return parts
-
-
-def _joined(window: BatchWindow) -> BatchWindow:
-    """Return the window with its ragged samples joined in their order."""
-    outputs = {name: array for name, array in window.arrays.items() if isinstance(array, RaggedOutput)}
-    return replace(window, arrays={**window.arrays, **{name: output.joined() for name, output in outputs.items()}})
 
 
 def _samples(array: Array | RaggedArray) -> Array:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from typing import Any
@@ -19,6 +18,7 @@ from matex_data.index.ragged import empty_output
 from matex_data.index.runs import Runs
 from matex_data.io.files import MOST_OPEN_FILES
 from matex_data.io.modes import choose
+from matex_data.lru import LeastRecentlyUsed
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.plan import ReadPlan, plan_reads
 from matex_data.reading.source import LOAD_BYTES, Source
@@ -253,17 +253,14 @@ def _plan_rank(strategy: Strategy, rank: int, first: int, stop: int, counted: _C
     index = strategy.source.index
     of_sample = strategy.cache_bytes * strategy.ranks // counted.ranks
     chunks, scratch = ChunkCache(of_sample), BufferPool()
-    opened: OrderedDict[int, None] = OrderedDict()
+    opened = LeastRecentlyUsed[int](MOST_OPEN_FILES)
     misses, touched = 0, set[int]()
     for number in range(max(0, first - 1), stop):
         runs, destination, rows = strategy.window(rank, number, counted.ranks)
         plan = _planned(index, runs, destination, rows, chunks, scratch)
         for file in plan.tasks:
-            misses += file not in opened and number >= first
-            opened[file] = None
-            opened.move_to_end(file)
-            if len(opened) > MOST_OPEN_FILES:
-                opened.popitem(last=False)
+            misses += opened.get(file) is None and number >= first
+            opened.add(file, file, 1)
         touched.update(plan.tasks)
         if number >= first:
             counted.add(runs.total, plan)

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, joined, leave_out
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.ragged import RaggedOutput
@@ -160,7 +160,7 @@ class ExchangedWindow(PendingWindow):
         with profile.timed("decoding"):
             wait_for_all(self._futures)
         absent = np.flatnonzero(self._absent)
-        self.loaded = leave_out(self.loaded, absent, self._context.index.fields, self._pad)
+        self.loaded = joined(leave_out(self.loaded, absent, self._context.index.fields, self._pad))
         if self._finish is not None:
             self.loaded = self._finish(self.loaded)
         profile.add(samples=len(self._absent) - len(absent))

@@ -206,12 +206,6 @@ class _Column:
             return [samples.values, samples.offsets, sizes]
         if self.field.ragged:
             axes = self._ragged_axes
-            if axes == 1:  # a third of the time of the general case
-                return [
-                    self.field.join(samples),
-                    _splits(np.fromiter(map(len, samples), np.int64, len(samples))),
-                    sizes,
-                ]
             shapes = np.array([sample.shape[:axes] for sample in samples], np.int64).reshape(-1, axes)
             lengths = [np.repeat(shapes[:, axis], shapes[:, :axis].prod(1)) for axis in range(axes)]
             return [self.field.join(samples), *map(_splits, lengths), sizes]

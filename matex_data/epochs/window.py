@@ -14,6 +14,7 @@ from matex_data._types import Integers
 from matex_data.fields import Schema
 from matex_data.index.cache import ChunkCache
 from matex_data.index.computed import NUMBER, Drawing
+from matex_data.index.ragged import RaggedOutput
 from matex_data.index.runs import Runs
 from matex_data.io.counters import Profile
 from matex_data.io.files import Files
@@ -32,7 +33,7 @@ class LoadedWindow:
 
     Parameters
     ----------
-    arrays : field name -> rows of all steps, one step after the other.
+    arrays : field name -> rows of all steps, one step after the other: an array, or a `RaggedArray`.
     sizes : int64[steps], rows of each step.
     padding : int64, rows that are padding.
     """
@@ -62,6 +63,12 @@ def leave_out(loaded: LoadedWindow, rows: Integers, fields: Schema, pad: bool) -
     steps = np.searchsorted(np.cumsum(loaded.sizes), rows, side="right")
     sizes = loaded.sizes - np.bincount(steps, minlength=len(loaded.sizes))
     return LoadedWindow(present(loaded.arrays, rows), sizes, NO_ROWS)
+
+
+def joined(loaded: LoadedWindow) -> LoadedWindow:
+    """Return the window with the lists of its samples in their order, one after the other."""
+    outputs = {name: array for name, array in loaded.arrays.items() if isinstance(array, RaggedOutput)}
+    return replace(loaded, arrays={**loaded.arrays, **{name: output.joined() for name, output in outputs.items()}})
 
 
 class PendingWindow(ABC):
@@ -224,7 +231,7 @@ class FileWindow(PendingWindow):
         self._window.repeat(self.loaded.arrays)
         absent = self._window.with_copies(self._read.absent)
         profile.add(samples=int(self.loaded.sizes.sum()) - len(self.loaded.padding) - len(absent))
-        self.loaded = leave_out(self.loaded, absent, self._reader.context.index.fields, self._reader.pads)
+        self.loaded = joined(leave_out(self.loaded, absent, self._reader.context.index.fields, self._reader.pads))
 
 
 def file_window(reader: EpochReader, begin: int, end: int) -> FileWindow:

@@ -423,14 +423,10 @@ class Group:
         FormatError : the descriptor is damaged, or of another release.
         """
         numbers = [int(column[number]) for column in self._varying]
-        maker = self._maker if self.count > 1 else self._new_maker()
-        return maker.make(numbers, [lists[number] for lists in self.arrays], text)
+        return self._maker.make(numbers, [lists[number] for lists in self.arrays], text)
 
     @cached_property
     def _maker(self) -> Maker:
-        return self._new_maker()
-
-    def _new_maker(self) -> Maker:
         known = [None if column.strides != (0,) else int(column[0]) for column in self.numbers]
         try:
             descriptor = json.loads(self.described)

@@ -116,35 +116,6 @@ class Computation:
     draws: bool = False
 
 
-def compute(
-    index: Index,
-    function: Callable[[Call], None],
-    given: Sequence[str],
-    fields: Schema,
-    *,
-    views: Views | None = None,
-    draws: bool = False,
-) -> Index:
-    """Return the index with fields that a function computes, new ones or in place of others.
-
-    Parameters
-    ----------
-    index : of the samples.
-    function, given, fields, views, draws : see `ComputedFields`.
-
-    Examples
-    --------
-    >>> from matex_data.abc import MemoryRows
-    >>> layout = MemoryRows(np.array([1.0, 2.0]))
-    >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, [FileIndex("a", 2, {"t": layout})])
-    >>> def double(call):
-    ...     call.fill("twice", 2 * call.inputs["t"])
-    >>> list(compute(index, double, ["t"], {"twice": Field("twice", (), np.dtype("f8"))}).fields)
-    ['t', 'twice']
-    """
-    return compute_all(index, [ComputedFields(function, given, fields, views, draws=draws)])
-
-
 class ComputedFields(NamedTuple):
     """Fields that a function computes, new ones or in place of others.
 
@@ -169,7 +140,19 @@ class ComputedFields(NamedTuple):
 
 
 def compute_all(index: Index, steps: Iterable[ComputedFields]) -> Index:
-    """Return the index with the fields of computations, one after the other, in time linear in their number."""
+    """Return the index with the fields of computations, one after the other, in time linear in their number.
+
+    Examples
+    --------
+    >>> from matex_data.abc import MemoryRows
+    >>> layout = MemoryRows(np.array([1.0, 2.0]))
+    >>> index = Index({"t": Field("t", (), np.dtype("f8"))}, [FileIndex("a", 2, {"t": layout})])
+    >>> def double(call):
+    ...     call.fill("twice", 2 * call.inputs["t"])
+    >>> twice = ComputedFields(double, ["t"], {"twice": Field("twice", (), np.dtype("f8"))})
+    >>> list(compute_all(index, [twice]).fields)
+    ['t', 'twice']
+    """
     steps = list(steps)
     if not steps:
         return index
@@ -554,7 +537,8 @@ def drawing(index: Index) -> Drawing | None:
     early = Computed(made.base, tuple(step for step in made.steps if step not in late), kept, {})
     inner = early.index({of: replace(made.variables[of], name=of) for of in kept}, index)
     number = {NUMBER: Field(NUMBER, (), np.dtype(np.int64))}
-    return Drawing(compute(inner, _number, [], number), tuple(late), made.variables, delivered, index.fields)
+    numbered = compute_all(inner, [ComputedFields(_number, [], number)])
+    return Drawing(numbered, tuple(late), made.variables, delivered, index.fields)
 
 
 def _number(call: Call) -> None:

@@ -14,7 +14,8 @@ import dataclasses
 import pickle
 import re
 import struct
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import date, datetime, timedelta, timezone
 from functools import partial
@@ -299,11 +300,9 @@ class Maker:
         origin: Origin,
     ) -> None:
         reader = _Reader(numbers, arrays, origin)
-        try:
+        with _undamaged():
             made = reader.maker(descriptor)
             reader.check_end()
-        except _ERRORS as error:
-            raise _unmade(error) from error
         self._shared = reader.shared
         self._make = (lambda _: made.value) if isinstance(made, _Known) else made
 
@@ -319,17 +318,17 @@ class Maker:
         ------
         FormatError : they do not fit to one another.
         """
-        try:
+        with _undamaged():
             return self._make(_Entry(numbers, arrays, text, [None] * self._shared))
-        except _ERRORS as error:
-            raise _unmade(error) from error
 
 
-_ERRORS = (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError)
-
-
-def _unmade(error: Exception) -> FormatError:
-    return damaged(f"an object that cannot be made: {type(error).__name__}: {error}")
+@contextmanager
+def _undamaged() -> Iterator[None]:
+    """Context manager: raise ``FormatError`` for an object that cannot be made."""
+    try:
+        yield
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise damaged(f"an object that cannot be made: {type(error).__name__}: {error}") from error
 
 
 def damaged(found: str) -> FormatError:
@@ -623,38 +622,26 @@ def dtype_from_json(value: Any, depth: int = 0) -> np.dtype[Any]:
     """
     if depth > DEEPEST_DTYPE:
         raise ValueError("a dtype that is nested too deeply")
-    if isinstance(value, str) and _PLAIN.fullmatch(value):
-        return _made(value)
+    description: Any
     match value:
+        case str(text) if _PLAIN.fullmatch(text):
+            description = text
         case ["array", base, *shape] if all(type(length) is int and 0 <= length <= MOST_BYTES for length in shape):
-            return _made((dtype_from_json(base, depth + 1), tuple(shape)))
+            description = dtype_from_json(base, depth + 1), tuple(shape)
         case ["record", int(itemsize), *members]:
-            return _record(itemsize, members, depth)
+            names, offsets, kinds = zip(*members, strict=True) if members else ((), (), ())
+            formats = [dtype_from_json(kind, depth + 1) for kind in kinds]
+            description = {"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize}
         case ["ml_dtypes", str(name)] if name.isidentifier():
             import ml_dtypes
 
-            found = getattr(ml_dtypes, name, None)
-            if isinstance(found, type) and issubclass(found, np.generic):
-                return np.dtype(found)
-    raise ValueError(f"{value!r:.100} instead of a dtype")
-
-
-def _record(itemsize: int, members: list[Any], depth: int) -> np.dtype[Any]:
-    names, offsets, formats = [], [], []
-    for member in members:
-        match member:
-            case [str(name), int(offset), inner]:
-                names.append(name)
-                offsets.append(offset)
-                formats.append(dtype_from_json(inner, depth + 1))
-            case _:
-                raise ValueError(f"{member!r:.100} instead of a member of a dtype")
-    return _made({"names": names, "formats": formats, "offsets": offsets, "itemsize": itemsize})
-
-
-def _made(description: Any) -> np.dtype[Any]:
+            description = getattr(ml_dtypes, name, None)
+            if not isinstance(description, type) or not issubclass(description, np.generic):
+                raise ValueError(f"{name} instead of a dtype of ml_dtypes")
+        case _:
+            raise ValueError(f"{value!r:.100} instead of a dtype")
     try:
         made: np.dtype[Any] = np.dtype(description)
         return made
     except (TypeError, ValueError, OverflowError, MemoryError) as error:
-        raise ValueError(f"{description!r:.100} instead of a dtype: {error}") from error
+        raise ValueError(f"{value!r:.100} instead of a dtype: {error}") from error

@@ -173,15 +173,10 @@ class Index:
         made: Derivation | None = None,
     ) -> None:
         self.fields = dict(fields)
-        self.files = files if isinstance(files, FileTable) else self._checked(files)
+        self.files = files if isinstance(files, FileTable) else FileList(_check_file(file, fields) for file in files)
         self.static = dict(static or {})
         self.facts = dict(facts or {})
         self.made = made
-
-    def _checked(self, files: Sequence[FileIndex]) -> FileTable:
-        for file in files:
-            _check_file(file, self.fields)
-        return FileList(files)
 
     @property
     def first_row(self) -> Integers:
@@ -343,19 +338,15 @@ class Index:
 
 def _selected(files: FileTable, names: Sequence[str]) -> FileTable:
     known = files.has_facts and len(files) > 0
-    return DerivedFiles(files, select_fields(names), facts={n: files.facts[n] for n in names} if known else None)
-
-
-def select_fields(names: Sequence[str]) -> Callable[[int, FileIndex], FileIndex]:
-    """Return the function that derives a file with only the named fields, in this order."""
-    return partial(_select, names)
+    return DerivedFiles(files, partial(_select, names), facts={n: files.facts[n] for n in names} if known else None)
 
 
 def _select(names: Sequence[str], _: int, file: FileIndex) -> FileIndex:
     return replace(file, layouts={name: file.layouts[name] for name in names})
 
 
-def _check_file(file: FileIndex, fields: Schema) -> None:
+def _check_file(file: FileIndex, fields: Schema) -> FileIndex:
+    """Return a file; raise ``FormatError`` unless it has the fields, of equal length."""
     for name in fields:
         if name not in file.layouts:
             raise FormatError("the file lacks a field", file=file.path, field=name, expected=sorted(fields))
@@ -368,6 +359,7 @@ def _check_file(file: FileIndex, fields: Schema) -> None:
                 found=_describe_lengths(file),
                 remedy="select fields of equal length with inputs= and targets=",
             )
+    return file
 
 
 def _describe_lengths(file: FileIndex) -> str:

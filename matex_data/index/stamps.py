@@ -69,11 +69,16 @@ class Stamp:
         return f"{self.size} bytes, changed {time}.{rest:09d} UTC, inode {self.inode}"
 
 
-def check_stamp(path: str, stamp: Stamp | None) -> ChangedFile | None:
+def check_stamp(path: str, stamp: Stamp | None, own: bool = True) -> ChangedFile | None:
     """Return the error to raise if the file at ``path`` has changed since its stamp was taken; None if it has not.
 
-    Call it on the rank that took the stamp (see `Stamp`). A file without a stamp counts as unchanged. Files that the
-    file refers to (external and virtual datasets of HDF5) are not checked.
+    A file without a stamp counts as unchanged. Files that the file refers to (external and virtual datasets of HDF5)
+    are not checked.
+
+    Parameters
+    ----------
+    path, stamp : of the file.
+    own : this is the rank that took the stamp, see `Stamp`.
     """
     if stamp is None:
         return None
@@ -81,7 +86,8 @@ def check_stamp(path: str, stamp: Stamp | None) -> ChangedFile | None:
         found = Stamp.of(path)
     except OSError as error:
         return changed(path, stamp, error)
-    return None if found == stamp else changed(path, stamp, found)
+    same = found == stamp if own else stamp.is_of(path, found)
+    return None if same else changed(path, stamp, found)
 
 
 def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:

@@ -6,11 +6,10 @@ as its bytes are mapped, in one copy for all processes that map them.
 
 from __future__ import annotations
 
-import functools
 import mmap
 import os
+import secrets
 import stat
-import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -123,23 +122,14 @@ def save(path: str, data: bytes | memoryview) -> None:
     OSError : the file cannot be written.
     """
     folder, name = os.path.split(os.path.abspath(path))  # noqa: PTH100
-    handle, beside = tempfile.mkstemp(prefix=f".{name}.", dir=folder)
+    beside = Path(folder, f".{name}.{secrets.token_hex(8)}")
     try:
-        with os.fdopen(handle, "wb") as file:
-            file.write(data)
-        Path(beside).chmod(0o666 & ~_umask())
-        Path(beside).replace(path)
+        beside.write_bytes(data)
+        beside.replace(path)
     except BaseException:
         with suppress(OSError):
-            Path(beside).unlink()
+            beside.unlink()
         raise
-
-
-@functools.cache
-def _umask() -> int:
-    mask = os.umask(0o022)
-    os.umask(mask)
-    return mask
 
 
 def mapped(path: str) -> memoryview | None:
@@ -155,7 +145,11 @@ def mapped(path: str) -> memoryview | None:
         with Path(path).open("rb") as file:
             begin = file.read(len(MAGIC))
             if begin != MAGIC:
-                raise _of_earlier_version(path) if begin.startswith(FAMILY) else _no_index(path, _beginning(begin))
+                raise (
+                    _of_earlier_version(path)
+                    if begin.startswith(FAMILY)
+                    else _no_index(path, f"a file that begins with {begin!r}")
+                )
             return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
     except FileNotFoundError:
         if path:
@@ -165,10 +159,6 @@ def mapped(path: str) -> memoryview | None:
         raise FormatError(
             "the stored index cannot be read", file=path, found=error, remedy="give index= another name"
         ) from error
-
-
-def _beginning(begin: bytes) -> str:
-    return f"a file that begins with {begin!r}"
 
 
 def _no_index(path: str, found: str) -> FormatError:

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.index.stamps import Stamp, changed
+from matex_data.index.stamps import Stamp, changed, check_stamp
 from matex_data.io import preadv, probe
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.collective import CollectiveFiles, too_short, unreadable
@@ -119,14 +119,9 @@ class Files:
         for number in numbers:
             stamp = None if number in self._checked else self._stamp(number)
             self._checked.add(number)
-            if stamp is None:
-                continue
-            try:
-                found = Stamp.of(self.paths[number])
-            except OSError as error:
-                raise changed(self.paths[number], stamp, error) from error
-            if not stamp.is_of(self.paths[number], found):
-                raise changed(self.paths[number], stamp, found)
+            error = check_stamp(self.paths[number], stamp, own=False)
+            if error is not None:
+                raise error
 
     def renew(self) -> None:
         """Open and check files anew where they are next needed: a new epoch begins."""

@@ -63,24 +63,18 @@ def mount_of(path: str, table: str | None = None) -> Mount | None:
     """
     path, found = os.path.realpath(path), None
     for line in (mount_table() if table is None else table).splitlines():
-        _, mount = _parse(line)
+        mount = _parse(line)
         inside = path == mount.point or path.startswith(mount.point.rstrip("/") + "/")
         if inside and (found is None or len(mount.point) >= len(found.point)):  # a later mount covers an earlier one
             found = mount
     return found
 
 
-def mounts_by_device(table: str) -> dict[int, Mount]:
-    """Return the file systems of a `mount_table` by the numbers of their devices, as ``os.stat`` has them."""
-    return dict(map(_parse, table.splitlines()))
-
-
-def _parse(line: str) -> tuple[int, Mount]:
+def _parse(line: str) -> Mount:
     before, _, behind = line.partition(" - ")
-    device, escaped = before.split()[2], before.split()[4]
-    point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), escaped)  # blanks, and the backslash itself
+    point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), before.split()[4])  # blanks, and backslashes
     kind, source = behind.split()[:2]
-    return os.makedev(*map(int, device.split(":"))), Mount(point, kind, source)
+    return Mount(point, kind, source)
 
 
 MOST_SHARED_FILES = 64  # that all ranks open with ``io="auto"``; of more files, each rank opens those that it reads

@@ -20,7 +20,7 @@ import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.io.coalesce import ReadTask
-from matex_data.io.modes import LOCAL, mount_table, mounts_by_device
+from matex_data.io.modes import LOCAL, mount_of, mount_table
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 
@@ -103,13 +103,9 @@ def _identity(path: str) -> int:
 
 def _any_local(paths: Sequence[str]) -> bool:
     """Return whether one of the files is on a file system of one machine."""
-    mounts = mounts_by_device(mount_table())
-    for path in paths:
-        with suppress(OSError):
-            mount = mounts.get(Path(path).stat().st_dev)
-            if mount is not None and mount.type in LOCAL:
-                return True
-    return False
+    table = mount_table()
+    mounts = (mount_of(path, table) for path in paths)
+    return any(mount is not None and mount.type in LOCAL for mount in mounts)
 
 
 def _number(*values: object) -> int:

@@ -49,24 +49,17 @@ class ReadSession:
         self.status = comm if threaded else Communicator(rank=comm.rank, size=comm.size)
         self.files = Files(comm, [], "independent")
         self.closers: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._user: Callable[[], object] = _nobody
+        self.reserved = False  # for the object that is assigned next
+        self._user: Callable[[], object] | None = None
 
     @property
     def unused(self) -> bool:
-        """Return whether the user of this session has been deleted on this rank."""
-        return self._user() is None
-
-    def reserve(self) -> None:
-        """Reserve this session for the object that is assigned next."""
-        self._user = _somebody
-
-    def release(self) -> None:
-        """Undo ``reserve``."""
-        self._user = _nobody
+        """Return whether no object has this session, or will have it: its user has been deleted on this rank."""
+        return not self.reserved and (self._user is None or self._user() is None)
 
     def assign(self, user: object) -> None:
         """Reserve this session until ``user`` is deleted."""
-        self._user = weakref.ref(user)
+        self._user, self.reserved = weakref.ref(user), False
 
     def close(self) -> None:
         """Close the users and the files, and free the communicator. *Collective*."""
@@ -76,14 +69,6 @@ class ReadSession:
             closer.join()
         self.files.close()
         self.comm.free()
-
-
-def _nobody() -> None:
-    return None
-
-
-def _somebody() -> bool:
-    return True
 
 
 class ReadSessions:
@@ -126,7 +111,7 @@ class ReadSessions:
         try:
             session.files = Files(session.comm, paths, io, profile, stamp)
         except BaseException:
-            session.release()
+            session.reserved = False
             raise
         return session
 
@@ -139,7 +124,7 @@ class ReadSessions:
         if not idle:
             idle = [ReadSession(self.comm.duplicate(), self.threaded)]
             self._sessions += idle
-        idle[0].reserve()
+        idle[0].reserved = True
         return idle[0]
 
     def close(self) -> None:

@@ -84,9 +84,7 @@ class SampleFunction:
         FunctionError : the function raises an error; what it returns does not tell the fields of other samples.
         """
         given = deepcopy(dict(arrays))  # which the function may change
-        returned = self._called(arrays, np.zeros(1, np.int64), 0)
-        if not isinstance(returned, Mapping) and len(self.given) == 1 and returned is not None:
-            returned = {next(iter(self.given)): returned}
+        returned = self._called(arrays, np.zeros(1, np.int64), 0, self.given)
         if not isinstance(returned, Mapping) or not returned:
             raise self._error(
                 "returns no dict",
@@ -143,9 +141,7 @@ class SampleFunction:
         ------
         FunctionError : the function raises an error, or returns something else than is declared.
         """
-        returned = self._called(arrays, numbers, epoch)
-        if not isinstance(returned, Mapping) and len(self.fields) == 1 and returned is not None:
-            returned = {next(iter(self.fields)): returned}
+        returned = self._called(arrays, numbers, epoch, self.fields)
         if not isinstance(returned, Mapping):
             raise self._error("returns no dict", expected="a dict of arrays", found=type(returned).__name__)
         if set(returned) != set(self.fields):
@@ -157,11 +153,11 @@ class SampleFunction:
             )
         return {name: self._checked(field, returned[name], len(numbers)) for name, field in self.fields.items()}
 
-    def _called(self, arrays: Mapping[str, Array], numbers: Integers, epoch: int) -> Any:
-        """Return what the function returns; see `__call__`."""
+    def _called(self, arrays: Mapping[str, Array], numbers: Integers, epoch: int, fields: Schema) -> Any:
+        """Return what the function returns, see `__call__`; of a single field, its array may stand for the dict."""
         seeds = {} if self.seeds_as is None else {self.seeds_as: sample_seeds(self.seed, epoch, numbers)}
         try:
-            return self.function(dict(arrays), **seeds)
+            returned = self.function(dict(arrays), **seeds)
         except Exception as error:
             raise self._error(
                 "raises an error",
@@ -169,6 +165,8 @@ class SampleFunction:
                 found=f"{type(error).__name__}: {error}",
                 remedy=f"its argument is a dict of arrays, all samples along the first axis: {', '.join(arrays)}",
             ) from error
+        is_array = not isinstance(returned, Mapping) and len(fields) == 1 and returned is not None
+        return {next(iter(fields)): returned} if is_array else returned
 
     def _checked(self, field: Field, values: Any, samples: int) -> Any:
         """Return the values of a field as an array, or raise ``FunctionError``."""

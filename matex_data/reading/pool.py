@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import cache
 from os import register_at_fork
 from threading import local
-from typing import Any, TypeVar
+from typing import Any
 
 from matex_data.errors import PartitionError
 from matex_data.index.cache import GivenUp
@@ -16,8 +16,6 @@ from matex_data.locks import Lock
 from matex_data.machine import out_of_memory, reading_threads, threads
 from matex_data.mpi.library import MPI
 from matex_data.mpi.processes import is_child_process
-
-T = TypeVar("T")
 
 
 class StoragePool(ThreadPoolExecutor):
@@ -82,13 +80,7 @@ def _begin_worker() -> None:
 _OF_THREAD = local()
 
 
-@cache
-def joiner() -> ThreadPoolExecutor:
-    """Return the thread that joins samples for the consumer, who must not wait for what is decoded ahead."""
-    return ThreadPoolExecutor(1, thread_name_prefix="matex-join")
-
-
-for _pool in (decoders, readers, joiner):
+for _pool in (decoders, readers):
     register_at_fork(after_in_child=_pool.cache_clear)  # a forked process has none of these threads
 
 
@@ -145,19 +137,6 @@ def wait_for_all(futures: Collection[Future[Any]]) -> None:
     error = first_error(futures)
     if error is not None:
         raise error
-
-
-def one_ahead(functions: Sequence[Callable[[], T]]) -> Iterator[T]:
-    """Yield the results of functions, each of which is called while the result of the one before is in use."""
-    if len(functions) == 1:
-        yield _run(functions[0])
-        return
-    futures = (submit(function, pool=joiner()) for function in functions)
-    pending = next(futures, None)
-    while pending is not None:
-        following = next(futures, None)
-        yield pending.result()
-        pending = following
 
 
 def _run(task: Callable[..., Any], *arguments: Any) -> Any:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
-from itertools import starmap
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -314,14 +313,11 @@ class Source:
         """
         self.comm.agree(equal=_same_read(names))
         failure: Exception | None = None
-        fields = [self.index.raw.fields[name] for name in names]
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
-        parts = list(self._ranges(self.block(runs), row_bytes))
-        ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)
-        for (_, rows), (arrays, absent) in zip(parts, self._read_all(self.index.raw, ranges), strict=True):
+        for rows, arrays in self._parts(self.index.raw, names, self.block(runs), row_bytes):
             try:
                 if failure is None:
-                    use(np.delete(rows, absent), present(arrays, absent))
+                    use(rows, arrays)
             except Exception as error:
                 failure = error
         self.comm.agree(failure)
@@ -335,10 +331,16 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        fields = list(self.index.fields.values())
-        ranges = self._ranges(runs, self.row_bytes)
-        made = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in ranges)
-        yield from starmap(present, self._read_all(self.index, made))
+        yield from (arrays for _, arrays in self._parts(self.index, list(self.index.fields), runs, self.row_bytes))
+
+    def _parts(
+        self, index: Index, names: Sequence[str], runs: Samples, row_bytes: int
+    ) -> Iterator[tuple[Integers, Arrays]]:
+        """Yield the positions of the samples that can be read, and their fields, some megabytes at a time."""
+        fields, parts = [index.fields[name] for name in names], list(self._ranges(runs, row_bytes))
+        ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)
+        for (_, rows), (arrays, absent) in zip(parts, self._read_all(index, ranges), strict=True):
+            yield np.delete(rows, absent), present(arrays, absent)
 
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""

@@ -291,15 +291,14 @@ class EpochOrder:
         """Return the samples of a rank in steps ``begin`` to ``end`` of a uniform permutation."""
         schedule = self.schedule
         shard_rows, batch_size = schedule.batch_size // size, schedule.batch_size
-        steps = np.arange(begin, max(begin, min(end, schedule.full_steps)), dtype=np.int64)
-        first = steps * batch_size + rank * shard_rows
-        positions = (first[:, None] + np.arange(shard_rows)).reshape(-1)
-        sizes = np.full(len(first), shard_rows, np.int64)
+        positions = self.drawn(begin, min(end, schedule.full_steps), rank * shard_rows, shard_rows)
+        sizes = np.full(len(positions) // shard_rows, shard_rows, np.int64)
         if schedule.left_over and end > schedule.full_steps:
             start, stop = rank_range(schedule.left_over, rank, size)
-            positions = np.append(positions, np.arange(start, stop) + schedule.full_steps * batch_size)
+            last = self._permutation(np.arange(start, stop) + schedule.full_steps * batch_size)
+            positions = np.append(positions, last)
             sizes = np.append(sizes, shard_rows if schedule.remainder == "pad" else stop - start)
-        return StepPositions(self._permutation(positions), sizes, int(sizes.sum()))
+        return StepPositions(positions, sizes, int(sizes.sum()))
 
     def drawn(self, begin: int, end: int, low: int, count: int) -> Integers:
         """Return positions ``low`` to ``low + count`` of each full batch of a uniform permutation, or in order."""

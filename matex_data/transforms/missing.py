@@ -29,7 +29,7 @@ from matex_data.fields import (
     mask_of,
 )
 from matex_data.index.combined import exact
-from matex_data.index.computed import Call, ComputedFields, compute, compute_all
+from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples
 from matex_data.reading.plan import Arrays
@@ -158,7 +158,8 @@ def find_complete(opened: Callable[[Index], Source], index: Index, samples: Samp
     samples = samples or Runs.between(0, len(index))
     if not names:
         return samples
-    marked = compute(index, _complete, names, {COMPLETE: Field(COMPLETE, (), np.dtype(bool))}).select([COMPLETE])
+    mark = ComputedFields(_complete, names, {COMPLETE: Field(COMPLETE, (), np.dtype(bool))})
+    marked = compute_all(index, [mark]).select([COMPLETE])
     return select_samples(opened(marked), samples, COMPLETE)
 
 
