@@ -20,21 +20,26 @@ from typing import IO, Any, BinaryIO
 
 import numpy as np
 
+from matex_data._types import Bytes
+from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field, Schema
 from matex_data.index.model import Index, Layout
 from matex_data.index.strided import Strided, Transposed
 from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
+from matex_data.machine import check_fits
 from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import Decoding
-from matex_data.readers.whole_file import READ_BYTES, CompressedFileRows, max_decompressed
-from matex_data.storage.files import is_of_system, open_binary, open_zip, size_of, size_of_open
+from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows, wrong_length
+from matex_data.storage.files import is_of_system, open_binary, open_sequential, open_zip, size_of, size_of_open
 
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP_MAGIC = b"PK\x05\x06"
 MAX_HEADER_BYTES = 1 << 20
 PLAIN_KINDS = "biufcmMSUV"  # of ``numpy.dtype.kind``, without pointers to objects
+READ_BYTES = 4 << 20  # decompressed by one call
+MAX_DEFLATE_RATIO = 1032  # see https://zlib.net/zlib_tech.html
 MAX_EMPTY_ROWS = 1 << 20  # samples of no bytes, of which a damaged header can claim any number
 
 _LONG = re.compile(r"(?<=\d)L(?=\s*[,)])")  # behind an integer, as Python 2 wrote it
@@ -249,8 +254,9 @@ def _members(path: str, whole: bool, verify: bool) -> tuple[dict[str, Entry], li
             try:
                 array = _member_array(archive, path, name, info)
             except DataError as error:
-                entries[name] = error
-                listed.append(name)
+                is_array = info.filename.endswith(".npy")
+                entries[name] = error if is_array else "it is no array of NumPy"
+                listed += [name] if is_array else []
                 continue
             if not array.shape:
                 numbers.add(name)
@@ -282,7 +288,7 @@ def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.
     """Read the header of a member."""
     limit = info.compress_size
     if info.compress_type == zipfile.ZIP_DEFLATED:
-        limit = max_decompressed(limit)
+        limit *= MAX_DEFLATE_RATIO
     elif info.compress_type != zipfile.ZIP_STORED:
         limit = info.file_size
     if info.file_size > limit:
@@ -306,8 +312,7 @@ def _member_layout(path: str, info: zipfile.ZipInfo, array: StoredArray, verify:
     verify : compare the checksum of an uncompressed member, since no rank reads all of it later.
     """
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        shape = array.shape or (1,)
-        return CompressedFileRows(path, info.filename, shape, array.dtype, array.offset, array.fortran)
+        return UnpackedRows(_as_row(array).layout(), ZipMember(path, "zip", array.end, member=info.filename))
     with _zip_errors(path), open_binary(path) as file:
         file.seek(info.header_offset)
         local = file.read(30)
@@ -321,6 +326,42 @@ def _member_layout(path: str, info: zipfile.ZipInfo, array: StoredArray, verify:
             file.seek(start)
             _verify(file, path, info)
     return _as_row(replace(array, offset=start + array.offset)).layout()
+
+
+@declared
+@dataclass(frozen=True, eq=False)
+class ZipMember(UnpackedFile):
+    """Compressed array in a zip file, of which ``length`` bytes are those of the array and its header.
+
+    Parameters
+    ----------
+    member : its name in the zip file.
+    """
+
+    member: str = ""
+
+    def _unpack(self) -> Bytes:
+        """Return the bytes of the member, after its checksum has been compared."""
+        field, nbytes = self.member.removesuffix(".npy"), self.length or 0
+        remedy = "decompress the file (or save it with np.savez), so that each rank reads only its own rows"
+        check_fits(nbytes, "the decompressed array", file=self.path, field=field, remedy=remedy)
+        data, found = np.empty(nbytes, np.uint8), 0
+        try:
+            with open_sequential(self.path) as stored, open_zip(stored) as archive, archive.open(self.member) as file:
+                while part := file.read(READ_BYTES):
+                    data[found : found + len(part)] = np.frombuffer(part, np.uint8)[: max(0, nbytes - found)]
+                    found += len(part)
+        except MemoryError:
+            raise
+        except Exception as error:  # the libraries raise many kinds on a damaged stream
+            if is_of_system(error):
+                raise DataError("the file cannot be read", file=self.path, field=field, found=error) from error
+            raise DecodeError(
+                "the array does not decompress", file=self.path, field=field, found=error, remedy=RESTORE
+            ) from error
+        if found < nbytes:
+            raise wrong_length(self.path, field, nbytes, found)
+        return data
 
 
 def _verify(file: BinaryIO, path: str, info: zipfile.ZipInfo) -> None:

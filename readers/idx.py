@@ -18,9 +18,9 @@ from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
-from matex_data.readers.arrays import StoredArray, check_shape
+from matex_data.readers.arrays import MAX_DEFLATE_RATIO, StoredArray, check_shape
 from matex_data.readers.catalogue import Catalogue, Entry, of_subset
-from matex_data.readers.whole_file import CompressedFileRows, max_decompressed
+from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows
 from matex_data.storage.files import exists, is_of_system, open_binary, read_into, size_of_open
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
@@ -68,15 +68,16 @@ class _IdxArray(StoredArray):
     path: str
     gzipped: bool
 
-    def compressed_rows(self) -> CompressedFileRows:
-        return CompressedFileRows(self.path, None, self.shape, self.dtype, self.offset)
+    @property
+    def file(self) -> UnpackedFile:
+        return UnpackedFile(self.path, "gzip", self.end)
 
     def layout(self) -> Layout:
-        return self.compressed_rows() if self.gzipped else super().layout()
+        return UnpackedRows(super().layout(), self.file) if self.gzipped else super().layout()
 
     def values(self) -> Array:
         if self.gzipped:
-            return self.compressed_rows().decode()
+            return self.file.content()[self.offset :].view(self.dtype).reshape(self.shape)
         found = np.empty(self.shape, self.dtype)
         count = read_into(self.path, self.offset, found.reshape(-1).view(np.uint8))
         if count != found.nbytes:
@@ -105,12 +106,12 @@ def _read_header(path: str) -> _IdxArray:
     shape = struct.unpack(f">{head[3]}I", lengths)
     array = _IdxArray(np.dtype(TYPES[head[2]]), shape, False, 4 + len(lengths), path, gzipped)
     expected = array.end
-    if expected > max_decompressed(size) if gzipped else size != expected:
+    if expected > MAX_DEFLATE_RATIO * size if gzipped else size != expected:
         found = f"{size} bytes, gzipped" if gzipped else f"{size} bytes"
         raise _error(path, "the file is not as long as its header says", f"{expected} bytes", found)
     check_shape(path, None, array.shape, array.dtype)
     if gzipped and not prod(array.shape):
-        array.compressed_rows().decode()  # no later read would find that a damaged header hides the data
+        array.file.content()  # no later read would find that a damaged header hides the data
     return array
 
 

@@ -65,8 +65,8 @@ def binary_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
     found: list[FitsColumn | tuple[str, str]] = []
     offset = 0
     for number in range(1, unit.integer("TFIELDS") + 1):
-        form = _FORM.match(str(unit.cards.get(f"TFORM{number}", "")).strip().upper())
-        name = str(unit.cards.get(f"TTYPE{number}", f"col{number}")).strip() or f"col{number}"
+        form = _FORM.match(_text(unit, f"TFORM{number}").upper())
+        name = _text(unit, f"TTYPE{number}") or f"col{number}"
         if form is None:
             raise ValueError(f"TFORM{number} = {unit.cards.get(f'TFORM{number}')!r}")
         repeat, code = int(form[1] or 1), form[2]
@@ -97,7 +97,7 @@ def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, f
             raise Unreadable(f"rows of variable length of the type {further!r}")
         code = further[0]
     shape = _shape(unit, number, repeat) if not pointer_bytes else ()
-    label = name, str(unit.cards.get(f"TUNIT{number}", "")).strip(), offset
+    label = name, _text(unit, f"TUNIT{number}"), offset
     if code == "A":
         length = 1 if pointer_bytes else (shape[-1] if len(shape) > 1 else repeat)
         stored = np.dtype(f"S{max(1, length)}")
@@ -115,7 +115,7 @@ def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, f
 
 
 def _shape(unit: Unit, number: int, repeat: int) -> tuple[int, ...]:
-    dim = str(unit.cards.get(f"TDIM{number}", "")).strip()
+    dim = _text(unit, f"TDIM{number}")
     if _DIM.match(dim):
         shape = tuple(int(length) for length in reversed(dim[1:-1].split(",")))
         if prod(shape) <= repeat:  # further bytes are undefined
@@ -159,6 +159,10 @@ def decoded(
     return wide, Decoding(wide, missing=tuple(map(wide.type, missing)), scale=numbers[0], offset=numbers[1])
 
 
+def _text(unit: Unit, keyword: str) -> str:
+    return str(unit.cards.get(keyword, "")).strip()
+
+
 def _number(unit: Unit, keyword: str, default: int) -> int | float:
     value = unit.cards.get(keyword, default)
     if isinstance(value, bool) or not isinstance(value, int | float):
@@ -175,13 +179,13 @@ def text_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
     """
     found: list[FitsColumn | tuple[str, str]] = []
     for number in range(1, unit.integer("TFIELDS") + 1):
-        form = _TEXT_FORM.match(str(unit.cards.get(f"TFORM{number}", "")).strip())
-        name = str(unit.cards.get(f"TTYPE{number}", f"col{number}")).strip() or f"col{number}"
+        form = _TEXT_FORM.match(_text(unit, f"TFORM{number}"))
+        name = _text(unit, f"TTYPE{number}") or f"col{number}"
         begin = unit.integer(f"TBCOL{number}") - 1
         if form is None or begin < 0 or not int(form[2]) or begin + int(form[2]) > unit.shape[-1]:
             raise ValueError(f"TFORM{number} = {unit.cards.get(f'TFORM{number}')!r}, TBCOL{number} = {begin + 1}")
         stored = np.dtype(f"S{form[2]}")
-        label = name, str(unit.cards.get(f"TUNIT{number}", "")).strip(), begin, stored, ()
+        label = name, _text(unit, f"TUNIT{number}"), begin, stored, ()
         if form[1] == "A":
             found.append(FitsColumn(*label, stored, strip, is_text=True))
             continue

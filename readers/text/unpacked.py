@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError
+from matex_data.errors import RESTORE, DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
 from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
@@ -50,14 +50,6 @@ def content(path: str, file: IO[bytes], encoding: str | None = "") -> tuple[IO[b
         raise
 
 
-def notice_of(path: str, stored: str) -> str:
-    """Return what a user should know about reads of a compressed file."""
-    return (
-        f"files such as {path!r} are stored as {stored}, of which no part can be read alone: "
-        "every rank that needs rows of one unpacks all of it"
-    )
-
-
 @declared
 @dataclass(frozen=True, eq=False)
 class UnpackedFile:
@@ -67,10 +59,14 @@ class UnpackedFile:
     ----------
     path : of the file.
     stored : its compression or encoding.
+    length : of the content, in bytes, if the file says it; None: what it has.
+    notice : what a user should know about reads of the file; "": nothing.
     """
 
     path: str
     stored: str
+    length: int | None = None
+    notice: str = ""
 
     def sources(self) -> tuple[str, ...]:
         """Return the path of the file."""
@@ -87,9 +83,14 @@ class UnpackedFile:
         return kept_file(self, self._unpack)
 
     def _unpack(self) -> Bytes:
-        with reading(self.path), open_sequential(self.path) as file:
-            buffer = unpacked(file, self.stored, ITEM, REMEDY).getbuffer()
-            return np.frombuffer(buffer, np.uint8)
+        try:
+            with reading(self.path), open_sequential(self.path) as file:
+                found = np.frombuffer(unpacked(file, self.stored, ITEM, REMEDY).getbuffer(), np.uint8)
+        except DataError as error:
+            raise error.at(self.path, None) from error.__cause__
+        if self.length not in (None, len(found)):
+            raise wrong_length(self.path, None, self.length, len(found))
+        return found
 
     def request(self, request: ReadRequest) -> ReadRequest:
         """Return the request that takes its byte ranges from the content; the same request if it has none."""
@@ -120,6 +121,18 @@ class UnpackedFile:
                 raise error.within(CONTENT) from error
 
 
+def wrong_length(path: str, field: str | None, expected: int | None, found: int) -> DecodeError:
+    """Return the error for a content that is shorter or longer than its header says, in bytes."""
+    return DecodeError(
+        "the content is not as long as its header says",
+        file=path,
+        field=field,
+        expected=f"{expected} bytes",
+        found=f"{found} bytes",
+        remedy=RESTORE,
+    )
+
+
 def _taken(content: Bytes, offset: Integers, nbytes: Integers) -> Bytes:
     """Return byte ranges of the content, one after the other."""
     if len(offset) == 1:
@@ -143,7 +156,7 @@ class UnpackedRows(Converted):
 
     @property
     def notice(self) -> str:  # type: ignore[override]
-        return notice_of(self.file.path, self.file.stored)
+        return self.file.notice
 
     @property
     def block_rows(self) -> int:  # type: ignore[override]
@@ -175,7 +188,7 @@ class UnpackedTable(Table):
 
     @property
     def notice(self) -> str:  # type: ignore[override]
-        return notice_of(self.file.path, self.file.stored)
+        return self.file.notice
 
     @property
     def rows(self) -> int:  # type: ignore[override]
@@ -209,6 +222,15 @@ def _block_rows(rows: Layout | Table) -> int:
     return max(rows.block_rows, min(rows.rows, BLOCK_BYTES * rows.rows // max(1, rows.stored_bytes())), 1)
 
 
+def _noticed(path: str, stored: str) -> UnpackedFile:
+    """Return a compressed file, of whose reads a user is told."""
+    notice = (
+        f"files such as {path!r} are stored as {stored}, of which no part can be read alone: "
+        "every rank that needs rows of one unpacks all of it"
+    )
+    return UnpackedFile(path, stored, notice=notice)
+
+
 def of_content(path: str, stored: str, table: Table) -> Table:
     """Return a table whose byte ranges are those of the content of a file; of a plain one, the table itself.
 
@@ -218,7 +240,7 @@ def of_content(path: str, stored: str, table: Table) -> Table:
     stored : its compression; "": none.
     table : the table.
     """
-    return UnpackedTable(UnpackedFile(path, stored), table) if stored else table
+    return UnpackedTable(_noticed(path, stored), table) if stored else table
 
 
 def unpacked_index(index: Index, stored: str) -> Index:
@@ -231,7 +253,7 @@ def unpacked_index(index: Index, stored: str) -> Index:
     """
     files = []
     for entry in index.files:
-        file, tables = UnpackedFile(entry.path, stored), dict[Table, UnpackedTable]()
+        file, tables = _noticed(entry.path, stored), dict[Table, UnpackedTable]()
         layouts: dict[str, Layout] = {}
         for name, layout in entry.layouts.items():
             if isinstance(layout, Column):

@@ -105,6 +105,18 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
             npy(str(tmp_path / name))
 
 
+def test_a_member_that_is_no_array_is_left_out(tmp_path: Path) -> None:
+    path, x = str(tmp_path / "a.npz"), np.arange(12).reshape(4, 3)
+    np.savez(path, x=x)
+    with zipfile.ZipFile(path, "a") as file:
+        file.writestr("about.txt", "run 7")
+    with pytest.warns(UserWarning, match=r"'about\.txt': it is no array"):
+        data = open_dataset(path, comm=MPI.COMM_SELF)
+    assert same(data.load()["x"], x)
+    with pytest.raises(FormatError, match="it is no array"):
+        npy(path, ["about.txt"])
+
+
 @pytest.mark.parametrize("end", [0, 5, 9, 40, 130])
 def test_truncated_npy(tmp_path: Path, end: int) -> None:
     path = tmp_path / "a.npy"
@@ -230,7 +242,7 @@ def test_a_decompressed_array_that_does_not_fit(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(machine, "free_memory", lambda: 1 << 20)
     with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
         every_row(npy(str(path)), "x")
-    assert "8388608 bytes" in str(caught.value) and caught.value.field == "x"
+    assert "8388736 bytes" in str(caught.value) and caught.value.field == "x"
 
 
 def test_raw_needs_dtype_and_shape(tmp_path: Path) -> None:
