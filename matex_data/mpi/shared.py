@@ -53,53 +53,38 @@ def gathered(comm: Communicator, own: Array) -> Array:
         return np.frombuffer(b"".join(comm.allgather(own.tobytes())), own.dtype)
     with waiting_for(comm.liveness):
         node: Any = derived(comm.liveness, comm.mpi.Split_type, MPI.COMM_TYPE_SHARED, comm.rank)
-        leaders: Any = derived(comm.liveness, comm.mpi.Split, 0 if node.rank == 0 else MPI.UNDEFINED, comm.rank)
+        content, is_shared = _memory(node, sum(sizes))
+        ranks = node.allgather(comm.rank) if is_shared else [comm.rank]  # that read this memory; the first receives
+        leads = ranks[0] == comm.rank
+        leaders: Any = derived(comm.liveness, comm.mpi.Split, 0 if leads else MPI.UNDEFINED, comm.rank)
         try:
-            content = _gathered(node, leaders, comm.rank, sizes, np.ascontiguousarray(own).view(np.uint8))
+            end = sum(sizes[: comm.rank + 1])
+            content[end - own.nbytes : end] = np.ascontiguousarray(own).view(np.uint8)
+            node.Barrier()
+            if leads:
+                _exchange(leaders, ranks, content, sizes)
+            node.Barrier()
         finally:
             node.Free()
-            if leaders != MPI.COMM_NULL:
+            if leads:
                 leaders.Free()
     content.flags.writeable = False
     return content.view(own.dtype)
 
 
-def _gathered(node: MPI.Intracomm, leaders: MPI.Intracomm, rank: int, sizes: list[int], own: Bytes) -> Bytes:
-    """Return the bytes of all ranks. *Collective*.
+def _exchange(leaders: MPI.Intracomm, ranks: list[int], content: Bytes, sizes: list[int]) -> None:
+    """Let each of these ranks have the bytes of all ranks. *Collective*.
 
     Parameters
     ----------
-    node, leaders : ranks of this machine, and the first ranks of all machines, on these.
-    rank, sizes : of this rank among all, and bytes of each of them.
+    ranks : whose bytes this one has.
+    content, sizes : memory for the bytes of all ranks, and their numbers.
     """
-    ends = np.cumsum(sizes)
-    memory, is_shared = _memory(node, int(ends[-1]))
-    parts = [memory[end - size : end] for end, size in zip(ends.tolist(), sizes, strict=True)]
-    ranks = node.allgather(rank)
-    if is_shared:
-        parts[rank][:] = own
-        node.Barrier()
-    elif node.rank == 0:
-        parts[rank][:] = own
-        for number in range(1, node.size):
-            _in_slices(parts[ranks[number]], lambda part, source=number: node.Recv(part, source))
-    else:
-        _in_slices(own, node.Send)
-    if leaders != MPI.COMM_NULL:
-        for root, of_node in enumerate(leaders.allgather(ranks)):
-            for number in of_node:
-                _in_slices(parts[number], lambda part, root=root: leaders.Bcast(part, root))
-    if is_shared:
-        node.Barrier()
-    else:
-        _in_slices(memory, node.Bcast)
-    return memory
-
-
-def _in_slices(memory: Bytes, call: Any) -> None:
-    """Make a call of MPI for each GB of memory."""
-    for begin in range(0, len(memory), MOST_BYTES):
-        call(memory[begin : begin + MOST_BYTES])
+    ends = np.cumsum(sizes).tolist()
+    for root, of_leader in enumerate(leaders.allgather(ranks)):
+        for rank in of_leader:
+            for begin in range(ends[rank] - sizes[rank], ends[rank], MOST_BYTES):
+                leaders.Bcast(content[begin : min(begin + MOST_BYTES, ends[rank])], root)
 
 
 def _memory(node: MPI.Intracomm, size: int) -> tuple[Bytes, bool]:
@@ -118,9 +103,7 @@ def _memory(node: MPI.Intracomm, size: int) -> tuple[Bytes, bool]:
 
 
 def _file(size: int) -> str | None:
-    """Return the path of a new file in memory of a number of bytes; None if they are few, or there is no room."""
-    if size < LEAST_BYTES:
-        return None
+    """Return the path of a new file in memory of a number of bytes; None if there is no room."""
     try:
         handle, path = tempfile.mkstemp(prefix="matex-", dir=FOLDER)
     except OSError:

@@ -30,7 +30,7 @@ from matex_data.training.replacements import patch
 
 log = logging.getLogger("matex_data.training")
 
-Call = Callable[..., Any]
+Replacement = Callable[..., Any]
 """Function that gets the original one, and its arguments."""
 
 
@@ -60,7 +60,7 @@ def shared_files(channel: Channel) -> tuple[Root, Overlay | None]:
 
 def patch_openers(files: Overlay) -> None:
     """Patch functions of Python, h5py, netCDF4 and SQLite that open, rename or remove files, or look at them."""
-    everywhere: list[tuple[Any, Call, list[str]]] = [
+    everywhere: list[tuple[Any, Replacement, list[str]]] = [
         (io, opening(files, _kind_for_python, "file"), ["open"]),
         (np, opening(files, lambda *_, **__: "replace", "fname"), ["savetxt"]),
         (os, opening(files, lambda *_, **__: "change", "path"), ["truncate"]),
@@ -80,7 +80,7 @@ def patch_openers(files: Overlay) -> None:
 
         connect = opening(files, _kind_for_sqlite, "database")
         everywhere += [(module, connect, ["connect"]) for module in (sqlite3, sqlite3.dbapi2)]
-    elsewhere: list[tuple[Any, Call, list[str]]] = [
+    elsewhere: list[tuple[Any, Replacement, list[str]]] = [
         (os, looking(files, lambda path: files.look(path).path), ["stat", "lstat", "access"]),
         (os, looking(files, files.to_change), ["chmod", "chown", "utime"]),
         (os, functools.partial(_chdir, files), ["chdir", "fchdir"]),
@@ -100,7 +100,7 @@ def _positional(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any
     return [*args, *(kwargs.pop(name) for name in names[len(args) :] if name in kwargs)]
 
 
-def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Call:
+def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Replacement:
     """Return what replaces a function that opens a file.
 
     Parameters
@@ -176,7 +176,7 @@ def _patch_netcdf(files: Overlay) -> None:
     netCDF4.Dataset = Dataset
 
 
-def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> Call:
+def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> Replacement:
     """Return what replaces a function that makes, removes or renames a file without opening it.
 
     Parameters
@@ -199,7 +199,7 @@ def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> C
     return call
 
 
-def looking(files: Overlay, where: Callable[[str], str]) -> Call:
+def looking(files: Overlay, where: Callable[[str], str]) -> Replacement:
     """Return what replaces a function that looks at a file, or passes its name on, on ranks other than 0.
 
     Parameters
