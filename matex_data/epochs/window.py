@@ -92,25 +92,6 @@ class PendingWindow(ABC):
         """Wait until ``loaded`` is complete. Raise the first error."""
 
 
-class WholeWindow(PendingWindow):
-    """Window whose samples are there once it is planned: no file is read.
-
-    Parameters
-    ----------
-    loaded : the window.
-    """
-
-    def __init__(self, loaded: LoadedWindow) -> None:
-        self.loaded = loaded
-
-    def start(self, files: Files, profile: Profile) -> None:
-        """Return at once."""
-
-    def wait(self, profile: Profile) -> None:
-        """Count the samples."""
-        profile.add(samples=int(self.loaded.sizes.sum()) - len(self.loaded.padding))
-
-
 PlanWindow = Callable[["EpochReader", int, int], PendingWindow]
 """Function that plans the window of the steps from a first one to an end, and allocates its arrays."""
 

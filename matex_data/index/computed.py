@@ -312,14 +312,12 @@ class _Window:
         self.memory: dict[str, Any] = {}
         self._copies: list[tuple[Any, str]] = []
         for name, out in wanted.arrays.items():
-            self._deliver(delivered[name], out, slice(low, low + count))
+            rows = out[low : low + count] if self._views else out
+            if self._views and delivered[name] not in self.memory:
+                self.memory[delivered[name]] = rows
+            else:
+                self._copies.append((rows, delivered[name]))
         self._placed = self._allocate(count)
-
-    def _deliver(self, variable: str, out: Any, rows: slice) -> None:
-        if self._views and variable not in self.memory:
-            self.memory[variable] = out[rows]
-        else:
-            self._copies.append((out[rows] if self._views else out, variable))
 
     def _allocate(self, count: int) -> list[frozenset[str]]:
         """Make the arrays of all variables; return the arguments of each step that lie in those of its results."""

@@ -18,25 +18,13 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import Schema
 from matex_data.index.files import DerivedFiles, FileIndex, FileList, FileTable, JoinedFiles, columns_of
-from matex_data.index.layout import (
-    EMPTY,
-    Composed,
-    Countdown,
-    Layout,
-    Limits,
-    OnComplete,
-    ReadRequest,
-    StoredRows,
-    call_after_last,
-)
+from matex_data.index.layout import EMPTY, Layout, Limits, ReadRequest, call_after_last
 from matex_data.index.runs import RowSelection, Runs, ranges
 from matex_data.index.stamps import Stamp
 from matex_data.locks import cached_property
 
 __all__ = [
     "EMPTY",
-    "Composed",
-    "Countdown",
     "Derivation",
     "FileIndex",
     "Finish",
@@ -44,11 +32,9 @@ __all__ = [
     "Index",
     "Layout",
     "Limits",
-    "OnComplete",
     "Read",
     "ReadRequest",
     "RowSelection",
-    "StoredRows",
     "Wanted",
     "call_after_last",
     "ranges",

@@ -168,9 +168,9 @@ class Runs:
         return np.where(run < 0, 0, self.first[run] + ahead)
 
 
-def join_runs(a: Runs, b: Runs) -> Runs:
-    """Concatenate two sequences."""
-    return Runs(np.concatenate([a.start, b.start]), np.concatenate([a.count, b.count]))
+def join_runs(*sequences: Runs) -> Runs:
+    """Concatenate sequences, one at least."""
+    return Runs(*(np.concatenate([getattr(one, name) for one in sequences]) for name in ("start", "count")))
 
 
 def merge(runs: Runs) -> Runs:
@@ -347,7 +347,7 @@ class Chosen:
         step, pending = _STEP * TILE, Runs(np.empty(0, np.int64), np.empty(0, np.int64))
         for low in range(0, self.total, step):
             runs = self.part(low, min(low + step, self.total))
-            runs = merge(Runs(np.concatenate([pending.start, runs.start]), np.concatenate([pending.count, runs.count])))
+            runs = merge(join_runs(pending, runs))
             yield Runs(runs.start[:-1], runs.count[:-1])
             pending = Runs(runs.start[-1:], runs.count[-1:])
         if len(pending.start):

@@ -45,10 +45,6 @@ StampOf = Callable[[int], Stamp | None]
 """Callable that returns the stamp of the file of a number."""
 
 
-def _no_stamp(_: int) -> None:
-    return None
-
-
 class _Opened(Protocol):
     """File or object that one rank reads alone."""
 
@@ -91,7 +87,7 @@ class Files:
         profile: Profile | None = None,
         stamp: StampOf | None = None,
     ) -> None:
-        self._stamp: StampOf = stamp or _no_stamp
+        self._stamp: StampOf = stamp or (lambda _: None)
         self._checked: set[int] = set()
         self._profile = profile or Profile()
         self.paths = paths

@@ -228,17 +228,10 @@ class Source:
             lists=self.skipped is None and not self.repeats,
         )
 
-    def exchange_context(self) -> ReadContext:
-        """Open a communicator for one reader that exchanges samples in memory. *Collective*.
-
-        Raises
-        ------
-        PartitionError : this process cannot communicate with the other ranks.
-        """
-        if self.comm.size > 1:
-            _ = self.comm.mpi  # raises in a forked process
-        session = self.sessions.open([], "independent")
-        return ReadContext(session, self.index, self.buffers, self.scratch, 0, self.profile, lambda: None)
+    def context_without_files(self) -> ReadContext:
+        """Open a communicator for one reader of samples that are in memory. *Collective*."""
+        session, lists = self.sessions.open([], "independent"), self.skipped is None
+        return ReadContext(session, self.index, self.buffers, self.scratch, 0, self.profile, lambda: None, lists=lists)
 
     @property
     def _checks_when_opening(self) -> bool:

@@ -17,7 +17,7 @@ from matex_data.errors import PartitionError
 from matex_data.index.runs import Runs, Samples, compress, ranges, within
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import random_words
-from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, Window
+from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, Window, in_file_order
 
 STOPS = ("first", "longest")
 
@@ -270,13 +270,8 @@ def _rows(order: EpochOrder, first: int, last: int, low: int, count: int) -> tup
     """
     schedule = order.schedule
     if schedule.uniform:
-        positions = order.drawn(first, last, low, count)
-        order_of = np.argsort(positions, kind="stable")
-        found = order.sequence.numbers(positions[order_of])
-        runs = Runs(found, np.ones_like(found))
-        steps, rows = np.divmod(order_of, count)
-        return runs, first + steps, rows
-    if schedule.seed is None:
+        runs, to = in_file_order(order.sequence.numbers(order.drawn(first, last, low, count)))
+    elif schedule.seed is None:
         runs, to = order.in_order(first, last, low, count)
     else:
         first -= first % schedule.window_steps

@@ -189,7 +189,7 @@ class EpochOrder:
         schedule = self.schedule
         if schedule.uniform:
             own = self.step_positions(begin, end, rank, size)
-            runs, destination = _in_file_order(self.sequence.numbers(own.positions))
+            runs, destination = in_file_order(self.sequence.numbers(own.positions))
             return Window(schedule.of_positions(runs), destination, own.sizes, own.rows)
         full = min(end, schedule.full_steps)
         shard_rows = schedule.batch_size // size
@@ -398,7 +398,7 @@ def _sort(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
     return sort(runs), moved
 
 
-def _in_file_order(samples: Integers) -> tuple[Runs, Integers]:
+def in_file_order(samples: Integers) -> tuple[Runs, Integers]:
     """Return the sorted samples, and the original position of each."""
     order = np.argsort(samples, kind="stable")
     return compress(samples[order]), order

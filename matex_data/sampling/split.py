@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import PartitionError
-from matex_data.index.runs import Chosen, Runs, Samples, sort
+from matex_data.index.runs import Chosen, Runs, Samples, join_runs, sort
 from matex_data.sampling.permutation import check_seed, permutation, whole_number
 from matex_data.sampling.schedule import rank_range
 
@@ -122,11 +122,7 @@ def pairs_of(sets: Sequence[Samples]) -> list[tuple[Samples, Samples]]:
 
 def _pairs(sets: Sequence[Runs]) -> Iterator[tuple[Runs, Runs]]:
     for i, own in enumerate(sets):
-        start, count = (
-            np.concatenate([getattr(other, name) for other in (*sets[:i], *sets[i + 1 :])])
-            for name in ("start", "count")
-        )
-        yield sort(Runs(start, count)), own
+        yield sort(join_runs(*sets[:i], *sets[i + 1 :])), own
 
 
 def check_folds(number: int) -> int:
@@ -218,7 +214,8 @@ def leave_gaps(samples: Sequence[Samples], gap: int, files: Integers | None) -> 
     if not gap:
         return tuple(samples)
     sets = [_as_runs(subset) for subset in samples]
-    start, count = (np.concatenate([getattr(subset, name) for subset in sets]) for name in ("start", "count"))
+    joined = join_runs(*sets)
+    start, count = joined.start, joined.count
     number = np.repeat(np.arange(len(sets)), [len(subset.start) for subset in sets])
     order = np.flatnonzero(count)[np.argsort(start[np.flatnonzero(count)])]
     start, count, number = start[order], count[order], number[order]

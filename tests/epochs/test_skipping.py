@@ -10,6 +10,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mpi4py import MPI
 
@@ -102,6 +104,21 @@ def test_the_same_batches_without_the_damaged_samples(
     assert len(first) == (1 if name in ("in memory", "exchanged") else 2) and not any(others)
     assert f"{len(BAD)} of " in first[0] and "damaged.h5', row 48: a chunk does not decode" in first[0]
     assert "43 more" in first[0]
+
+
+@pytest.mark.parametrize("order", [{"shuffle": True}, {"shuffle": "global"}, {"cache": "memory", "shuffle": True}])
+def test_lists_of_samples_that_cannot_be_read_are_left_out(tmp_path: Path, order: dict[str, Any]) -> None:
+    path, lists = tmp_path / "lists.parquet", [np.full(1 + n % 7, n, float) for n in range(64)]
+    pq.write_table(pa.table({"x": lists}), path, row_group_size=8, compression="gzip", use_dictionary=False)
+    content, column = bytearray(path.read_bytes()), pq.ParquetFile(path).metadata.row_group(3).column(0)
+    end = column.data_page_offset + column.total_compressed_size
+    content[end - 20 : end - 4] = bytes(16)
+    path.write_bytes(content)
+    data = open_dataset(path, comm=MPI.COMM_SELF, on_error="skip", cache=order.get("cache"))
+    with pytest.warns(UserWarning, match="8 of 64 samples"):
+        batches = [batch["x"] for batch in data.batches(8, shuffle=order["shuffle"], seed=1, remainder="keep")]
+    found = sorted(int(sample[0]) for batch in batches for sample in batch)
+    assert found == [n for n in range(64) if not 24 <= n < 32]
 
 
 def _outcome(comm: MPI.Intracomm, path: Path, on_error: str) -> None:

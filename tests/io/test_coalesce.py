@@ -10,7 +10,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from matex_data.index.model import OnComplete, ReadRequest
+from matex_data.index.layout import OnComplete, ReadRequest
 from matex_data.index.model import ranges as ranges_of
 from matex_data.io import coalesce
 from matex_data.io.coalesce import ReadTask, divide_tasks, plan_tasks
