@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -12,7 +14,7 @@ from mpi4py import MPI
 from matex_data import open_dataset
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers import kept
-from matex_data.readers.kept import Kept
+from matex_data.readers.kept import Kept, OpenFiles
 
 
 def test_files_are_bounded_in_bytes() -> None:
@@ -52,6 +54,17 @@ def test_threads_share_two_files() -> None:
     with ThreadPoolExecutor(8) as pool:
         assert all(pool.map(take, range(4000)))
     assert files.files.used == 160
+
+
+def test_open_files_are_bounded_and_not_those_of_the_parent() -> None:
+    files = OpenFiles[io.BytesIO](2)
+    opened = [files.get(key, io.BytesIO) for key in (0, 1, 0, 2)]
+    assert opened[0] is opened[2] and [file.closed for file in opened] == [False, True, False, False]
+    child = os.fork()
+    if child == 0:
+        os._exit(int(files.get(0, io.BytesIO) is opened[0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert files.get(0, io.BytesIO) is opened[0]
 
 
 def test_compressed_arrays_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
