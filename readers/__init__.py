@@ -190,8 +190,7 @@ def collective_reader(name: str) -> Callable[..., Index] | None:
     """Return the function by which all ranks index the files of a format; None if one rank indexes each file.
 
     The function has the signature ``index_collectively(paths, names, ranks, trust=None, **options) -> Index`` and is
-    *Collective*. Rank 0 gets the index of all files; other ranks may get that
-    of their own files.
+    *Collective*. Rank 0 gets the index of all files; other ranks may get that of their own files.
 
     Raises
     ------

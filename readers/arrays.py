@@ -312,7 +312,7 @@ def _member_layout(path: str, info: zipfile.ZipInfo, array: StoredArray, verify:
     verify : compare the checksum of an uncompressed member, since no rank reads all of it later.
     """
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
-        return UnpackedRows(_as_row(array).layout(), ZipMember(path, "zip", array.end, member=info.filename))
+        return UnpackedRows(_as_row(array).layout(), ZipMember(path, "zip", array.end, False, info.filename))
     with _zip_errors(path), open_binary(path) as file:
         file.seek(info.header_offset)
         local = file.read(30)

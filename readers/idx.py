@@ -70,7 +70,7 @@ class _IdxArray(StoredArray):
 
     @property
     def file(self) -> UnpackedFile:
-        return UnpackedFile(self.path, "gzip", self.end)
+        return UnpackedFile(self.path, "gzip", self.end, is_told=False)
 
     def layout(self) -> Layout:
         return UnpackedRows(super().layout(), self.file) if self.gzipped else super().layout()

@@ -7,7 +7,7 @@ from abc import abstractmethod
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -20,6 +20,7 @@ BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
 _OBJECT_BYTES = 64  # of a text in memory, beside its characters
 
 Decoded = TypeVar("Decoded", bound=Array | dict[str, Array])
+Opened = TypeVar("Opened")  # has a method close
 
 kept = LeastRecentlyUsed[Array | dict[str, Array]](KEPT_BYTES)
 
@@ -39,16 +40,6 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
     return int(decoded.nbytes) + contents + _OBJECT_BYTES * decoded.size
 
 
-class LibraryFile(Protocol):
-    """Open file of a library."""
-
-    def close(self) -> None:
-        """Close the file."""
-
-
-Opened = TypeVar("Opened", bound=LibraryFile)
-
-
 class OpenFiles(Generic[Opened]):
     """Files that stay open while they are among those used last. Never to be used by two threads at once.
 
@@ -61,7 +52,7 @@ class OpenFiles(Generic[Opened]):
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._open: OrderedDict[Hashable, Opened] = OrderedDict()
+        self._open: OrderedDict[Hashable, Any] = OrderedDict()
         os.register_at_fork(after_in_child=self._open.clear)
 
     def get(self, key: Hashable, opened: Callable[[], Opened]) -> Opened:
@@ -71,7 +62,8 @@ class OpenFiles(Generic[Opened]):
             if len(self._open) > self._most:
                 self._open.popitem(last=False)[1].close()
         self._open.move_to_end(key)
-        return self._open[key]
+        found: Opened = self._open[key]
+        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -24,8 +24,7 @@ from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import Index
-from matex_data.index.ragged import RaggedArray, copy_rows, nested
-from matex_data.index.scatter import RowIndices
+from matex_data.index.ragged import RaggedArray, nested
 from matex_data.index.table import Outputs
 from matex_data.readers.catalogue import Catalogue, file_of_table, given_for
 from matex_data.readers.text.scan import Borders
@@ -257,9 +256,6 @@ class RecordBlocks(ByteRangeBlocks):
 
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block]) * 2
-
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        copy_rows(block[name], rows, out, destination)
 
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
         row, byte = int(self.edges[block]), int(self.offset[block])

@@ -12,6 +12,7 @@ import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.fields import Field
+from matex_data.index import ragged
 from matex_data.index.blocks import Blocks, uneven_blocks
 from matex_data.index.cache import Chunk, ChunkCache, Reserved
 from matex_data.index.layout import EMPTY, ReadRequest
@@ -62,7 +63,7 @@ class DecodedBlocks(Table):
 
     def key(self, block: int, outs: Outputs) -> Hashable:
         """Return the key of a decoded block in the cache."""
-        return self, block
+        return self, block, tuple(name for name, _ in outs)
 
     @abstractmethod
     def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
@@ -72,9 +73,9 @@ class DecodedBlocks(Table):
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         """Return the size of a decoded block in memory, in bytes, about."""
 
-    @abstractmethod
     def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         """Assign ``out[destination]`` the rows of a decoded block, for the field of this name."""
+        ragged.copy_rows(block[name], rows, out, destination)
 
     def decode_block(self, selection: SelectedBlocks, i: int, decode: Callable[[int, list[str]], Any]) -> None:
         """Decode a block by a function of its number and of names of fields, for all who need it; or fail for all.
@@ -121,12 +122,6 @@ class ByteRangeBlocks(DecodedBlocks):
     >>> class Lines(ByteRangeBlocks):
     ...     def decode(self, block, names, stored):
     ...         return {"x": np.array(stored.tobytes().split(), float)}
-    ...
-    ...     def decoded_bytes(self, block, outs):
-    ...         return int(self.nbytes[block])
-    ...
-    ...     def copy_rows(self, name, block, rows, out, destination):
-    ...         out[destination] = block[name][rows]
     >>> fields = {"x": Field("x", (), np.dtype(float))}
     >>> lines = Lines("a.txt", np.array([0, 3, 6]), np.array([0, 6]), np.array([6, 6]), fields)
     >>> lines.rows, lines.end()
@@ -144,9 +139,12 @@ class ByteRangeBlocks(DecodedBlocks):
     def inner_bytes(self, name: str) -> int:
         return int(self.nbytes.sum()) // max(1, len(self.fields)) if self.fields[name].ragged else 0
 
+    def decoded_bytes(self, block: int, outs: Outputs) -> int:
+        return int(self.nbytes[block])
+
     @abstractmethod
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
-        """Return the fields of a block.
+        """Return the fields of a block, by name: arrays, or `RaggedArray` for lists of numbers.
 
         Parameters
         ----------
@@ -164,9 +162,6 @@ class ByteRangeBlocks(DecodedBlocks):
 
     def end(self) -> int:
         return int((self.offset + self.nbytes).max(initial=0))
-
-    def key(self, block: int, outs: Outputs) -> Hashable:
-        return self, block, tuple(name for name, _ in outs)
 
     def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():

@@ -68,6 +68,16 @@ class Message:
         """Return the first byte behind the message."""
         return self.offset + self.head_bytes + self.body_bytes
 
+    @property
+    def is_batch(self) -> bool:
+        """Return whether the message holds rows."""
+        return self.kind == _BATCH
+
+    @property
+    def is_dictionary(self) -> bool:
+        """Return whether the message holds entries of a dictionary."""
+        return self.kind == _DICTIONARY
+
 
 def read_messages(path: str, file: BinaryIO) -> Iterator[Message]:
     """Yield the messages of a file in order: the schema, then dictionaries and batches. Bodies are not read.
@@ -117,7 +127,7 @@ def _read_message(path: str, file: BinaryIO, position: int) -> Message | None:
 
 
 def _parse(metadata: bytes, offset: int, head_bytes: int) -> Message:
-    root = _table(metadata, int.from_bytes(metadata[:4], "little"))
+    root = flatbuffers.table.Table(metadata, int.from_bytes(metadata[:4], "little"))
     kind, body = _number(root, 1, "B"), _number(root, 3, "q")
     content = _inner(root, 2)
     if kind not in (_SCHEMA, _DICTIONARY, _BATCH) or content is None or body < 0:
@@ -138,10 +148,6 @@ def _parse(metadata: bytes, offset: int, head_bytes: int) -> Message:
     return Message(kind, offset, head_bytes, body, rows, dictionary, delta, *columns, bool(_field(content, 3)))
 
 
-def _table(data: bytes, position: int) -> Any:
-    return flatbuffers.table.Table(data, position)
-
-
 def _field(table: Any, number: int) -> int:
     """Return the position of a field of a table; 0 if it has the default."""
     offset = table.Offset(4 + 2 * number)
@@ -155,7 +161,7 @@ def _number(table: Any, number: int, code: str) -> int:
 
 def _inner(table: Any, number: int) -> Any:
     position = _field(table, number)
-    return _table(table.Bytes, table.Indirect(position)) if position else None
+    return flatbuffers.table.Table(table.Bytes, table.Indirect(position)) if position else None
 
 
 def _vector(table: Any, number: int, width: int) -> Integers:
@@ -170,16 +176,6 @@ def _vector(table: Any, number: int, width: int) -> Integers:
 def _damaged(path: str, byte: int, problem: str, expected: str, found: object = None) -> FormatError:
     remedy = "copy or write the file again"
     return FormatError(problem, file=path, byte=byte, expected=expected, found=found, remedy=remedy)
-
-
-def is_batch(message: Message) -> bool:
-    """Return whether the message holds rows."""
-    return message.kind == _BATCH
-
-
-def is_dictionary(message: Message) -> bool:
-    """Return whether the message holds entries of a dictionary."""
-    return message.kind == _DICTIONARY
 
 
 @declared

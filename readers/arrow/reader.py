@@ -16,15 +16,7 @@ import pyarrow as pa
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.index.model import Index
-from matex_data.readers.arrow.messages import (
-    Message,
-    Nodes,
-    column_borders,
-    is_batch,
-    is_dictionary,
-    nodes,
-    read_messages,
-)
+from matex_data.readers.arrow.messages import Message, Nodes, column_borders, nodes, read_messages
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.members import Leaves, columns_of, fields_of, leaf_numbers
@@ -83,7 +75,7 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
     """
     columns = [nodes(column.type) for column in schema]
     leaves = leaf_numbers(schema)
-    batches = [message for message in messages if is_batch(message) and message.rows]
+    batches = [message for message in messages if message.is_batch and message.rows]
     of_field = {name: leaves[leaf] for name, (_, leaf) in chosen.items()}
     numbers = sorted({column for column, _ in of_field.values()})
     ranges = np.array([_ranges(path, schema, batch, columns, numbers) for batch in batches], np.int64)
@@ -164,11 +156,11 @@ def _preambles(messages: Sequence[Message], batches: Sequence[Message]) -> tuple
     dictionaries: dict[int, list[Message]] = {}
     is_changed = True
     for message in messages:
-        if is_dictionary(message):
+        if message.is_dictionary:
             before = dictionaries.get(message.dictionary, [])
             dictionaries[message.dictionary] = [*(before if message.delta else []), message]
             is_changed = True
-        elif is_batch(message):
+        elif message.is_batch:
             if is_changed:
                 needed = (m for of_one in dictionaries.values() for m in of_one)
                 found.append(_byte_ranges([messages[0], *sorted(needed, key=lambda m: m.offset)]))

@@ -21,7 +21,6 @@ from matex_data.fields import PARTLY_MISSING, Field
 from matex_data.index.combined import exact, in_row, missing_value
 from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import EMPTY, Index, ReadRequest
-from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs, Table
 from matex_data.index.united import united
 from matex_data.readers.catalogue import Catalogue, file_of_table
@@ -170,16 +169,6 @@ def _missing(values: FrameValues, field: Field) -> Array | None:
     return np.full(shape, missing_value(field.dtype), field.dtype)
 
 
-def assign(column: Array, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-    """Assign ``out[destination]`` rows of a column; arrays of different shapes one by one."""
-    if column.dtype != object:
-        out[destination] = column[rows]
-        return
-    positions = range(len(out))[destination] if isinstance(destination, slice) else destination.tolist()
-    for position, value in zip(positions, column[rows], strict=True):
-        out[position] = value
-
-
 BLOCK_ROWS = 16  # of files of which a library reads each frame alone
 LOOKED_AT = 4096  # frames of such a file, evenly over it, whose properties are compared
 
@@ -216,15 +205,9 @@ class LibraryFrames(DecodedBlocks):
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return self.frame_bytes * BLOCK_ROWS
 
-    def key(self, block: int, outs: Outputs) -> tuple[Any, ...]:
-        return self, block, tuple(name for name, _ in outs)
-
     def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for i in positions.tolist():
             yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
-
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        assign(block[name], rows, out, destination)
 
     def _decode(self, selection: SelectedBlocks, i: int, _: Bytes) -> None:
         self.decode_block(selection, i, self._read)

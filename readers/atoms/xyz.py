@@ -11,7 +11,7 @@ import re
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import IO, Any
+from typing import IO
 
 import ase.io
 from ase import Atoms
@@ -20,9 +20,7 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
-from matex_data.index.scatter import RowIndices
-from matex_data.index.table import Outputs
-from matex_data.readers.atoms.frames import FrameValues, assign, columns_of, frames_of, unreadable
+from matex_data.readers.atoms.frames import FrameValues, columns_of, frames_of, unreadable
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
@@ -131,12 +129,6 @@ def _parsed(text: bytes) -> list[FrameValues]:
 @dataclass(frozen=True, eq=False)
 class FrameBlocks(ByteRangeBlocks):
     """Fields of frames; a block is a range of whole frames."""
-
-    def decoded_bytes(self, block: int, outs: Outputs) -> int:
-        return int(self.nbytes[block])
-
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        assign(block[name], rows, out, destination)
 
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, Array]:
         row, rows = int(self.edges[block]), int(self.edges[block + 1] - self.edges[block])

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -16,7 +15,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import ReadRequest, ranges
-from matex_data.index.scatter import RowIndices, matrix_view, scatter
+from matex_data.index.scatter import matrix_view, scatter
 from matex_data.index.table import Outputs
 from matex_data.readers.csv.parse import CALL_BYTES, COLUMN_BYTES, Block, Parser
 from matex_data.readers.csv.types import ColumnType
@@ -50,9 +49,6 @@ class CsvRows(DecodedBlocks):
     def end(self) -> int:
         return int(self.offset[-1])
 
-    def key(self, block: int, outs: Outputs) -> Hashable:
-        return self, block, tuple(name for name, _ in outs)
-
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.offset[block + 1] - self.offset[block])
 
@@ -84,9 +80,6 @@ class CsvRows(DecodedBlocks):
         rows = ranges(blocks.runs.start + shift, blocks.runs.count)
         for target, column in zip(targets, columns, strict=True):
             scatter(target.out, blocks.destination, column if len(column) == len(rows) else column.take(rows, axis=0))
-
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        scatter(out, destination, block[name][rows])
 
     def columns(self, blocks: Integers, targets: Sequence[_Target], data: Bytes) -> list[Array]:
         """Parse all records of blocks: for each target a matrix, or the values of one column."""

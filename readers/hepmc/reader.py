@@ -27,7 +27,6 @@ from matex_data.readers.text.events import (
     HEADER_BYTES,
     READ_BYTES,
     EventColumns,
-    EventFormat,
     EventParser,
     damaged_event,
     header_error,
@@ -76,7 +75,7 @@ def index_collectively(paths: Sequence[str], names: Sequence[str] | None, ranks:
     FormatError : a file is no HepMC file, or the files differ in their units or weights.
     DecodeError : the first event of a file is damaged.
     """
-    return index_files(EventFormat(SYNTAX, read_header), paths, names, ranks)
+    return index_files(SYNTAX, read_header, paths, names, ranks)
 
 
 @dataclass(frozen=True)

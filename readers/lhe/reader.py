@@ -30,7 +30,6 @@ from matex_data.readers.text.events import (
     READ_BYTES,
     SHOWN_BYTES,
     EventColumns,
-    EventFormat,
     EventParser,
     header_error,
     index_files,
@@ -88,7 +87,7 @@ def index_collectively(paths: Sequence[str], names: Sequence[str] | None, ranks:
     FieldNotFound : there is no such field.
     FormatError : a file is truncated or no LHE file, or the files differ in their weights.
     """
-    return index_files(EventFormat(SYNTAX, read_header), paths, names, ranks)
+    return index_files(SYNTAX, read_header, paths, names, ranks)
 
 
 @dataclass(frozen=True)

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from matex_data._types import Array, Integers
+from matex_data._types import Integers
 from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.decoded import DecodedBlocks
-from matex_data.index.ragged import copy_rows
-from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
 from matex_data.readers.parquet.members import ColumnField
@@ -67,9 +64,6 @@ class ArrowBlocks(DecodedBlocks):
             return 0
         return int(self.column_bytes(self.columns([name])) * self.ratio)
 
-    def key(self, block: int, outs: Outputs) -> Hashable:
-        return self, block, tuple(name for name, _ in outs)
-
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return self.declared_bytes(block, [name for name, _ in outs])
 
@@ -116,6 +110,3 @@ class ArrowBlocks(DecodedBlocks):
             found=error,
             remedy=RESTORE,
         )
-
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        copy_rows(block[name], rows, out, destination)

@@ -62,20 +62,20 @@ class Branches(ABC):
         """Return the awkward form of an entry. Raise `Unreadable` if uproot cannot interpret it."""
 
     @abstractmethod
-    def probe(self, name: str) -> None:
-        """Read one entry if only that shows whether uproot can. Raise `Unreadable` if it cannot."""
-
-    @abstractmethod
     def edges(self, name: str) -> Integers:
         """Return the first entry of each basket or cluster of a branch, and the number of entries."""
 
-    @abstractmethod
     def stored_bytes(self, name: str) -> int:
         """Return the size of a branch in the file, in bytes; 0 if it is unknown."""
+        return 0
 
-    @abstractmethod
     def table(self, name: str, members: Mapping[str, BranchField], clusters: Integers) -> BranchBlocks:
-        """Return the layout of a branch."""
+        """Return the layout of a branch: without an override, uproot reads its entries."""
+        known = sum(m.field.row_bytes if m.kind == "flat" else OBJECT_BYTES for m in members.values())
+        return Clusters(self.path, self.edges(name), name, members, clusters, self.key, known)
+
+    def probe(self, name: str) -> None:  # noqa: B027 (the form of most branches tells)
+        """Read one entry if only that shows whether uproot can. Raise `Unreadable` if it cannot."""
 
     def expect(self, names: Sequence[str]) -> None:  # noqa: B027 (most kinds of trees need not know)
         """Take note that only these branches will be probed."""
@@ -91,13 +91,6 @@ class Branches(ABC):
     def attributes(self, name: str) -> Mapping[str, Any]:
         """Return the attributes of the fields of a branch."""
         return {"type": self.typename(name)}
-
-    def library_table(
-        self, name: str, members: Mapping[str, BranchField], clusters: Integers, edges: Integers
-    ) -> BranchBlocks:
-        """Return the layout of a branch whose entries uproot reads."""
-        known = sum(m.field.row_bytes if m.kind == "flat" else OBJECT_BYTES for m in members.values())
-        return Clusters(self.path, edges, name, members, clusters, self.key, known)
 
 
 @dataclass(frozen=True)
@@ -225,7 +218,7 @@ class TreeBranches(Branches):
         kinds = {member.kind for member in members.values()}
         in_baskets = len(branch.embedded_baskets) == 0 and not self._lacks_offsets(branch)
         if encoding is None or "nested" in kinds or not in_baskets:
-            return self.library_table(name, members, clusters, self.edges(name))
+            return super().table(name, members, clusters)
         filled = np.flatnonzero(np.diff(entries))
         offset, nbytes = (np.asarray(branch.member(key), np.int64)[filled] for key in ("fBasketSeek", "fBasketBytes"))
         if offset.min(initial=0) < 0 or nbytes.min(initial=0) < 0:
@@ -299,15 +292,6 @@ class TupleFields(Branches):
             raise Unreadable(f"uproot cannot read it as arrays: {first_line(error)}") from error
         return form
 
-    def probe(self, name: str) -> None:
-        pass  # the form tells
-
     def edges(self, name: str) -> Integers:
         first = [int(cluster.num_first_entry) for cluster in self.ntuple.cluster_summaries]
         return np.unique(np.array([0, *first, self.rows], np.int64))
-
-    def stored_bytes(self, name: str) -> int:
-        return 0
-
-    def table(self, name: str, members: Mapping[str, BranchField], clusters: Integers) -> BranchBlocks:
-        return self.library_table(name, members, clusters, self.edges(name))

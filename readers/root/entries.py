@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
@@ -125,6 +125,9 @@ class BranchBlocks(DecodedBlocks):
 
     def borders(self) -> Integers:
         return self.clusters
+
+    def key(self, block: int, outs: Outputs) -> Hashable:
+        return self, block  # of which all members are decoded
 
     def copy_rows(self, name: str, block: Entries, rows: RowIndices, out: Array, destination: RowIndices) -> None:
         scatter_entries(block, rows, self.members[name], out, destination)

@@ -15,10 +15,9 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.readers.arrays import read_header
-from matex_data.readers.images.decoding import ImageInfo, ImageOptions, decode_image
+from matex_data.readers.images.decoding import ImageInfo, ImageOptions, decode_image, image_info
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
-from matex_data.readers.images.decoding.pillow import SEQUENTIAL, count_frames
-from matex_data.readers.images.decoding.tiff import count_pages
+from matex_data.readers.images.decoding.pillow import SEQUENTIAL
 
 IMAGES = frozenset(("bmp", "fit", "fits", "gif", "jfif", "jpe", "jpeg", "jpg", "png", "ppm", "tif", "tiff", "webp"))
 INTEGERS = frozenset(("class", "cls", "cls2", "count", "id", "index", "inx"))
@@ -149,7 +148,7 @@ class ImageMember(MemberDecoder):
         return self.info.field(name, self.nbytes is not None)
 
     def decode(self, data: Bytes, out: Array) -> Any:
-        _check_single(data, image_kind(data[:HEAD_BYTES].tobytes()))
+        self._check_single(data)
         ragged = self.nbytes is not None
         image = decode_image(data, self.options, out=None if ragged else out)
         same = image.shape[2:] == self.info.shape[2:] if ragged else image.shape == self.info.shape
@@ -157,19 +156,17 @@ class ImageMember(MemberDecoder):
             raise _differs(self.info.shape, self.info.dtype, image.shape, image.dtype)
         return image.copy() if ragged and not image.flags.writeable else image  # a batch holds ragged images themselves
 
-
-def _check_single(data: Bytes, kind: str) -> None:
-    """Raise if a member has several pages or frames: a sample has one image, and the others would be lost."""
-    if kind != "tiff" and kind not in SEQUENTIAL:
-        return
-    pages = count_pages(data.data) if kind == "tiff" else count_frames(data.data, kind)
-    if pages > 1:
-        raise FormatError(
-            "the member has several pages",
-            expected="one image",
-            found=f"{pages} pages",
-            remedy="write each page as a sample, or deliver the members as bytes by raw=",
-        )
+    def _check_single(self, data: Bytes) -> None:
+        """Raise if a member has several pages or frames: a sample has one image, and the others would be lost."""
+        if image_kind(data[:HEAD_BYTES].tobytes()) in ("tiff", *SEQUENTIAL):
+            pages = image_info(data, self.options).pages
+            if pages > 1:
+                raise FormatError(
+                    "the member has several pages",
+                    expected="one image",
+                    found=f"{pages} pages",
+                    remedy="write each page as a sample, or deliver the members as bytes by raw=",
+                )
 
 
 def _differs(shape: tuple[int, ...], dtype: np.dtype[Any], other: tuple[int, ...], found: np.dtype[Any]) -> DecodeError:

@@ -19,9 +19,8 @@ from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import FileIndex, Index
-from matex_data.index.scatter import RowIndices, scatter
 from matex_data.index.stamps import Stamp
-from matex_data.index.table import Column, Outputs
+from matex_data.index.table import Column
 from matex_data.index.united import adapted, counted, unite
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.collective import IndexingRanks, agreed
@@ -59,12 +58,6 @@ class EventBlocks(ByteRangeBlocks):
     """
 
     parser: EventParser
-
-    def decoded_bytes(self, block: int, outs: Outputs) -> int:
-        return int(self.nbytes[block])
-
-    def copy_rows(self, name: str, block: Any, rows: RowIndices, out: Array, destination: RowIndices) -> None:
-        scatter(out, destination, block[name][rows])
 
     def decode(self, block: int, names: Sequence[str], stored: Bytes) -> EventColumns:
         """Parse the events of a block.
@@ -128,18 +121,8 @@ class EventHeader(Protocol):
         """Return the parser of these fields."""
 
 
-@dataclass(frozen=True)
-class EventFormat:
-    """A text format of events.
-
-    Parameters
-    ----------
-    syntax : by which its texts are cut into events.
-    read_header : function ``(path, text) -> EventHeader`` that reads the begin of a binary file or stream.
-    """
-
-    syntax: EventSyntax
-    read_header: Callable[[str, IO[bytes]], EventHeader]
+ReadHeader = Callable[[str, IO[bytes]], EventHeader]
+"""Reads the begin of a binary file or stream, ``(path, text)``."""
 
 
 @dataclass
@@ -152,13 +135,21 @@ class _File:
     events: Events | None
 
 
-def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] | None, ranks: IndexingRanks) -> Index:
+def index_files(
+    syntax: EventSyntax,
+    read_header: ReadHeader,
+    paths: Sequence[str],
+    names: Sequence[str] | None,
+    ranks: IndexingRanks,
+) -> Index:
     """Index the events of text files with the same fields. *Collective*.
 
     Rank 0 gets the index of all files, the others that of their block of them.
 
     Parameters
     ----------
+    syntax : by which texts of the format are cut into events.
+    read_header : of the format.
     names : fields; None: all.
 
     Raises
@@ -168,12 +159,12 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
     DataError : a file cannot be read.
     """
     own = range(*rank_range(len(paths), ranks.rank, ranks.size))
-    files: list[_File] = agreed(ranks, lambda: [_inspect(format, paths[number]) for number in own])
+    files: list[_File] = agreed(ranks, lambda: [_inspect(syntax, read_header, paths[number]) for number in own])
     large = ranks.allgather([number for number, file in zip(own, files, strict=True) if file.events is None])
     for number in (number for of_rank in large for number in of_rank):
         mine = files[number - own.start] if number in own else None
         file = next(filter(None, ranks.allgather(mine)))
-        events = scan_file(file.path, file.header.begin, file.size, format.syntax, ranks)
+        events = scan_file(file.path, file.header.begin, file.size, syntax, ranks)
         if not events.count:
             raise header_error(file.path, "the file has no events", expected="an event", found=f"{file.size} bytes")
         if mine is not None:
@@ -186,16 +177,16 @@ def index_files(format: EventFormat, paths: Sequence[str], names: Sequence[str] 
     return Index(union.fields, ranks.gather_files(entries), facts=union.texts)
 
 
-def _inspect(format: EventFormat, path: str) -> _File:
+def _inspect(syntax: EventSyntax, read_header: ReadHeader, path: str) -> _File:
     """Read the header of a file; find the events of a small or compressed one."""
     with reading(path), open_binary(path) as file:
         stamp, size = Stamp.of(path), size_of_open(file)
         plain, stored = content(path, file)
         if not stored and size > SMALL_BYTES:
-            return _File(path, stamp, size, stored, format.read_header(path, plain), None)
+            return _File(path, stamp, size, stored, read_header(path, plain), None)
         text = np.frombuffer(plain.read(), np.uint8)
-    header = format.read_header(path, io.BytesIO(text.tobytes()))
-    events = scan_text(text, header.begin, format.syntax)
+    header = read_header(path, io.BytesIO(text.tobytes()))
+    events = scan_text(text, header.begin, syntax)
     if not events.count:
         _check_without_events(path, text[header.begin : events.offset[-1]], header)
     return _File(path, stamp, size, stored, header, events)

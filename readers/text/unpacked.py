@@ -60,13 +60,22 @@ class UnpackedFile:
     path : of the file.
     stored : its compression or encoding.
     length : of the content, in bytes, if the file says it; None: what it has.
-    notice : what a user should know about reads of the file; "": nothing.
+    is_told : a user is told that reads of the file unpack all of it.
     """
 
     path: str
     stored: str
     length: int | None = None
-    notice: str = ""
+    is_told: bool = True
+
+    @property
+    def notice(self) -> str:
+        """Return what a user should know about reads of the file."""
+        text = (
+            f"files such as {self.path!r} are stored as {self.stored}, of which no part can be read alone: "
+            "every rank that needs rows of one unpacks all of it"
+        )
+        return text if self.is_told else ""
 
     def sources(self) -> tuple[str, ...]:
         """Return the path of the file."""
@@ -222,15 +231,6 @@ def _block_rows(rows: Layout | Table) -> int:
     return max(rows.block_rows, min(rows.rows, BLOCK_BYTES * rows.rows // max(1, rows.stored_bytes())), 1)
 
 
-def _noticed(path: str, stored: str) -> UnpackedFile:
-    """Return a compressed file, of whose reads a user is told."""
-    notice = (
-        f"files such as {path!r} are stored as {stored}, of which no part can be read alone: "
-        "every rank that needs rows of one unpacks all of it"
-    )
-    return UnpackedFile(path, stored, notice=notice)
-
-
 def of_content(path: str, stored: str, table: Table) -> Table:
     """Return a table whose byte ranges are those of the content of a file; of a plain one, the table itself.
 
@@ -240,7 +240,7 @@ def of_content(path: str, stored: str, table: Table) -> Table:
     stored : its compression; "": none.
     table : the table.
     """
-    return UnpackedTable(_noticed(path, stored), table) if stored else table
+    return UnpackedTable(UnpackedFile(path, stored), table) if stored else table
 
 
 def unpacked_index(index: Index, stored: str) -> Index:
@@ -253,7 +253,7 @@ def unpacked_index(index: Index, stored: str) -> Index:
     """
     files = []
     for entry in index.files:
-        file, tables = _noticed(entry.path, stored), dict[Table, UnpackedTable]()
+        file, tables = UnpackedFile(entry.path, stored), dict[Table, UnpackedTable]()
         layouts: dict[str, Layout] = {}
         for name, layout in entry.layouts.items():
             if isinstance(layout, Column):

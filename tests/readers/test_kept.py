@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import os
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +16,7 @@ from mpi4py import MPI
 from matex_data import open_dataset
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers import kept
+from matex_data.readers.kept import OpenFiles
 
 
 def test_files_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -72,6 +75,17 @@ def test_a_file_that_two_threads_need_is_decoded_once() -> None:
     with ThreadPoolExecutor(2) as pool:
         assert [one.result() for one in [pool.submit(take) for _ in range(2)]] == [2, 2]
     assert decoded == [1]
+
+
+def test_open_files_are_bounded_and_not_those_of_the_parent() -> None:
+    files = OpenFiles[io.BytesIO](2)
+    opened = [files.get(key, io.BytesIO) for key in (0, 1, 0, 2)]
+    assert opened[0] is opened[2] and [file.closed for file in opened] == [False, True, False, False]
+    child = os.fork()
+    if child == 0:
+        os._exit(int(files.get(0, io.BytesIO) is opened[0]))
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert files.get(0, io.BytesIO) is opened[0]
 
 
 def test_compressed_arrays_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,16 +24,13 @@ from matex_data.readers.images.decoding.resample import resize_array, resize_ima
 from matex_data.readers.images.decoding.tiff import decode_tiff, tiff_header
 
 
-def image_info(
-    data: Data, options: ImageOptions, path: str | None = None, page: int = 0, count_pages: bool = True
-) -> ImageInfo:
-    """Return shape, dtype and pages of an image, from its header.
+def image_info(data: Data, options: ImageOptions, path: str | None = None, count_pages: bool = True) -> ImageInfo:
+    """Return shape, dtype and pages of the first image of a file, from its header.
 
     Parameters
     ----------
     data : bytes of the whole file.
     path : name of the file, for errors.
-    page : of a file with several.
     count_pages : False: do not count the pages, ``pages`` is 1.
 
     Raises
@@ -42,7 +39,7 @@ def image_info(
     DecodeError : the image is larger than ``options.max_pixels``, or its data leave the file.
     """
     with _errors(data, path, no_image) as (buffer, kind):
-        info = delivered_info(_header(buffer, kind, options, page, count_pages), options)
+        info = delivered_info(_header(buffer, kind, options, count_pages), options)
         return info if count_pages or info.pages == 1 else replace(info, pages=1)
 
 
@@ -100,16 +97,15 @@ def _errors(
         raise _at(refused(kind, error), path) from error
 
 
-def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, page: int, count_pages: bool) -> Header:
+def _header(buffer: bytes | memoryview, kind: str, options: ImageOptions, count_pages: bool) -> Header:
     if kind == "tiff":
-        return tiff_header(buffer, options.max_pixels, page, count_pages)
+        return tiff_header(buffer, options.max_pixels, count_pages)
     if kind == "fits":
-        _check_single(page)
         return fits_header(buffer, options.max_pixels)
-    if kind == "jpeg" and page == 0 and (header := jpeg_header(buffer, whole=False)) is not None:
+    if kind == "jpeg" and (header := jpeg_header(buffer, whole=False)) is not None:
         check_pixels(header.width, header.height, options.max_pixels)
         return header_of_mode(header.mode, *header.turned)
-    return image_header(buffer, kind, options.max_pixels, page)
+    return image_header(buffer, kind, options.max_pixels)
 
 
 def _decode(
@@ -118,18 +114,14 @@ def _decode(
     if kind == "tiff":
         return decode_tiff(buffer, options.max_pixels, page)
     if kind == "fits":
-        _check_single(page)
+        if page:
+            raise DecodeError("the file has no such page", expected="page 0", found=f"page {page}")
         return decode_fits(buffer, options.max_pixels)
     if kind == "jpeg" and page == 0:
         pixels = decode_plain(buffer, options, out)
         if pixels is not None:
             return pixels
     return decode_by_pillow(buffer, kind, options, page, frames)
-
-
-def _check_single(page: int) -> None:
-    if page:
-        raise DecodeError("the file has no such page", expected="page 0", found=f"page {page}")
 
 
 @lru_cache(maxsize=64)  # the images of a data set are alike, and there may be millions

@@ -20,7 +20,7 @@ from PIL.PngImagePlugin import PngImageFile
 from PIL.WebPImagePlugin import WebPImageFile
 
 from matex_data.errors import DecodeError, FormatError
-from matex_data.readers.images.decoding.options import GAP, MAX_PIXELS, ImageOptions
+from matex_data.readers.images.decoding.options import GAP, ImageOptions
 from matex_data.readers.images.decoding.picture import (
     TURNED,
     Header,
@@ -139,15 +139,9 @@ class FrameFile:
         self._kept = data, opened
 
 
-def count_frames(data: bytes | memoryview, kind: str) -> int:
-    """Return the number of frames of an image."""
-    return _Opened.of(data, kind, MAX_PIXELS).pages
-
-
-def image_header(data: bytes | memoryview, kind: str, max_pixels: int, page: int) -> Header:
-    """Return the header of a page."""
+def image_header(data: bytes | memoryview, kind: str, max_pixels: int) -> Header:
+    """Return the header of the first page."""
     opened = _Opened.of(data, kind, max_pixels)
-    opened.seek(page, max_pixels)
     width, height = opened.image.size
     if (kind != "png" or ORIENTED.search(data)) and image_orientation(opened.image) in TURNED:  # of PNG: by the pixels
         width, height = height, width

@@ -182,18 +182,17 @@ def _would_cut(image: TiffImageFile) -> bool:
     return (bits == 8 and SIGNED in forms) or (bits == 32 and UNSIGNED in forms)
 
 
-def tiff_header(data: bytes | memoryview, max_pixels: int, page: int, counted: bool) -> Header:
-    """Return the header of a page; its number of pages is 1 unless they are to be ``counted``."""
+def tiff_header(data: bytes | memoryview, max_pixels: int, counted: bool) -> Header:
+    """Return the header of the first page; its number of pages is 1 unless they are to be ``counted``."""
     pages = len(page_offsets(data)) if counted else 1
-    page = 0 if _is_behind(data, page) else page
-    image = _opened(data, page)
+    image = _opened(data, 0)
     if counted and pages == 1:
         pages = _images(data, image)
     if image is not None:  # Pillow has turned the size already
         check_pixels(*image.size, max_pixels)
         return header_of_mode(image.mode, *image.size, pages)
     with _file(data) as file:
-        found = _page(file, page, len(data), max_pixels)
+        found = _page(file, 0, len(data), max_pixels)
         height, width, channels = _shape(found)
         if _orientation(found) in TURNED:
             height, width = width, height
@@ -242,7 +241,7 @@ def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) ->
 
 def _decode_behind(data: bytes | memoryview, max_pixels: int, number: int) -> Image.Image | Pixels:
     """Return an image that lies behind the only page of a file, raw as that one."""
-    header = tiff_header(data, max_pixels, 0, counted=False)
+    header = tiff_header(data, max_pixels, counted=False)
     with _file(data) as file:
         page = _page(file, 0, len(data), max_pixels)
         at, stored = page.dataoffsets[0] + number * page.nbytes, np.dtype(page.dtype).newbyteorder(file.byteorder)

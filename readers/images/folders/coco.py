@@ -17,7 +17,6 @@ from matex_data.readers.formats import COCO_BEGIN, JSON_SUFFIXES
 from matex_data.readers.images.folders.members import ManifestValues, columns_of, values_of
 from matex_data.readers.images.texts import NumberLists
 
-LISTS = ("images", "annotations", "categories")
 OWN = ("image", "path", "mask")  # fields that are no members
 FLOATS = ("bbox", "area")  # which some tools write as whole numbers
 Ids = dict[int | str, int]

@@ -382,7 +382,6 @@ def test_pages_of_a_tiff() -> None:
     assert image_info(data, NATIVE, count_pages=False).pages == 1
     for number, image in enumerate(images):
         np.testing.assert_array_equal(decode_image(data, NATIVE, page=number), np.asarray(image))
-        assert image_info(data, NATIVE, page=number).shape == (17, 20 + 3 * number, 3)
     with pytest.raises(DataError, match=r"no such page.*a\.tif"):
         decode_image(data, NATIVE, "a.tif", page=5)
 
@@ -404,7 +403,6 @@ def test_frames_have_one_shape(kind: str, mode: str) -> None:
         reference.seek(number)
         expected = np.asarray(reference.convert(shared))
         np.testing.assert_array_equal(decode_image(data, NATIVE, page=number), expected)
-        assert image_info(data, NATIVE, page=number).shape == expected.shape
     with mock.patch.object(pillow, "open_image", wraps=pillow.open_image) as opened:
         frames = FrameFile()
         for number in (0, 1, 3, 2, 2, 0):
