@@ -224,8 +224,10 @@ class LastStage:
 
         def step(tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> Any:
             with self._state.step(weight), weighted_means(self.model, weight):
-                run = self._train if training else self._test
-                return run(tensors, targets, weight, rows, loss_before)
+                if training:
+                    return self._train(tensors, targets, weight, rows, loss_before)
+                self._loss(tensors, targets, weight, rows, loss_before, training=False)
+                return []
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
         given = [*inputs, *self.receives.specs]
@@ -249,9 +251,8 @@ class LastStage:
             with keras.StatelessScope(), self._state.step(1.0):  # metrics stay as they are
                 self.model._compile_loss(*chosen)
 
-        find_sums(
-            self._unknown, compute, rows, any(x is not None for x in tf.nest.flatten(sample_weight)), self._replicas
-        )
+        weighted = any(x is not None for x in tf.nest.flatten(sample_weight))
+        find_sums(self._unknown, compute, rows, weighted, self._replicas)
         self._unknown = []
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
@@ -270,10 +271,6 @@ class LastStage:
         gradients, errors = tape.gradient(scaled, [[v.value for v in self.sums.variables], watched])
         self.sums.add(gradients)
         return _dense(errors, watched)
-
-    def _test(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> list[Any]:
-        self._loss(tensors, targets, weight, rows, loss_before, training=False)
-        return []
 
     def _loss(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any, training: bool) -> Any:
         """Return the loss of a micro-batch, or without a reduction that of each row, and update the metrics."""
