@@ -249,7 +249,8 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
-    return _whole(variable, _joined_at_root)
+    whole: Array | None = _whole(variable, _joined_at_root)
+    return whole
 
 
 def whole_on_all(variable: Any) -> Array:

@@ -99,7 +99,7 @@ class Line:
             if message is not None:
                 message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
                 self._received += 1
-            return self._received == expected
+            return bool(self._received == expected)
 
         self._channel.communicator.wait_until(lambda seconds: poll(received, seconds))
         self.finish()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -223,12 +224,14 @@ class LastStage:
 
         def step(tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> Any:
             with self._state.step(weight), weighted_means(self.model, weight):
-                run = self._train if training else self._test
-                return run(tensors, targets, weight, rows, loss_before)
+                if training:
+                    return self._train(tensors, targets, weight, rows, loss_before)
+                self._loss(tensors, targets, weight, rows, loss_before, training=False)
+                return []
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
         given = [*inputs, *self.receives.specs]
-        self._compile = lambda: compiled(step, given, targets, *scalars)
+        self._compile = functools.partial(compiled, step, given, targets, *scalars)
         self._step = self._compile()
         self._unknown = unknown_losses(self.model)
 
@@ -248,9 +251,8 @@ class LastStage:
             with keras.StatelessScope(), self._state.step(1.0):  # metrics stay as they are
                 self.model._compile_loss(*chosen)
 
-        find_sums(
-            self._unknown, compute, rows, any(x is not None for x in tf.nest.flatten(sample_weight)), self._replicas
-        )
+        weighted = any(x is not None for x in tf.nest.flatten(sample_weight))
+        find_sums(self._unknown, compute, rows, weighted, self._replicas)
         self._unknown = []
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
@@ -263,24 +265,24 @@ class LastStage:
         with tf.GradientTape() as tape:
             watched = differentiable(tensors, self.receives)
             tape.watch(watched)
-            loss = self._loss(tensors, targets, rows, loss_before, training=True)
-            scaled = self.model.optimizer.scale_loss(loss * tf.cast(weight, loss.dtype))
+            loss = self._loss(tensors, targets, weight, rows, loss_before, training=True)
+            total = tf.reduce_sum(loss) if loss.shape.rank else loss * tf.cast(weight, loss.dtype)
+            scaled = self.model.optimizer.scale_loss(total)
         gradients, errors = tape.gradient(scaled, [[v.value for v in self.sums.variables], watched])
         self.sums.add(gradients)
         return _dense(errors, watched)
 
-    def _test(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> list[Any]:
-        self._loss(tensors, targets, rows, loss_before, training=False)
-        return []
-
-    def _loss(self, tensors: list[Any], targets: Any, rows: Any, loss_before: Any, training: bool) -> Any:
-        """Return the loss of a micro-batch, and update the metrics."""
+    def _loss(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any, training: bool) -> Any:
+        """Return the loss of a micro-batch, or without a reduction that of each row, and update the metrics."""
         y, sample_weight = targets
         predictions = self._predict(tensors, training)
         own = self.layers.own_loss()
         loss = self.model._compile_loss(y, predictions, sample_weight) if self.model._compile_loss else None
         loss = own if loss is None else loss + tf.cast(own, loss.dtype)
-        self.model._loss_tracker.update_state(loss + tf.cast(loss_before, loss.dtype), sample_weight=rows)
+        rows = tf.cast(rows, tf.float64)
+        counted = rows * rows / weight if loss.shape.rank else rows  # Keras counts each row by the rows of its batch
+        mean = tf.reduce_mean(loss) + tf.cast(loss_before, loss.dtype)
+        self.model._loss_tracker.update_state(mean, sample_weight=counted)
         self.model.compute_metrics(None, y, predictions, sample_weight)
         return loss
 

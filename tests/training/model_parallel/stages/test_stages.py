@@ -108,32 +108,31 @@ def test_validation_is_that_of_one_process(ranks: Pools) -> None:
     np.testing.assert_allclose([logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()], rtol=1e-5)
 
 
-def _batch_losses(model: Any) -> dict[str, Any]:
-    """Compile a model with losses that are one number for a batch, a sum and a mean."""
-    model.compile(
-        keras.optimizers.SGD(0.01),
-        {
-            "early": lambda y, p: keras.ops.sum(keras.ops.square(y - p)),
-            "late": lambda y, p: keras.ops.mean(keras.ops.abs(y - p)),
-        },
-    )
-    return dict(zip("xy", samples("several"), strict=True))
+def _compiled(losses: str) -> Any:
+    """Return a model with losses that are one number for a batch, a sum and a mean; or that are not reduced."""
+    model = build("several")
+    of_batch = {
+        "early": lambda y, p: keras.ops.sum(keras.ops.square(y - p)),
+        "late": lambda y, p: keras.ops.mean(keras.ops.abs(y - p)),
+    }
+    of_rows = keras.losses.MeanSquaredError(reduction="none")
+    model.compile(keras.optimizers.SGD(0.01), of_batch if losses == "batch" else dict.fromkeys(of_batch, of_rows))
+    return model
 
 
-def _fit_batch_losses(comm: Any) -> tuple[Any, Any]:
-    mesh, model = Mesh(stages=2, comm=comm), build("several")
-    _batch_losses(model)
+def _fit_losses(comm: Any, losses: str) -> tuple[Any, Any]:
+    mesh, model = Mesh(stages=2, comm=comm), _compiled(losses)
     data = dataset("several", mesh.coordinates.replica, mesh.shape[0])
     history = fit(model, data, verbose=0, mesh=mesh, micro_batches=3)
     return weights_of(model), history.history
 
 
 @pytest.mark.rank_counts(2, slow=(4,))
-def test_losses_of_one_number_for_a_batch_are_found_to_be_sums_or_means(pool: Pool) -> None:
-    model = build("several")
-    data = _batch_losses(model)
-    expected = model.fit(**data, batch_size=BATCH, shuffle=False, verbose=0).history
-    for weights, logs in pool.run(_fit_batch_losses, timeout=60):
+@pytest.mark.parametrize("losses", ["batch", "rows"])
+def test_losses_that_are_no_means_over_the_samples(pool: Pool, losses: str) -> None:
+    model = _compiled(losses)
+    expected = model.fit(*samples("several"), batch_size=BATCH, shuffle=False, verbose=0).history
+    for weights, logs in pool.run(_fit_losses, losses, timeout=60):
         for one, other in zip(weights, weights_of(model), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
         assert logs["loss"] == pytest.approx(expected["loss"], rel=1e-5)
