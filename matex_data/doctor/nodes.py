@@ -51,9 +51,9 @@ def _own(with_tensorflow: bool) -> dict[str, Any]:
 
 
 def _gpus_of_tensorflow() -> int:
-    import tensorflow as tf
+    from matex_data.training.comm.runtime import count_gpus
 
-    return len(tf.config.list_physical_devices("GPU"))
+    return count_gpus()
 
 
 def _describe(ranks: list[dict[str, Any]]) -> Section:

@@ -25,12 +25,16 @@ from matex_data.mpi.deadlines import waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.node import local_rank
 from matex_data.training.comm.channel import Channel, open_channel
-from matex_data.training.keras_api import tensorflow_has_started
 
 log = logging.getLogger("matex_data.training")
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES")
 """Environment variables by which schedulers and users assign GPUs to a process."""
+
+
+def count_gpus() -> int:
+    """Return the number of GPUs that TensorFlow sees."""
+    return len(tf.config.list_physical_devices("GPU"))
 
 
 def choose_gpu(local: RankAndSize, gpus: int, assigned: bool) -> int | None:
@@ -202,6 +206,8 @@ def start(choice: str) -> None:
     ------
     PartitionError : on all ranks, if this is none of the choices, or if "tensorflow" is not possible.
     """
+    from matex_data.training.keras_api import tensorflow_has_started  # which not every version has
+
     channel = open_channel(None)
     take_own_gpu(local_rank(channel.user), channel.rank)
     problem = "the ranks choose different collectives"
