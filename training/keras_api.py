@@ -240,15 +240,6 @@ STATELESS = "stateless_scope"
 """Name in ``keras_state`` of the innermost stateless scope."""
 UNINITIALIZED = "uninitialized_variables"
 """Name in ``keras_state`` of the variables that were created in a stateless scope."""
-OTHER_ATTRIBUTES = (
-    *("_accumulated_gradients", "_assert_compile_called", "_compile_loss", "_compile_metrics", "_context_handle"),
-    *("_distributed_dataset", "_dropout_layer", "_flat_losses", "_flatten_layers", "_flatten_metrics_in_order"),
-    *("_fn", "_fn_kwargs", "_func", "_gate_dense", "_get_function", "_get_own_losses", "_jit_compile"),
-    *("_layout_map", "_learning_rate", "_loss_tracker", "_maybe_autocast", "_moments", "_nodes_by_depth"),
-    *("_non_trainable_variables", "_path", "_reduction_axes", "_seed_generators", "_standardize_inputs"),
-    *("_symbolic_build", "_use_gate", "_use_weight_decay", "_var_key"),
-)
-"""Other private attributes that this package uses: what to look at before a newer version is allowed."""
 
 ARGUMENTS = {TRAINING: ((keras.Model, OF_FIT),)}
 """Arguments that methods take by ``**kwargs``."""

@@ -67,7 +67,7 @@ def leave_out(loaded: LoadedWindow, rows: Integers, fields: Schema, pad: bool) -
 
 def joined(loaded: LoadedWindow) -> LoadedWindow:
     """Return the window with the lists of its samples in their order, one after the other."""
-    outputs = {name: array for name, array in loaded.arrays.items() if isinstance(array, RaggedOutput)}
+    outputs: dict[str, Any] = {name: a for name, a in loaded.arrays.items() if isinstance(a, RaggedOutput)}
     return replace(loaded, arrays={**loaded.arrays, **{name: output.joined() for name, output in outputs.items()}})
 
 
