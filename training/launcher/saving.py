@@ -84,8 +84,8 @@ def saving(
         first = next(iter(bound.values()))
         path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
         in_graph = path_name != "filepath" and not tf.executing_eagerly()
-        alike = not (alone.get() or is_child_process() or in_graph) and isinstance(path, str | os.PathLike)
-        target = os.path.abspath(path) if alike else ""  # noqa: PTH100  # as in Overlay.path_of
+        target = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+        alike = bool(target) and not (alone.get() or is_child_process() or in_graph)
 
         def run() -> tuple[Any, Any]:
             with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
