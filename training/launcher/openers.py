@@ -299,8 +299,10 @@ class _Entry:
     """Entry of a folder that rank 0 has removed already, or has not made yet."""
 
     def __init__(self, files: Overlay, folder: str, path: Any, name: str) -> None:
-        self.name: Any = os.fsencode(name) if isinstance(path, bytes) else name
-        self.path = self.name if isinstance(path, int) else os.path.join(path or ".", self.name)  # noqa: PTH118
+        self.path: Any = name if isinstance(path, int) else os.path.join(os.fsdecode(path or "."), name)  # noqa: PTH118
+        self.name: Any = name
+        if isinstance(path, bytes):
+            self.name, self.path = os.fsencode(name), os.fsencode(self.path)
         self._real = Path(files.look(str(Path(folder, name))).path)
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:

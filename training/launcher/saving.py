@@ -84,19 +84,22 @@ def saving(
         first = next(iter(bound.values()))
         path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
         in_graph = path_name != "filepath" and not tf.executing_eagerly()
-        alike = not (alone.get() or is_child_process() or in_graph) and isinstance(path, str | os.PathLike)
-        target = os.path.abspath(path) if alike else ""  # noqa: PTH100  # as in Overlay.path_of
+        target = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
+        alike = bool(target) and not (alone.get() or is_child_process() or in_graph)
 
-        def run() -> tuple[Any, Any]:
+        def run() -> Any:
             with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
-                return original(*args, **kwargs), get and get(first)
+                return original(*args, **kwargs)
+
+        def run_for_all() -> tuple[Any, Any]:
+            return run(), get and get(first)
 
         if not alike or (files is not None and files.is_own(target)):
-            return run()[0]
+            return run()
         if files is None:
-            result, state = channel.communicator.on_root(run)
+            result, state = channel.communicator.on_root(run_for_all)
         else:
-            result, state = files.change(files.real(target), run, "replace")
+            result, state = files.change(files.real(target), run_for_all, "replace")
         if set is not None and channel.rank > 0:
             set(first, state)
         return result
