@@ -19,6 +19,7 @@ from matex_data.io.sessions import read_sessions
 from matex_data.reading.source import ReadOptions, open_source
 from matex_data.transforms.names import ragged_fields
 from tests.support.ranks import Pools
+from tests.support.sources import dataset_of
 
 ROWS, BATCH = 23, 6
 COLOUR = Field("colour", (), np.dtype("u1"), ragged=True, inner=(None, None, 3))
@@ -55,7 +56,7 @@ def index(*fields: Field) -> Index:
 def opened(comm: MPI.Intracomm, cache: str | None = None) -> Dataset:
     options = ReadOptions("independent", window_bytes=1 << 20, cache=cache)
     source = open_source(read_sessions(comm), index(COLOUR, GRAY), options)
-    return Dataset(source, ElementSpec())
+    return dataset_of(source, ElementSpec())
 
 
 def _batches(comm: MPI.Intracomm, cache: str | None = None, **options: Any) -> list[Any]:

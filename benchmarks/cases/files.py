@@ -22,6 +22,7 @@ from matex_data.fields import ElementSpec, Field
 from matex_data.index.cache import ChunkCache
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileIndex
 from matex_data.index.model import Index
+from matex_data.index.runs import Runs
 from matex_data.index.stamps import Stamp
 from matex_data.index.stored import to_bytes
 from matex_data.index.strided import Strided
@@ -31,6 +32,8 @@ from matex_data.opening.open import open_dataset
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.plan import plan_reads
 from matex_data.reading.source import ReadOptions, open_source
+from matex_data.sampling.split import Ties
+from matex_data.transforms.chained import Selected
 
 FILES = (10_000, 100_000, 1_000_000)
 ROWS, WIDTH, BATCH = 10, 25, 256
@@ -55,7 +58,7 @@ def indexed(setup: Setup) -> Measured:
         gc.collect()
         nbytes = max((psutil.Process().memory_info().rss - before) / count, len(to_bytes(index)) / count)
         source = open_source(read_sessions(MPI.COMM_SELF), index, ReadOptions("independent"))
-        dataset = Dataset(source, ElementSpec())
+        dataset = Dataset(Selected(source, ElementSpec(), Runs.between(0, len(index)), Ties()))
         begin = time.perf_counter()
         schedule = dataset._schedule(BATCH, 1, "drop")
         epoch = schedule.epoch(0)

@@ -18,11 +18,14 @@ from matex_data.epochs.costs import GOOD_AMPLIFICATION
 from matex_data.fields import ElementSpec, Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.model import FileIndex, Index, Layout
+from matex_data.index.runs import Runs
 from matex_data.index.strided import Strided
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.library import MPI
 from matex_data.opening.open import open_dataset
 from matex_data.reading.source import ReadOptions, open_source
+from matex_data.sampling.split import Ties
+from matex_data.transforms.chained import Selected
 
 RANKS = (8, 256, 1024, 10_000)
 ROWS_PER_RANK = 64  # of a batch
@@ -98,7 +101,8 @@ def opened(file: Stored, window_bytes: int | None = None) -> Dataset:
     field = Field("x", (file.row_bytes // 4,), np.dtype("f4"))
     index = Index({"x": field}, [FileIndex("rows.h5", layout.rows, {"x": layout})])
     options = ReadOptions("independent", window_bytes)
-    return Dataset(open_source(read_sessions(MPI.COMM_SELF), index, options), ElementSpec())
+    source = open_source(read_sessions(MPI.COMM_SELF), index, options)
+    return Dataset(Selected(source, ElementSpec(), Runs.between(0, len(index)), Ties()))
 
 
 def planned(setup: Setup) -> Measured:

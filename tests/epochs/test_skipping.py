@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from mpi4py import MPI
 
-from matex_data import DataError, Dataset, DecodeError, PartitionError, open_dataset
+from matex_data import DataError, DecodeError, PartitionError, open_dataset
 from matex_data.epochs.window import LoadedWindow, leave_out
 from matex_data.errors import OutOfMemory
 from matex_data.fields import ElementSpec, Field
@@ -27,7 +27,7 @@ from matex_data.reading.context import NO_ROWS
 from matex_data.reading.skipping import SampleRead
 from matex_data.reading.source import ReadOptions, open_source
 from tests.support.ranks import Pools
-from tests.support.sources import with_source
+from tests.support.sources import dataset_of, with_source
 
 ROWS, CHUNK, BATCH = 1003, 16, 24
 BAD_CHUNKS = (3, 40, 41)
@@ -291,7 +291,7 @@ def _images(comm: MPI.Intracomm, cache: str | None, order: dict[str, Any]) -> An
     index = Index({"image": IMAGE}, [FileIndex("folder", 60, {"image": Folder()})])
     options = ReadOptions("independent", window_bytes=1 << 20, cache=cache, on_error="skip")
     source = open_source(read_sessions(comm), index, options)
-    data = Dataset(source, ElementSpec("image"))
+    data = dataset_of(source, ElementSpec("image"))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         batches = [[int(image.max(initial=0)) for image in batch] for batch in data.batches(6, **order)]

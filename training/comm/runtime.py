@@ -207,7 +207,6 @@ def start(choice: str) -> None:
     ------
     PartitionError : on all ranks, if this is none of the choices, or if "tensorflow" is not possible.
     """
-    from matex_data.training.keras_api import tensorflow_has_started  # which not every version has
 
     channel = open_channel(None)
     take_own_gpu(local_rank(channel.user), channel.rank)
