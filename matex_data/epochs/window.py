@@ -92,7 +92,7 @@ class PendingWindow(ABC):
         """Wait until ``loaded`` is complete. Raise the first error."""
 
 
-Plan = Callable[["EpochReader", int, int], PendingWindow]
+PlanWindow = Callable[["EpochReader", int, int], PendingWindow]
 """Function that plans the window of the steps from a first one to an end, and allocates its arrays."""
 
 
@@ -115,7 +115,7 @@ class EpochReader:
         schedule: Schedule,
         number: int,
         begins: range,
-        plan: Plan,
+        plan: PlanWindow,
         skipped: SkippedSamples | None = None,
     ) -> None:
         self.context, self.number, self.begins = context, number, begins
