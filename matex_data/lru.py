@@ -59,14 +59,14 @@ class LeastRecentlyUsed(Generic[V]):
         with self._lock:
             making = self._making.setdefault(key, Lock())
         with making:
-            found = self.get(key)
-            if found is not None:
-                return found
             try:
-                found = make()
-                with self._lock:
-                    if self._making.get(key) is making:  # else the values were dropped meanwhile
-                        self._put(key, found, nbytes(found))
+                found = self.get(key)
+                if found is None:
+                    found = make()
+                    size = nbytes(found)
+                    with self._lock:
+                        if self._making.get(key) is making:  # else the values were dropped meanwhile
+                            self._put(key, found, size)
                 return found
             finally:
                 with self._lock:
