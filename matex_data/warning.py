@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-import sysconfig
 import warnings
 from types import FrameType
 
-_LIBRARIES = tuple(sysconfig.get_paths()[name] for name in ("stdlib", "platstdlib", "purelib", "platlib"))
+from matex_data.paths import is_library
 
 
 def warn(text: str) -> None:
@@ -26,4 +25,4 @@ def warn(text: str) -> None:
 def _is_of_user(frame: FrameType) -> bool:
     if str(frame.f_globals.get("__name__")).partition(".")[0] == "matex_data":
         return False
-    return not frame.f_code.co_filename.startswith(("<frozen ", *_LIBRARIES))
+    return not is_library(frame.f_code.co_filename)
