@@ -30,7 +30,7 @@ from matex_data.sampling.state import State
 from matex_data.transforms.adapting import adapt
 from matex_data.transforms.categories import count_as_classes
 from matex_data.transforms.chained import Selected
-from matex_data.transforms.counts import by_value, class_weights, value_counts
+from matex_data.transforms.counts import class_weights, value_counts
 from matex_data.transforms.joining import is_in_memory
 from matex_data.transforms.new_fields import Derive
 from matex_data.transforms.pad import Keep, Pad
@@ -725,8 +725,8 @@ class Dataset:
         """Return count, missing values, mean, standard deviation, minimum and maximum of fields. *Collective*.
 
         Each rank reads its block of the samples once. Results do not depend on the number of ranks, up to rounding.
-        Missing numbers are missing here, also if ``missing=`` replaces them, and padding does not count. With
-        ``on_error="skip"``, samples that cannot be read are left out.
+        Missing numbers are missing here, also if ``missing=`` replaces them, and padding does not count, but in stacks
+        and in what ``map`` makes of it. With ``on_error="skip"``, samples that cannot be read are left out.
 
         Parameters
         ----------
@@ -837,7 +837,7 @@ class Dataset:
         >>> list(md.open_dataset("events.h5").vocabulary("label"))
         [0, 1, 2, 3, 4, 5, 6, 7, 8, 9]
         """
-        return by_value(self.value_counts(field))
+        return dict(sorted(self.value_counts(field).items()))
 
     def class_weights(self, field: str) -> dict[Any, float]:
         """Return the weight of each class that gives all classes the same sum, for Keras's ``class_weight``.

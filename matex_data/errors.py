@@ -7,19 +7,19 @@ import importlib.metadata
 import os
 import re
 import shlex
-import sysconfig
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from matex_data.paths import is_library
+
 Kind = TypeVar("Kind", bound="DataError")
 
 RESTORE = "the file is damaged: restore it from its source"  # remedy of damaged files in all formats
 FULL_TRACEBACK = "MATEX_TRACEBACK"
 """Environment variable; "full": the whole traceback of a ``DataError``."""
-_LIBRARIES = tuple(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib"))
 
 
 class DataError(Exception):
@@ -136,8 +136,7 @@ def traceback_text(error: BaseException) -> str:
     frames = traceback.extract_tb(error.__traceback__)
     modules = [str(frame.f_globals.get("__name__")) for frame, _ in traceback.walk_tb(error.__traceback__)]
     own = [number for number, module in enumerate(modules) if f"{module}.".startswith("matex_data.")]
-    libraries = ("<frozen", *_LIBRARIES)
-    shown = [number for number, frame in enumerate(frames) if not frame.filename.startswith(libraries)]
+    shown = [number for number, frame in enumerate(frames) if not is_library(frame.filename)]
     shown = [number for number in shown if number not in own[:-1]]
     lines = ["Traceback (most recent call last):\n", *traceback.format_list([frames[number] for number in shown])]
     if len(shown) < len(frames):

@@ -63,11 +63,12 @@ class Selected:
 
     def split(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Selected, ...]:
         """Return disjoint sets of the samples; see ``Dataset.split``. *Collective* if values have to be read."""
-        return self._sets(self._divided(fractions, options))
+        (sets,) = self._divided(fractions, options)
+        return self._sets(sets)
 
     def folds(self, number: int, options: SplitOptions) -> tuple[tuple[Selected, ...], ...]:
         """Return pairs of training and validation; see ``Dataset.kfold``. *Collective* if values have to be read."""
-        pairs = self._pairs(number, options)
+        pairs = self._divided([1 / check_folds(number)] * number, options, in_folds=True)
         if not all(held_out.total for _, held_out in pairs):
             raise PartitionError(
                 "a fold has no samples",
@@ -77,27 +78,22 @@ class Selected:
             )
         return tuple(map(self._sets, pairs))
 
-    def _divided(self, fractions: Sequence[float], options: SplitOptions) -> tuple[Samples, ...]:
+    def _divided(
+        self, fractions: Sequence[float], options: SplitOptions, in_folds: bool = False
+    ) -> tuple[tuple[Samples, ...], ...]:
+        """Return the sets of a split as one tuple; or the pairs of folds. *Collective* if values have to be read."""
         options.check(fractions, self.ties)
         if self.mixture is not None and options.groups is None and options.at is None:
-            by_part = [part._divided(fractions, options) for part in self._parts(self.mixture)]
-            return tuple(_joined(self.mixture, sets) for sets in zip(*by_part, strict=True))
+            parts = [part._divided(fractions, options, in_folds) for part in self._parts(self.mixture)]
+            of_all = (zip(*of_parts, strict=True) for of_parts in zip(*parts, strict=True))
+            return tuple(tuple(_joined(self.mixture, sets) for sets in one) for one in of_all)
         gap, sections = options.gap_of(self.ties)
-        if not options.by_value:
-            return split(self.samples, fractions, options.seed, gap, sections, self.ties.events)
-        return leave_gaps(self._assignment(fractions, options).sets(), gap, sections)
-
-    def _pairs(self, number: int, options: SplitOptions) -> tuple[tuple[Samples, ...], ...]:
-        fractions = [1 / check_folds(number)] * number
-        options.check(fractions, self.ties)
-        if self.mixture is not None and options.groups is None:
-            by_part = [part._pairs(number, options) for part in self._parts(self.mixture)]
-            pairs = zip(*by_part, strict=True)  # of each fold: pairs of all parts
-            return tuple(tuple(_joined(self.mixture, sets) for sets in zip(*fold, strict=True)) for fold in pairs)
-        gap, sections = options.gap_of(self.ties)
-        if not options.by_value:
-            return folds(self.samples, number, options.seed, gap, sections, self.ties.events)
-        return tuple(self._assignment(fractions, options).pairs())
+        if options.by_value:
+            assigned = self._assignment(fractions, options)
+            return tuple(assigned.pairs()) if in_folds else (leave_gaps(assigned.sets(), gap, sections),)
+        if in_folds:
+            return folds(self.samples, len(fractions), options.seed, gap, sections, self.ties.events)
+        return (split(self.samples, fractions, options.seed, gap, sections, self.ties.events),)
 
     def _parts(self, mixture: Mixture) -> list[Selected]:
         """Return the samples of each data set of a mixture, which is split alone but by groups and borders."""

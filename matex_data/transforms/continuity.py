@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
-from matex_data.fields import SAMPLE_COORDINATE, Schema, field_of, is_time
+from matex_data.fields import SAMPLE_COORDINATE, Schema, is_time
 from matex_data.index.model import Index
 from matex_data.index.runs import compress
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
+from matex_data.transforms.names import field_of_values
 from matex_data.warning import warn
 
 TOLERANCE = 0.1  # of a step: months have 28 to 31 days, and a missing row makes a step of twice the length
@@ -24,23 +24,7 @@ def sample_coordinate(fields: Schema) -> str | None:
 
 
 def continuing(opened: Callable[[Index], Source], index: Index, along: str | None) -> Array | None:
-    """Return which files continue the one before along a field, for windows that span files. *Collective*.
-
-    Parameters
-    ----------
-    opened, index : see `find_continuing`.
-    along : name of the field; None: the coordinate that a reader has marked.
-
-    Returns
-    -------
-    bool[files]; None: no file does, since there is no such field, or one file alone.
-    """
-    name = along or sample_coordinate(index.fields)
-    return None if name is None or len(index.files) < 2 else find_continuing(opened, index, name)
-
-
-def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) -> Array:
-    """Return bool[files], whether each file continues the one before; rank 0 warns of those that do not. *Collective*.
+    """Return which files continue the one before, for windows that span files; rank 0 warns of others. *Collective*.
 
     A file continues the one before if the coordinate goes on with the steps that it has at the ends of both files, or,
     of files with a single row, with the usual step between files; empty files are passed over.
@@ -49,7 +33,11 @@ def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) 
     ----------
     opened : function that opens the files of an index. *Collective*.
     index : of the files. Four values of the coordinate are read of each.
-    name : of the coordinate.
+    along : name of the field; None: the coordinate that a reader has marked.
+
+    Returns
+    -------
+    bool[files]; None: no file does, since there is no such field, or one file alone.
 
     Raises
     ------
@@ -57,14 +45,11 @@ def find_continuing(opened: Callable[[Index], Source], index: Index, name: str) 
     FormatError : the field is no number for each sample.
     DataError : the first error of any rank, on every rank.
     """
-    field = field_of(index.fields, name)
-    if field.ragged or field.shape or field.dtype.kind not in "iuf":
-        raise FormatError(
-            "along= names the field by which files continue one another",
-            field=name,
-            expected="one number for each sample",
-            found=field.description,
-        )
+    name = along or sample_coordinate(index.fields)
+    if name is None or len(index.files) < 2:
+        return None
+    problem = "along= names the field by which files continue one another"
+    field_of_values(index.fields, name, problem, "one number for each sample", "iuf")
     filled = np.flatnonzero(index.files.rows)
     first, stop = index.first_row[filled], index.first_row[filled + 1]
     edges = np.stack([first, np.minimum(first + 1, stop - 1), np.maximum(stop - 2, first), stop - 1], axis=1)

@@ -39,7 +39,8 @@ def counts_of(source: Source, names: Sequence[str], samples: Samples) -> dict[st
 
     def count(_: Integers, arrays: Arrays) -> None:
         for name, field in fields.items():
-            own[name].update(_count(arrays[name], field))
+            values = field.join(arrays[name].reshape(-1)) if field.ragged else arrays[name]
+            own[name].update(count_present(values, field))
             check_number(name, len(own[name]))
 
     source.use_block(samples, names, count)
@@ -50,11 +51,6 @@ def value_counts(source: Source, name: str, samples: Samples) -> dict[Any, int]:
     """Return how often each value of a field occurs, the most frequent first; see `counts_of`. *Collective*."""
     counts = counts_of(source, [name], samples)[name]
     return dict(sorted(sorted(counts.items()), key=lambda item: -item[1]))
-
-
-def by_value(counts: ValueCounts) -> dict[Any, int]:
-    """Return the counts in the order of the values."""
-    return dict(sorted(counts.items()))
 
 
 def class_weights(counts: ValueCounts) -> dict[Any, float]:
@@ -90,9 +86,8 @@ def check_number(name: str, distinct: int) -> None:
         )
 
 
-def _count(array: Array, field: Field) -> Counter[Any]:
-    """Return how often each present value occurs, as Python's object."""
-    values = field.join(array.reshape(-1)) if field.ragged else array
+def count_present(values: Array, field: Field) -> Counter[Any]:
+    """Return how often each value of a field occurs that is not missing, as Python's object."""
     values = values[~is_missing(values, field)]
     if values.dtype.kind == "O":
         counted = Counter(values.tolist())

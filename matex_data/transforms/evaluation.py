@@ -192,7 +192,7 @@ class _Tile:
 
     def _apply(self, function: Callable[..., Any], *nodes: ast.expr) -> Any:
         """Return the values of a function of NumPy, given the numbers of nodes, which are broadcast."""
-        given = [self.value(node) for node in nodes]
+        given = list(map(self.value, nodes))
         arrays = [one for one in given if isinstance(one, Values)]
         lists = [(one.name, one.lengths) for one in arrays if one.lengths is not None]
         for one in lists[1:]:

@@ -15,7 +15,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import reduce
 from itertools import chain, combinations
 from keyword import kwlist
 from typing import Any, NamedTuple
@@ -343,8 +342,10 @@ class _Checked(ast.NodeTransformer):
         if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="a list of constants: field in [1, 2]")
         tests: list[Any] = [self.visit_Compare(ast.Compare(node.left, [ast.Eq()], [value])) for value in values.elts]
-        any_of = reduce(lambda one, test: ast.BinOp(one, ast.BitOr(), test), tests)
-        return ast.UnaryOp(ast.Invert(), any_of) if negative else any_of
+        while len(tests) > 1:  # a tree of thousands of values is not deep
+            pairs = zip(tests[::2], tests[1::2], strict=False)
+            tests = [*(ast.BinOp(one, ast.BitOr(), other) for one, other in pairs), *tests[len(tests) // 2 * 2 :]]
+        return ast.UnaryOp(ast.Invert(), tests[0]) if negative else tests[0]
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
         value, inner = self.argument(node.value), node.slice

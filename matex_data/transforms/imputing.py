@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -25,7 +26,7 @@ from matex_data.index.runs import Samples
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
-from matex_data.transforms.counts import merged_counts
+from matex_data.transforms.counts import count_present, merged_counts
 from matex_data.transforms.missing import (
     KEEP,
     MEAN,
@@ -34,7 +35,6 @@ from matex_data.transforms.missing import (
     RULES,
     check_no_integers,
     filling,
-    is_missing,
 )
 from matex_data.transforms.names import named_by_rules
 
@@ -246,14 +246,11 @@ class _Mode:
 
     def __init__(self, field: Field) -> None:
         self._field = field
-        self._counts: dict[Any, int] = {}
+        self._counts: Counter[Any] = Counter()
 
     def add(self, array: Array) -> None:
         """Count values; missing ones do not count."""
-        values = array[~is_missing(array, self._field)]
-        unique, counts = np.unique(values, return_counts=True)
-        for value, count in zip(unique.tolist(), counts.tolist(), strict=True):
-            self._counts[value] = self._counts.get(value, 0) + count
+        self._counts.update(count_present(array, self._field))
 
     def merged(self, comm: Communicator) -> Any:
         """Return the most frequent value of all ranks. *Collective*."""

@@ -31,6 +31,7 @@ from matex_data.sampling.split import Ties
 from matex_data.transforms.categories import CATEGORIES
 from matex_data.transforms.joining import all_of
 from matex_data.transforms.missing import is_missing, use_values, with_nan
+from matex_data.transforms.names import field_of_values
 
 ROWS = "rows"  # by position
 RAW_NUMBERS = "raw {}"  # name of a field with the numbers before missing ones were replaced
@@ -150,9 +151,8 @@ class Coordinate:
         FieldNotFound : there is no such field.
         FormatError : a value is missing; the field has no value for each sample.
         """
-        source, name, field = self.source, self.name, self.field
-        if field.ragged or len(field.shape) > 1 or field.dtype.kind not in "biufSUO":
-            raise FormatError("the field to merge on has no value for each sample", field=name, found=field.description)
+        source, of_raw = self.source, self.source.index.raw.fields
+        field = field_of_values(of_raw, self.name, "the field to merge on has no value for each sample", axes=(0, 1))
         begin, _ = rank_range(self.samples.total, source.comm.rank, source.comm.size)
         texts = None
         if is_category(field):

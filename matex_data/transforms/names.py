@@ -8,7 +8,7 @@ import numpy as np
 
 from matex_data._types import Integers
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import MASK, Schema, by_pattern, fits_any, is_pattern, matching
+from matex_data.fields import MASK, Field, Schema, by_pattern, field_of, fits_any, is_pattern, matching
 
 
 def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, Integers], remedy: str) -> None:
@@ -31,6 +31,33 @@ def check_lengths(problem: str, given: tuple[str, Integers], other: tuple[str, I
             found=f"{lengths[row]} elements in {name!r}",
             remedy=remedy,
         )
+
+
+def field_of_values(
+    fields: Schema,
+    name: str,
+    problem: str,
+    expected: str | None = "one number or text for each sample",
+    kinds: str = "biufSUO",
+    axes: Collection[int] = (0,),
+) -> Field:
+    """Return a field with one value for each sample, or one for each row of a sequence window.
+
+    Parameters
+    ----------
+    problem, expected : of the error.
+    kinds : of the dtypes that it may have.
+    axes : numbers of axes that its samples may have.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : it is another one.
+    """
+    field = field_of(fields, name)
+    if field.ragged or len(field.shape) not in axes or field.dtype.kind not in kinds:
+        raise FormatError(problem, field=name, expected=expected, found=field.description)
+    return field
 
 
 def named_by_rules(rules: Collection[str], fields: Schema, option: str) -> dict[str, str]:

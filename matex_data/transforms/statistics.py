@@ -20,6 +20,7 @@ from matex_data.reading.plan import Arrays
 from matex_data.reading.source import Source
 from matex_data.transforms.counts import as_value, check_number
 from matex_data.transforms.missing import is_missing
+from matex_data.transforms.names import field_of_values
 from matex_data.transforms.pad import dense_samples
 from matex_data.words import shortened
 
@@ -168,11 +169,8 @@ def statistics_by(
     ------
     FieldNotFound, FormatError : see ``Dataset.statistics``.
     """
-    field = field_of(source.index.raw.fields, by)
-    if field.ragged or field.shape:
-        raise FormatError(
-            "statistics are grouped by a field with one value for each sample", field=by, found=field.description
-        )
+    problem = "statistics are grouped by a field with one value for each sample"
+    field_of_values(source.index.raw.fields, by, problem)
     found = _by_group(source, samples, names, axis, by)
     return {value: found[value] for value in sorted(found)}
 

@@ -17,17 +17,19 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field, field_of
+from matex_data.fields import Field
 from matex_data.index.runs import Samples
 from matex_data.readers.dimensions.cf import time_origin
 from matex_data.reading.source import Source
 from matex_data.sampling.permutation import Permutation, check_seed, permutation
 from matex_data.transforms.counts import as_value, check_number, merged_counts
 from matex_data.transforms.missing import use_values
+from matex_data.transforms.names import field_of_values
 from matex_data.transforms.select import samples_of_mask
 
 MOST_CLASSES = 10_000  # of which every rank knows the counts of every other one
 UNREAD = -1  # set of a sample that cannot be read, with on_error="skip"
+NO_VALUE = "a split by values needs one value for each sample"
 VALUELESS = "a split by values needs a value of each sample"
 REMEDY = 'leave out samples without a value: missing="drop" with the field among inputs= or targets=, or where='
 
@@ -161,7 +163,7 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
     PartitionError : the borders do not ascend, or are of another type than the field.
     FieldNotFound, FormatError, DataError : see ``Dataset.split``.
     """
-    field = _checked(source, name, slid)
+    field = field_of_values(source.index.raw.fields, name, NO_VALUE, axes=(int(slid),))
     edges, convert = _edges(field, borders)
     own = np.full(source.block(samples).total, UNREAD, np.int32)
 
@@ -227,7 +229,7 @@ def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Inte
     codes : int64[samples of this rank's block], numbers of the values in ascending order; -1: cannot be read.
     counts : int64[values], samples of all ranks.
     """
-    field = _checked(source, name)
+    field = field_of_values(source.index.raw.fields, name, NO_VALUE)
     codes = np.full(source.block(samples).total, UNREAD, np.int64)
     known: dict[Any, int] = {}
     own: Counter[Any] = Counter()
@@ -245,18 +247,6 @@ def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Inte
     number = {value: i for i, value in enumerate(ordered)}
     numbers = np.array([*(number[value] for value in known), UNREAD], np.int64)
     return numbers[codes], np.array([merged[value] for value in ordered], np.int64)
-
-
-def _checked(source: Source, name: str, slid: bool = False) -> Field:
-    field = field_of(source.index.raw.fields, name)
-    if field.ragged or len(field.shape) != slid or field.dtype.kind not in "biufSUO":
-        raise FormatError(
-            "a split by values needs one value for each sample",
-            field=name,
-            expected="a field of numbers or texts without axes",
-            found=field.description,
-        )
-    return field
 
 
 def _too_many_classes(name: str, classes: int) -> FormatError | None:

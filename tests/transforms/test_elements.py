@@ -59,6 +59,11 @@ def test_lists_and_numbers_of_elements_are_fields() -> None:
     assert _events().where("count(pt[pt > 20]) > 0").load()["run"].tolist() == [0, 2]
 
 
+def test_a_list_of_thousands_of_values_is_a_condition() -> None:
+    found = evaluate(parse(f"run in {list(range(3, 3000))}"), {"run": Values(np.arange(5))})
+    assert found.content.tolist() == [False, False, False, True, True]
+
+
 @pytest.mark.parametrize(
     "text", ["v[4]", "run[0]", "pt[v > 3]", "pt[pt]", "pt[1:]", "v[run > 0]", "pt[0.5]", "nan", "pt['a']"]
 )

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from mpi4py import MPI
 
-from matex_data import DecodeError, FormatError, open_dataset
+from matex_data import DecodeError, FormatError, PartitionError, open_dataset
 from tests.support.ranks import Pool
 
 ROWS = 203
@@ -298,6 +298,12 @@ def test_columns_of_a_stack_are_named_as_their_fields() -> None:
     assert data.load()["inputs_mask"].tolist() == [[True, True], [False, True], [True, True]]
     found = data.statistics("inputs", axis=-1)
     assert found.missing.tolist() == [1, 0] and found.count.tolist() == [2, 3]
+
+
+def test_a_split_after_an_operation_is_an_error_that_names_it() -> None:
+    data = open_dataset({"v": np.array([0.0, np.nan, 2.0])}, missing={"v": "mean"}, comm=MPI.COMM_SELF)
+    with pytest.raises(PartitionError, match=r"means of missing values anew(.*\n)*.*split before map\(\), derive\(\)"):
+        data.derive({"w": "v + 1"}).split(0.5, 0.5)
 
 
 @pytest.mark.parametrize("split", [False, True])
