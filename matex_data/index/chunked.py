@@ -293,6 +293,15 @@ class Chunked(Layout):
             scatter(out[outer], destination, member(rows, path), self.convert)
 
 
+def axis_first(lengths: Sequence[int], axis: int) -> tuple[int, ...]:
+    """Return lengths along the axes of an array with that of one axis in front.
+
+    >>> axis_first((4, 5, 6), 1)
+    (5, 4, 6)
+    """
+    return (lengths[axis], *lengths[:axis], *lengths[axis + 1 :])
+
+
 def _along(
     length: int, chunk: int, chosen: range | tuple[int, ...] | None
 ) -> Iterator[tuple[int, tuple[slice, _Along]]]:

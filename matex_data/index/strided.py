@@ -277,3 +277,35 @@ class Transposed(Composed, Layout):
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         return self.segments.requests(rows, out, cache)
+
+
+def along_axis(
+    shape: tuple[int, ...],
+    axis: int,
+    offset: int,
+    step: int,
+    dtype: np.dtype[Any],
+    item: tuple[int, ...] = (),
+    convert: Convert | None = None,
+) -> Strided | Transposed:
+    """Return the layout of the rows of an array in C order along one of its axes.
+
+    Parameters
+    ----------
+    shape : of the array.
+    axis : position of the sample axis, 0 or more.
+    offset : byte position of the array in the file.
+    step : bytes from one entry of the first axis to the next.
+    dtype, convert : see `Strided`.
+    item : shape of an element.
+
+    Examples
+    --------
+    >>> along_axis((2, 5), 1, 0, 20, np.dtype("f4")).rows
+    5
+    """
+    before, after = shape[:axis], (*shape[axis + 1 :], *item)
+    if not axis:
+        return Strided(shape[0], offset, step, dtype, after, convert=convert)
+    order = tuple(range(len(before) + len(after)))
+    return Transposed(shape[axis], offset, before, after, step, dtype, order, convert)

@@ -11,7 +11,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.codecs.pipeline import Filter, Pipeline, can_decode
-from matex_data.index.chunked import Chunked
+from matex_data.index.chunked import Chunked, axis_first
 from matex_data.index.model import EMPTY
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.rows import missing_filters
@@ -27,13 +27,16 @@ REPORTS_USER_BLOCK = (1, 14, 3)  # first version of HDF5 whose offsets of chunks
 MAX_PROBES = 16  # chunks that are read to find out what HDF5 does not report
 
 
-def chunked_layout(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item: tuple[int, ...]) -> Chunked | None:
-    """Return the layout of a chunked dataset; None if only the library can read it.
+def chunked_layout(
+    dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item: tuple[int, ...] = (), axis: int = 0
+) -> Chunked | None:
+    """Return the layout of the rows of a chunked dataset along an axis; None if only the library can read it.
 
     Parameters
     ----------
     dtype : of one number as stored.
     item : shape of one element of the dataset; () unless it has an array type.
+    axis : position of the sample axis.
     """
     grid = [-(-n // c) for n, c in zip(dataset.shape, dataset.chunks, strict=True)]
     fill = fill_value(dataset, dtype, item)
@@ -48,14 +51,14 @@ def chunked_layout(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item:
     if base is None or _has_unfiltered_edges(dataset, pipeline, corner, nbytes, mask):
         return None
     number = np.zeros(len(offset), np.int64)
-    for axis, size in enumerate(grid):
-        number = number * size + corner[:, axis] // dataset.chunks[axis]
+    for at in axis_first(range(dataset.ndim), axis):
+        number = number * grid[at] + corner[:, at] // dataset.chunks[at]
     order = np.argsort(number, kind="stable")
     if (np.diff(number[order]) == 0).any():  # of two entries for one chunk, only HDF5 knows which one is valid
         return None
     return Chunked(
-        shape=(*dataset.shape, *item),
-        chunk_shape=(*dataset.chunks, *item),
+        shape=(*axis_first(dataset.shape, axis), *item),
+        chunk_shape=(*axis_first(dataset.chunks, axis), *item),
         dtype=dtype,
         pipeline=pipeline,
         number=number[order],
@@ -63,10 +66,13 @@ def chunked_layout(dataset: h5py.Dataset, path: str, dtype: np.dtype[Any], item:
         nbytes=nbytes[order],
         mask=mask[order],
         fill=fill,
+        axis=axis,
     )
 
 
-def unwritten_layout(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...]) -> Chunked | None:
+def unwritten_layout(
+    dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[int, ...] = (), axis: int = 0
+) -> Chunked | None:
     """Return the layout of a dataset without storage in the file: every element is the fill value.
 
     None if only the library knows the fill value. Parameters as of `chunked_layout`.
@@ -74,7 +80,7 @@ def unwritten_layout(dataset: h5py.Dataset, dtype: np.dtype[Any], item: tuple[in
     fill = fill_value(dataset, dtype, item)
     if fill is None:
         return None
-    shape = (*dataset.shape, *item)
+    shape = (*axis_first(dataset.shape, axis), *item)
     row_bytes = max(1, prod(shape[1:]) * dtype.itemsize)
     depth = max(1, min(shape[0], FILL_BYTES // row_bytes))
     pipeline = Pipeline((), dtype.itemsize, depth * row_bytes)

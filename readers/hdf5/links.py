@@ -18,7 +18,7 @@ from matex_data.index.combined import Concatenated
 from matex_data.index.model import Layout
 from matex_data.paths import natural_sorted
 from matex_data.readers.hdf5.files import TrustedFile
-from matex_data.readers.hdf5.names import HDF5_ERRORS, MAX_OBJECTS, links_of
+from matex_data.readers.hdf5.names import HDF5_ERRORS, MAX_OBJECTS, links_of, objects_of
 from matex_data.readers.hdf5.source_rows import SourceRows
 from matex_data.warning import warn
 
@@ -124,13 +124,7 @@ def _target(file: TrustedFile, path: str, link: str) -> h5py.Dataset:
 
 def _external_links(file: TrustedFile) -> Iterator[str]:
     """Yield the names of the external links of the groups of a file."""
-    seen = {h5py.h5g.get_objinfo(file.id, b"/").objno}
-    pending = [(h5py.h5g.open(file.id, b"/"), b"")]
-    while pending:
-        group, prefix = pending.pop()
-        yield from (os.fsdecode(name) for *_, name in links_of(group, prefix, MAX_OBJECTS, h5py.h5l.TYPE_EXTERNAL))
-        for _, link, name in links_of(group, prefix, MAX_OBJECTS):
-            item = h5py.h5g.get_objinfo(group, link, follow_link=False)
-            if item.type == h5py.h5g.GROUP and item.objno not in seen and len(seen) <= MAX_OBJECTS:
-                seen.add(item.objno)
-                pending.append((h5py.h5g.open(group, link), name + b"/"))
+    for kind, above, link, name in objects_of(file):
+        if kind == h5py.h5g.GROUP:
+            group, prefix = h5py.h5g.open(above, link), name + b"/" * bool(name)
+            yield from (os.fsdecode(name) for *_, name in links_of(group, prefix, MAX_OBJECTS, h5py.h5l.TYPE_EXTERNAL))

@@ -23,11 +23,11 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.combined import Converted
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout, ReadRequest, RowSelection
-from matex_data.index.strided import Strided
+from matex_data.index.strided import Strided, Transposed
 from matex_data.readers.decoding import DecodedLibraryRows
 from matex_data.readers.hdf5.members import MATLAB_CLASS
 from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, text_of
-from matex_data.readers.hdf5.rows import DatasetRows, Hdf5Rows, ItemRows, along
+from matex_data.readers.hdf5.rows import DatasetRows, Hdf5Rows, ItemRows
 from matex_data.readers.matlab.cells import cell_field, cell_shapes
 
 HEADER_BYTES = 512  # text of MATLAB in front of the HDF5 file
@@ -59,7 +59,7 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
     ----------
     dataset : marked by MATLAB.
     path : of its file.
-    field, layout : of the rows along the first axis of the dataset.
+    field, layout : of the rows along the last axis of the dataset.
 
     Raises
     ------
@@ -75,13 +75,14 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
         return _texts(dataset, path, field, layout)
     if kind not in NUMBERS or is_object:
         raise _class_error(dataset, path, field.name, kind)
-    complex_type = _complex_type(field.dtype) if isinstance(layout, Chunked | Strided | MemoryRows) else None
+    has_bytes = isinstance(layout, Chunked | Strided | Transposed | MemoryRows)
+    complex_type = _complex_type(field.dtype) if has_bytes else None
     if complex_type is not None:
         layout = _with_type(layout, complex_type)
     dtype = complex_type or (np.dtype(bool) if kind == "logical" else field.dtype)
     column = dataset.ndim == 2 and dataset.shape[0] == 1
     shape = () if column else tuple(dataset.shape[-2::-1])
-    return replace(field, shape=shape, dtype=dtype), MatlabRows(along(layout, dataset.ndim - 1, dataset), column)
+    return replace(field, shape=shape, dtype=dtype), MatlabRows(layout, column)
 
 
 def _class(dataset: h5py.Dataset) -> str:
@@ -116,7 +117,7 @@ def _with_type(layout: Layout, dtype: np.dtype[Any]) -> Layout:
         return replace(layout, dtype=dtype, fill=np.asarray(layout.fill).view(dtype)[()])
     if isinstance(layout, MemoryRows):
         return MemoryRows(np.ascontiguousarray(layout.values).view(dtype))
-    return replace(layout, dtype=dtype) if isinstance(layout, Strided) else layout
+    return replace(layout, dtype=dtype) if isinstance(layout, Strided | Transposed) else layout
 
 
 @declared

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -100,8 +101,8 @@ def _list_in_child(path: str) -> list[str]:
 def _list(path: str) -> None:
     """Print the names of all datasets, and of the links in the root group, as JSON."""
     names: dict[str, None] = {}
-    with h5py.File(path, "r", locking=False) as file, suppress(*HDF5_ERRORS):
-        names.update(dict.fromkeys(_walk(file)))
+    with h5py.File(path, "r", locking=False) as file, suppress(FormatError, *HDF5_ERRORS):
+        names.update(dict.fromkeys(dataset_names(file, path)))
         names.update(dict.fromkeys(key for key in file if file.get(key, getclass=True, getlink=True) != h5py.HardLink))
     print(json.dumps(list(names)))
 
@@ -114,7 +115,7 @@ def dataset_names(file: h5py.File, path: str) -> list[str]:
     FormatError : the objects of the file cannot all be listed.
     """
     try:
-        return list(_walk(file))
+        return [os.fsdecode(name) for kind, *_, name in objects_of(file) if kind == h5py.h5g.DATASET]
     except HDF5_ERRORS as error:
         raise FormatError(
             "the objects of the file cannot be listed",
@@ -125,14 +126,14 @@ def dataset_names(file: h5py.File, path: str) -> list[str]:
         ) from error
 
 
-def _walk(file: h5py.File) -> Iterator[str]:
-    """Yield the names of datasets, depth first.
+def objects_of(file: h5py.File) -> Iterator[tuple[int, h5py.h5g.GroupID, bytes, bytes]]:
+    """Yield the objects of a file, depth first: type, the group and the link that lead to each, and its name.
 
     Only links and the types of objects are read. ``h5o.visit`` reads sizes too, and so all chunk indexes, which is slow
     in large files and crashes HDF5 1.14 in damaged ones.
     """
-    seen = {h5py.h5g.get_objinfo(file.id, b"/").objno}  # addresses
-    pending = links_of(file.id, b"", MAX_OBJECTS)
+    seen: set[Any] = set()  # addresses
+    pending = [(file.id, b"/", b"")]
     while pending:
         group, link, name = pending.pop()
         found = h5py.h5g.get_objinfo(group, link, follow_link=False)
@@ -141,10 +142,9 @@ def _walk(file: h5py.File) -> Iterator[str]:
         seen.add(found.objno)
         if len(seen) > MAX_OBJECTS:
             raise ValueError(f"more than {MAX_OBJECTS} objects")
-        if found.type == h5py.h5g.DATASET:
-            yield name.decode("utf-8", "surrogateescape")
-        elif found.type == h5py.h5g.GROUP:
-            pending += links_of(h5py.h5g.open(group, link), name + b"/", MAX_OBJECTS)
+        yield found.type, group, link, name
+        if found.type == h5py.h5g.GROUP:
+            pending += links_of(h5py.h5g.open(group, link), name + b"/" * bool(name), MAX_OBJECTS)
 
 
 def links_of(

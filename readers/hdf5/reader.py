@@ -22,10 +22,10 @@ import numpy as np
 
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field, expand_names, is_pattern
-from matex_data.index.chunked import Chunked, MemberPath
+from matex_data.index.chunked import Chunked, MemberPath, axis_first
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
-from matex_data.index.strided import Strided
+from matex_data.index.strided import along_axis
 from matex_data.index.subset import subset_rows
 from matex_data.index.whole import FILE, GROUP, whole_file
 from matex_data.readers.catalogue import shown, warn_of
@@ -349,21 +349,22 @@ def dataset_rows(
     allow_missing: bool = False,
     axis: int = 0,
 ) -> tuple[Field, Layout]:
-    """Return the field and the layout of a dataset of the open file ``path``, whose rows lie along the first axis.
+    """Return the field and the layout of the rows of a dataset of the open file ``path`` along an axis.
 
     Parameters
     ----------
     field_attributes : attributes of the field; None: those of the dataset.
     allow_missing : sources of a virtual dataset that do not exist hold the fill value; False: they are an error.
-    axis : for which `along` gets the layout. Along another one than the first only the library reads virtual datasets.
+    axis : along which the rows lie; -1: the last one. The library reads virtual datasets but along the first one.
 
     Raises
     ------
-    FormatError : the dataset has no first axis, or cannot be read.
+    FormatError : the dataset has no axis, or cannot be read.
     """
     try:
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
+        axis %= dataset.ndim
         if field_attributes is None:
             field_attributes = attributes(dataset)
             if element_type(dataset).names is not None:
@@ -396,7 +397,9 @@ def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], a
         for name, layout in layouts.items():
             _check_end(layout, dataset, path, name)
         for name in members.keys() - layouts.keys():
-            layouts[name] = _library_rows(dataset, path, name, fields[name], allow_missing, table, members[name])
+            layouts[name] = _library_rows(
+                dataset, path, name, fields[name], allow_missing, table=table, member_path=members[name]
+            )
     except HDF5_ERRORS as error:
         raise FormatError("the table cannot be read", file=path, field=first, found=error) from error
     return {name: (fields[name], layouts[name]) for name in members}
@@ -437,15 +440,13 @@ def _field_and_layout(
 ) -> tuple[Field, Layout]:
     stored, item, ragged = array_element(element_type(dataset))
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
-    field = Field(name, (*dataset.shape[1:], *item), native, ragged, field_attributes)
+    field = Field(name, (*axis_first(dataset.shape, axis)[1:], *item), native, ragged, field_attributes)
     partial = any(unreadable_members(dataset.id.get_type()))
-    layout = None if partial or (axis and dataset.is_virtual) else _byte_ranges(dataset, path, name)
-    if layout is None:
-        layout = replace(_library_rows(dataset, path, name, field, allow_missing), partial=partial)
-    return field, layout
+    layout = None if partial else _byte_ranges(dataset, path, name, axis)
+    return field, _library_rows(dataset, path, name, field, allow_missing, axis) if layout is None else layout
 
 
-def _byte_ranges(dataset: h5py.Dataset, path: str, name: str) -> Layout | None:
+def _byte_ranges(dataset: h5py.Dataset, path: str, name: str, axis: int = 0) -> Layout | None:
     """Return a layout of byte ranges, of a source of a virtual dataset too; None if only the library reads the rows."""
     memory = element_type(dataset)
     stored, item, ragged = array_element(memory)
@@ -456,14 +457,15 @@ def _byte_ranges(dataset: h5py.Dataset, path: str, name: str) -> Layout | None:
     if plist.get_external_count() or not _is_in(path, dataset):
         return None
     if dataset.is_virtual:
-        return source_layout(dataset, path, lambda source, at: _byte_ranges(source, at, name))
+        return None if axis else source_layout(dataset, path, lambda source, at: _byte_ranges(source, at, name))
     layout: Layout | None = None
     if storage == h5py.h5d.CHUNKED:
-        layout = chunked_layout(dataset, path, stored, item)
+        layout = chunked_layout(dataset, path, stored, item, axis)
     elif storage == h5py.h5d.COMPACT:
-        return MemoryRows(np.asarray(dataset[...], stored.newbyteorder("=") if stored.names is None else stored))
+        values = np.asarray(dataset[...], stored.newbyteorder("=") if stored.names is None else stored)
+        return MemoryRows(np.ascontiguousarray(np.moveaxis(values, axis, 0)))
     elif storage == h5py.h5d.CONTIGUOUS:
-        layout = _contiguous_layout(dataset, stored, item)
+        layout = _contiguous_layout(dataset, stored, item, axis)
     if layout is not None:
         _check_end(layout, dataset, path, name)
     return layout
@@ -477,13 +479,12 @@ def _is_in(path: str, dataset: h5py.Dataset) -> bool:
     return name == path or Path(name).samefile(path)
 
 
-def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...]) -> Layout | None:
+def _contiguous_layout(dataset: h5py.Dataset, stored: np.dtype[Any], item: tuple[int, ...], axis: int) -> Layout | None:
     offset = begin_of(dataset.id)
     if offset is None:
-        return unwritten_layout(dataset, stored, item)
+        return unwritten_layout(dataset, stored, item, axis)
     check_begin(offset - dataset.file.userblock_size, "it begins")
-    shape = (*dataset.shape[1:], *item)
-    return Strided(dataset.shape[0], offset, prod(shape) * stored.itemsize, stored, shape)
+    return along_axis(dataset.shape, axis, offset, prod((*dataset.shape[1:], *item)) * stored.itemsize, stored, item)
 
 
 def _check_end(layout: Layout, dataset: h5py.Dataset, path: str, name: str) -> None:
@@ -508,6 +509,7 @@ def _library_rows(
     name: str,
     field: Field,
     allow_missing: bool,
+    axis: int = 0,
     table: Compound | None = None,
     member_path: MemberPath = (),
 ) -> Hdf5Rows:
@@ -520,11 +522,11 @@ def _library_rows(
     sources = check_sources(dataset, path, name, allow_missing) if dataset.is_virtual else None
     if dataset.chunks is not None:
         check_chunks(dataset, path)
-    chunk = dataset.chunks or (max(1, BLOCK_BYTES // max(1, field.row_bytes)),)
-    if dataset.size and prod(chunk) * element_type(dataset).itemsize <= PROBE_BYTES:
+    if dataset.size and prod(dataset.chunks or ()) * element_type(dataset).itemsize <= PROBE_BYTES:
         read_first(dataset)
-    block = max(1, min(chunk[0], dataset.shape[0]))
-    rows = Hdf5Rows(path, name, dataset.shape[0], block, field.dtype, field.ragged, source_files=sources)
+    plain = dataset.shape[axis] if axis else BLOCK_BYTES // max(1, field.row_bytes)
+    block = max(1, min(dataset.chunks[axis] if dataset.chunks else plain, dataset.shape[axis]))
+    rows = Hdf5Rows(path, name, dataset.shape[axis], block, field.dtype, field.ragged, axis, source_files=sources)
     if table is not None:
         column = None if table.columns is None else table.columns.index(member_path[0])
         rows = replace(rows, name=dataset.name, member=member_path if column is None else (), column=column)

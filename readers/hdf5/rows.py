@@ -1,11 +1,11 @@
-"""Rows that the HDF5 library reads, the files that stay open for them, and rows along another axis."""
+"""Rows that the HDF5 library reads, and the files that stay open for them."""
 
 from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 from weakref import ref
@@ -13,13 +13,11 @@ from weakref import ref
 import h5py
 import numpy as np
 
-from matex_data._types import Array, Integers
+from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.chunked import Chunked, MemberPath, member
-from matex_data.index.library import LibraryRows, MemoryRows
-from matex_data.index.model import Layout
-from matex_data.index.strided import Strided, Transposed
+from matex_data.index.chunked import MemberPath, member
+from matex_data.index.library import LibraryRows
 from matex_data.readers.hdf5.files import KEPT_DATASETS, object_at, open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
@@ -77,7 +75,6 @@ class Hdf5Rows(DatasetRows):
     axis : sample axis of the dataset.
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
-    partial : a table without the members for which h5py has no type.
     source_files : of a virtual dataset, which have to exist; None: they need not.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     mislabelled : lists in an element that come in the other byte order, whatever h5py says.
@@ -88,7 +85,6 @@ class Hdf5Rows(DatasetRows):
     axis: int = 0
     member: MemberPath = ()
     column: int | None = None
-    partial: bool = False
     source_files: SourceFiles | None = None
     inner: int = 0
     mislabelled: tuple[MemberPath, ...] = ()
@@ -127,9 +123,9 @@ class Hdf5Rows(DatasetRows):
         if self.member:
             first: Any = [(self.member[0], element_type(dataset)[self.member[0]])]
             return member(read_elements(dataset, start, stop, np.dtype(first)), self.member)
-        if self.partial:
-            return read_elements(dataset, start, stop, element_type(dataset))
-        return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
+        if self.axis:
+            return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
+        return read_elements(dataset, start, stop, element_type(dataset))
 
 
 def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
@@ -194,59 +190,3 @@ class ItemRows(DatasetRows):
     def take(self, start: int, stop: int) -> Array:
         arrays = self.items(start, stop)
         return cell_rows(arrays, [array.shape for array in arrays], self.dtype, not self.ragged)
-
-
-def along(layout: Layout, axis: int, dataset: h5py.Dataset) -> Layout:
-    """Return the layout of the rows of a dataset along an axis, given that of its rows along the first one.
-
-    The other axes of a row keep their order.
-    """
-    if axis == 0:
-        return layout
-    shape = dataset.shape
-    if isinstance(layout, MemoryRows):
-        return MemoryRows(np.ascontiguousarray(np.moveaxis(layout.values, axis, 0)))
-    if isinstance(layout, Strided):
-        inner = layout.shape[len(shape) - 1 :]
-        before, after = shape[:axis], (*shape[axis + 1 :], *inner)
-        order = tuple(range(len(before) + len(after)))
-        return Transposed(shape[axis], layout.offset, before, after, layout.stride, layout.dtype, order)
-    if isinstance(layout, Hdf5Rows):
-        return replace(layout, rows=shape[axis], block_rows=(dataset.chunks or shape)[axis], axis=axis)
-    assert isinstance(layout, Chunked), layout
-    return _chunks_along(layout, axis)
-
-
-def extended(layout: Chunked, shape: tuple[int, ...]) -> Chunked:
-    """Return the layout of an array that is longer along some axes, where the further elements are fill."""
-    longer = replace(layout, shape=shape)
-    if not len(layout.number):
-        return longer
-    return replace(longer, number=np.ravel_multi_index(np.unravel_index(layout.number, _grid(layout)), _grid(longer)))
-
-
-def _grid(layout: Chunked) -> list[int]:
-    """Return the number of chunks along each axis."""
-    return [-(-n // c) for n, c in zip(layout.shape, layout.chunk_shape, strict=True)]
-
-
-def _chunks_along(layout: Chunked, axis: int) -> Chunked:
-    """Return the layout with the chunks renumbered so that ``axis`` comes first."""
-    grid = _grid(layout)
-    order = (axis, *(a for a in range(len(grid)) if a != axis))
-    count = len(layout.number)
-    coordinates = np.unravel_index(layout.number, grid) if count else tuple(layout.number for _ in grid)
-    number: Integers = np.zeros(count, np.int64)
-    for a in order:
-        number = number * grid[a] + coordinates[a]
-    ascending = np.argsort(number, kind="stable")
-    return replace(
-        layout,
-        shape=tuple(layout.shape[a] for a in order),
-        chunk_shape=tuple(layout.chunk_shape[a] for a in order),
-        number=number[ascending],
-        offset=layout.offset[ascending],
-        nbytes=layout.nbytes[ascending],
-        mask=layout.mask[ascending],
-        axis=axis,
-    )

@@ -5,15 +5,14 @@ from __future__ import annotations
 import io
 from dataclasses import dataclass
 from math import prod
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
 from matex_data._types import Array
 from matex_data.fields import Field
 from matex_data.index.model import Layout
-from matex_data.index.scatter import Convert
-from matex_data.index.strided import Strided, Transposed, c_strides
+from matex_data.index.strided import along_axis, c_strides
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import Variable
@@ -48,23 +47,15 @@ class ClassicVariable(Variable):
         return self.offset + (self.shape[0] - 1) * self.step + row_bytes if self.shape else self.offset + row_bytes
 
     def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
-        shape = self.shape[:axis] + self.shape[axis + 1 :]
-        stored, convert = self.dtype, decoding.convert
+        shape, stored, convert = self.shape, self.dtype, decoding.convert
         if decoding.dtype.kind == "S":
             shape, stored = shape[:-1] if decoding.letters else shape, decoding.dtype
         elif convert is None and not stored.isnative:
             convert = Decoding(decoding.dtype)
-        field = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
-        layout = self._layout(axis, shape, stored, convert)
+        of_row = shape[:axis] + shape[axis + 1 :]
+        field = Field(self.name, of_row, decoding.dtype, attributes=decoding.attributes)
+        layout = along_axis(shape, axis, self.offset, self.step, stored, convert=convert)
         return field, UnpackedRows(layout, UnpackedFile(self.path, self.packing)) if self.packing else layout
-
-    def _layout(self, axis: int, shape: tuple[int, ...], stored: np.dtype[Any], convert: Convert | None) -> Layout:
-        """Return the layout of rows of a shape along an axis."""
-        if axis == 0:
-            return Strided(self.shape[0], self.offset, self.step, stored, shape, convert=convert)
-        before, after = self.shape[:axis], shape[axis:]
-        order = tuple(range(len(shape)))
-        return Transposed(self.shape[axis], self.offset, before, after, self.step, stored, order, convert)
 
     def values(self) -> Array:
         if self.packing:

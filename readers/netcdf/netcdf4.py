@@ -16,7 +16,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
-from matex_data.index.chunked import Chunked
+from matex_data.index.chunked import Chunked, axis_first
 from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
@@ -28,7 +28,6 @@ from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.chunks import fill_value
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, links_of
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
-from matex_data.readers.hdf5.rows import along, extended
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
 NO_COORDINATE = "_nc4_non_coord_"  # prefix of a variable with the name of a dimension that is not its own
@@ -195,9 +194,8 @@ class Hdf5Variable(Variable):
         field, layout = dataset_rows(self.dataset, self.path, name, self.attributes, axis=axis)
         if isinstance(layout, Chunked) and self._is_unwritten():
             layout = replace(layout, fill=self._fill_value())
-        layout = along(self._extended(layout), axis, self.dataset)
-        shape = (*self.shape, *field.shape[len(self.shape) - 1 :])
-        shape = shape[:axis] + shape[axis + 1 :]
+        layout = self._extended(layout, axis)
+        shape = self.shape[:axis] + self.shape[axis + 1 :] + field.shape[len(self.shape) - 1 :]
         if field.ragged or decoding.dtype.kind not in "iufbS":
             return replace(field, name=self.name, shape=shape, attributes=self.attributes), layout
         if decoding.dtype.kind == "S":
@@ -232,12 +230,16 @@ class Hdf5Variable(Variable):
     def _fill_value(self) -> Any:
         return self.dtype.type(self.attributes.get("_FillValue", DEFAULT_FILL[self.dtype.str[1:]]))
 
-    def _extended(self, layout: Layout) -> Layout:
-        """Return the layout of the rows along the first axis with the shape of the variable."""
+    def _extended(self, layout: Layout, axis: int) -> Layout:
+        """Return the layout of the rows along an axis with the shape of the variable: further elements are fill."""
         if self.dataset.shape == self.shape:
             return layout
         if isinstance(layout, Chunked) and not self._is_never_filled():
-            return extended(layout, (*self.shape, *layout.shape[len(self.shape) :]))
+            longer = replace(layout, shape=(*axis_first(self.shape, axis), *layout.shape[len(self.shape) :]))
+            if not len(layout.number):
+                return longer
+            grids = [[-(-n // c) for n, c in zip(one.shape, one.chunk_shape, strict=True)] for one in (layout, longer)]
+            return replace(longer, number=np.ravel_multi_index(np.unravel_index(layout.number, grids[0]), grids[1]))
         raise self._shorter()
 
     def _shorter(self) -> FormatError:

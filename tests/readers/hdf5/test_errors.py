@@ -250,7 +250,7 @@ def test_the_listing_of_a_file_has_no_time_limit(tmp_path: Path, monkeypatch: py
 def test_selected_names_need_no_listing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """HDF5 crashes on some damaged groups: this process never lists them, not even for a hint."""
     path = write(tmp_path / "a.h5", images)
-    monkeypatch.setattr("matex_data.readers.hdf5.names._walk", None)
+    monkeypatch.setattr("matex_data.readers.hdf5.names.objects_of", None)
     monkeypatch.setattr(h5py.h5o, "visit", None)
     assert len(index(path, ["run1/images"])) == 10
     with pytest.raises(FieldNotFound, match="one of 'run1/labels'"):
