@@ -24,7 +24,7 @@ BELOW: dict[str, set[str]] = {
     "_types": set(),
     "arguments": {"errors"},
     "declared": set(),
-    "errors": set(),
+    "errors": {"paths"},
     "fields": {"_types", "declared", "errors"},
     "machine": {"errors", "words"},
     "locks": set(),
