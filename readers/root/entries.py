@@ -60,8 +60,28 @@ def scatter_entries(
 
 
 def _member_of(values: Array, member: BranchField) -> Array:
-    """Return a member of structured values, of which nested ones are named ``outer/inner``; others as they are."""
-    return values["/".join(member.path)] if values.dtype.names else values
+    """Return a member of structured values, or their native and nested counterpart if it has members itself."""
+    if values.dtype.names is None:
+        return values
+    dtype = member.field.dtype
+    if member.path:
+        return _nested_view(values, member.path)
+    out = np.empty(values.shape, dtype)
+    _fill(out, values, ())
+    return out
+
+
+def _nested_view(values: Array, path: Sequence[str]) -> Array:
+    """Return a member of values whose nested members are named ``outer/inner``."""
+    return values["/".join(path)]
+
+
+def _fill(out: Array, values: Array, path: tuple[str, ...]) -> None:
+    for name in out.dtype.names or ():
+        if out[name].dtype.names is None:
+            out[name] = _nested_view(values, (*path, name))
+        else:
+            _fill(out[name], values, (*path, name))
 
 
 def _texts(lists: RaggedArray) -> Sequence[bytes]:
@@ -71,18 +91,32 @@ def _texts(lists: RaggedArray) -> Sequence[bytes]:
 
 def _from_awkward(array: ak.Array, member: BranchField) -> Array | RaggedArray:
     if member.kind == "flat":
-        return _plain(array)
+        return _plain(array, member)
     if member.kind == "nested":
         return _object_array(_items(ak.to_layout(array)))
     layout = ak.to_layout(array).to_ListOffsetArray64(True)
     content = layout.content[: layout.offsets[-1]]
     if member.kind == "text":
         return RaggedArray(np.asarray(content.data), layout.offsets.data)
-    return RaggedArray(_plain(ak.Array(content)), layout.offsets.data)
+    return RaggedArray(_plain(ak.Array(content), member), layout.offsets.data)
 
 
-def _plain(array: ak.Array) -> Array:
-    return np.asarray(ak.to_numpy(array, allow_missing=False))
+def _plain(array: ak.Array, member: BranchField) -> Array:
+    """Return numbers, or records of numbers, as an array of the field's dtype."""
+    dtype = member.field.dtype
+    if dtype.names is None:
+        return np.asarray(ak.to_numpy(array, allow_missing=False))
+    out = np.empty((len(array), *member.field.shape), dtype)
+    _fill_awkward(out, array)
+    return out
+
+
+def _fill_awkward(out: Array, array: ak.Array) -> None:
+    for name in out.dtype.names or ():
+        if out[name].dtype.names is None:
+            out[name] = ak.to_numpy(array[name], allow_missing=False)
+        else:
+            _fill_awkward(out[name], array[name])
 
 
 def _items(layout: ak.contents.Content) -> list[Any]:

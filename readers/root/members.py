@@ -56,6 +56,32 @@ def members(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> di
     return found
 
 
+def whole_record(form: ak.forms.Form, name: str, attributes: Mapping[str, Any]) -> BranchField | None:
+    """Return a record of numbers as one field of a structured dtype; None: the branch is none, or not that simple."""
+    dimensions: Dimensions = ()
+    while isinstance(form, ak.forms.ListOffsetForm | ak.forms.RegularForm) and not _is_text(form):
+        dimensions += (form.size if isinstance(form, ak.forms.RegularForm) else VARIABLE,)
+        form = form.content
+    dtype = _record_dtype(form)
+    if dtype is None or dtype.names is None:
+        return None
+    member = _member(name, (), dimensions, dtype, attributes)
+    return None if member.kind == "nested" else member
+
+
+def _record_dtype(form: ak.forms.Form) -> np.dtype[Any] | None:
+    if isinstance(form, ak.forms.NumpyForm):
+        return np.dtype((ak.types.numpytype.primitive_to_dtype(form.primitive), form.inner_shape))
+    if isinstance(form, ak.forms.RegularForm) and not _is_text(form):
+        inner = _record_dtype(form.content)
+        return None if inner is None else np.dtype((inner, (form.size,)))
+    if not isinstance(form, ak.forms.RecordForm) or not form.fields:
+        return None
+    dtypes = [_record_dtype(content) for content in form.contents]
+    named = [(field, dtype) for field, dtype in zip(form.fields, dtypes, strict=True) if dtype is not None]
+    return np.dtype(named) if len(named) == len(dtypes) else None
+
+
 def _leaves(
     form: ak.forms.Form, path: tuple[str, ...], dimensions: Dimensions
 ) -> Iterator[tuple[tuple[str, ...], Dimensions, np.dtype[Any]]]:
@@ -95,7 +121,8 @@ def _member(
         if text and not dimensions:
             return BranchField(path, Field(name, (), dtype, attributes=attributes), "text")
         if not text:
-            return BranchField(path, Field(name, dimensions, dtype, attributes=attributes), "flat")
+            base, inner = dtype.subdtype or (dtype, ())
+            return BranchField(path, Field(name, dimensions + inner, base, attributes=attributes), "flat")
     if dimensions == (VARIABLE,) and not text:
         return BranchField(path, Field(name, (), dtype, ragged=True, attributes=attributes), "jagged")
     deep = {"nested": True} if len(dimensions) > 1 or not text else {}

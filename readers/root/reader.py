@@ -21,7 +21,7 @@ from matex_data.index.table import Column
 from matex_data.readers.catalogue import Catalogue, Unreadable, file_of_rows
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
 from matex_data.readers.root.files import choose_tree, file_error, open_file
-from matex_data.readers.root.members import BranchField, members
+from matex_data.readers.root.members import BranchField, members, whole_record
 from matex_data.readers.root.probe import first_line
 from matex_data.storage.files import size_of
 from matex_data.warning import warn
@@ -35,8 +35,9 @@ def index(path: str, names: Sequence[str] | None = None, *, tree: str | None = N
     Parameters
     ----------
     names : branches by their full name (``"Muon_pt"``, ``"Evt/hits/hits.id"``) or by a short name that only one branch
-        has (``"hits.id"``); members of structures as ``"<branch>.<member>"``; patterns (``"Muon_*"``). None: all
-        fields; a warning lists branches that cannot be read.
+        has (``"hits.id"``); members of structures as ``"<branch>.<member>"``; patterns (``"Muon_*"``). A structure of
+        numbers can be read as one field of a structured dtype as well. None: all fields, structures by their members; a
+        warning lists branches that cannot be read.
     tree : name of the ``TTree`` or ``RNTuple``, with its folder. None: the only one.
 
     Raises
@@ -174,9 +175,12 @@ def _prefixes(name: str) -> Iterable[str]:
 
 
 def _member(branches: Branches, branch: str, full: str, requested: str) -> BranchField | None:
-    """Return the member ``full`` of a branch; None if it has no such member."""
+    """Return the member ``full`` of a branch, or the whole branch; None if it has no such member."""
     try:
         found = _members(branches, branch)
+        if full in found:
+            return found[full]
+        whole = whole_record(branches.form(branch), branch, branches.attributes(branch)) if full == branch else None
     except Unreadable as reason:
         raise FormatError(
             "the branch cannot be read",
@@ -186,16 +190,16 @@ def _member(branches: Branches, branch: str, full: str, requested: str) -> Branc
             found=f"{branches.typename(branch)}: {reason}",
             remedy="select other branches with inputs= and targets=",
         ) from reason
-    if full == branch and full not in found:
+    if whole is None and full == branch:
         raise FormatError(
-            "the branch has members, which are its fields",
+            "the structure cannot be read as one field",
             file=branches.path,
             field=requested,
             expected=f"one of {near_matches(requested, found)}",
             found=branches.typename(branch),
             remedy=f"select its members by name, or all of them with {branch + '.*'!r}",
         )
-    return found.get(full)
+    return whole
 
 
 def _clusters(branches: Branches, selected: Iterable[str]) -> Integers:

@@ -94,6 +94,16 @@ def is_plain(array: Any) -> bool:
     return not isinstance(array, Exception) and "union" not in str(array.type) and "?" not in str(array.type)
 
 
+def is_structured(array: Any) -> bool:
+    """Return whether the entries, or the elements of lists, are records of numbers."""
+    kind = str(array.type)
+    return bool(array.fields and "string" not in kind and ("var" not in kind or kind.count("var") == _is_list(array)))
+
+
+def _is_list(array: Any) -> bool:
+    return bool(ak.to_layout(array).is_list)
+
+
 @pytest.mark.parametrize(
     "path",
     [pytest.param(path, marks=pytest.mark.slow) if path.stat().st_size > LARGE else path for path in FILES],
@@ -104,6 +114,7 @@ def test_every_branch_against_uproot(path: Path) -> None:
         arrays = {name: expected(tree, name) for name in branch_names(tree)}
         readable = {name: array for name, array in arrays.items() if is_plain(array)}
         fields = dict(pair for name, array in readable.items() for pair in fields_of(array, name))
+        fields |= {name: array for name, array in readable.items() if is_structured(array)}
         if fields:
             found = index(str(path), list(fields), tree=key)
             for name, array in fields.items():

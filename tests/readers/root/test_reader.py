@@ -342,11 +342,13 @@ def test_the_index_is_small(tmp_path: Path) -> None:
 
 
 @needs_corpus
-def test_a_structure_is_read_by_its_members() -> None:
+def test_a_structure_is_read_by_its_members_or_as_a_whole() -> None:
     path = _corpus("uproot-HZZ-objects.root")
-    with pytest.raises(FormatError, match=r"has members.*'jetp4'") as caught:
-        index(path, ["jetp4"])
-    assert "'jetp4.fE'" in str(caught.value) and "'jetp4.*'" in str(caught.value)
+    whole = index(path, ["jetp4"])
+    assert whole.fields["jetp4"].dtype.names == ("fP", "fE")
+    energies = index(path, ["jetp4.fE"])
+    jets = every_row(whole, "jetp4")
+    assert all(np.array_equal(a["fE"], b) for a, b in zip(jets, every_row(energies, "jetp4.fE"), strict=True))
     layouts = index(path, ["jetp4.*"]).files[0].layouts
     assert len(layouts) == 4
     assert len({id(layout.table) for layout in layouts.values()}) == 1  # their baskets are read once
