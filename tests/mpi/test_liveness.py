@@ -173,7 +173,14 @@ from matex_data.mpi.polling import poll
 
 case, seconds = sys.argv[1], float(sys.argv[2])
 comm = MPI.COMM_WORLD
-liveness = Liveness(comm.Dup())
+messages = []
+
+class Counted(Liveness):
+    def _send(self, *message):
+        messages.append(message)
+        super()._send(*message)
+
+liveness = Counted(comm.Dup())
 start = comm.Ibarrier()
 poll(start.Test)
 begin = time.monotonic()
@@ -187,7 +194,7 @@ try:
     wait_until(lambda seconds: poll(lambda: request is not None and request.Test(), seconds), liveness)
 except Exception as error:
     found = str(error).splitlines()[0]
-waited, sent = time.monotonic() - begin, liveness.sent
+waited, sent = time.monotonic() - begin, len(messages)
 os.write(1, f"{comm.rank}|{waited:.2f}|{sent}|{found}\\n".encode())
 """
 
