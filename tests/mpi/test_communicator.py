@@ -49,7 +49,7 @@ def _concurrent_calls(comm: MPI.Intracomm, path: str) -> list[str]:
 
     thread = threading.Thread(target=second)
     thread.start()
-    with inside._exclusive():  # as during a collective call
+    with inside.one_thread_at_a_time(inside._busy):  # as during a collective call
         barrier.wait()
         thread.join()
     return errors
