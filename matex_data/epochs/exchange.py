@@ -157,6 +157,8 @@ class ExchangedWindow(PendingWindow):
         """Wait until all rows are in the window. Raise the first error."""
         if self._error is not None:
             raise self._error
+        if self.exchanges and not self._futures:
+            return  # another rank has failed: the window is incomplete, and the ranks agree on that next
         with profile.timed("decoding"):
             wait_for_all(self._futures)
         absent = np.flatnonzero(self._absent)

@@ -443,7 +443,9 @@ def _field_and_layout(
     field = Field(name, (*axis_first(dataset.shape, axis)[1:], *item), native, ragged, field_attributes)
     partial = any(unreadable_members(dataset.id.get_type()))
     layout = None if partial else _byte_ranges(dataset, path, name, axis)
-    return field, _library_rows(dataset, path, name, field, allow_missing, axis) if layout is None else layout
+    if layout is None:
+        layout = replace(_library_rows(dataset, path, name, field, allow_missing, axis), partial=partial)
+    return field, layout
 
 
 def _byte_ranges(dataset: h5py.Dataset, path: str, name: str, axis: int = 0) -> Layout | None:

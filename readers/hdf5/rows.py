@@ -75,6 +75,7 @@ class Hdf5Rows(DatasetRows):
     axis : sample axis of the dataset.
     member : names that lead to the member of a compound type that is read; (): all of it.
     column : of a matrix, which is read alone; None: all of it.
+    partial : a table without the members for which h5py has no type.
     source_files : of a virtual dataset, which have to exist; None: they need not.
     inner : size of the elements of all ragged samples in memory, in bytes, estimated.
     mislabelled : lists in an element that come in the other byte order, whatever h5py says.
@@ -85,6 +86,7 @@ class Hdf5Rows(DatasetRows):
     axis: int = 0
     member: MemberPath = ()
     column: int | None = None
+    partial: bool = False
     source_files: SourceFiles | None = None
     inner: int = 0
     mislabelled: tuple[MemberPath, ...] = ()
@@ -123,9 +125,10 @@ class Hdf5Rows(DatasetRows):
         if self.member:
             first: Any = [(self.member[0], element_type(dataset)[self.member[0]])]
             return member(read_elements(dataset, start, stop, np.dtype(first)), self.member)
-        if self.axis:
-            return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
-        return read_elements(dataset, start, stop, element_type(dataset))
+        if self.partial:
+            return read_elements(dataset, start, stop, element_type(dataset))
+        # By h5py: HDF5 swaps members that are not in the order of their offsets where it reads into a type of its own.
+        return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
 def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
