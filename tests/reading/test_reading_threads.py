@@ -185,14 +185,18 @@ def test_other_files_open_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     slow = _Slow(files._OpenFile, 1)
     monkeypatch.setattr(files, "_OpenFile", slow)
     opened = files.Files(files.Communicator(), paths, "independent")
-    futures = [pool.submit(opened._opened, number, pool=pool.readers()) for number in range(7) for _ in range(3)]
+
+    def take(number: int) -> Any:
+        return opened._open.made(number, lambda: opened._open_now(number))
+
+    futures = [pool.submit(take, number, pool=pool.readers()) for number in range(7) for _ in range(3)]
     assert len({future.result() for future in futures}) == 7
     assert slow.calls == 7 and slow.most > 1
     for _ in range(2):
         with pytest.raises(DataError, match="the file cannot be read"):
-            opened._opened(7)
+            take(7)
     Path(paths[7]).write_bytes(b"x")
-    assert opened._opened(7) is opened._opened(7)
+    assert take(7) is take(7)
 
 
 def test_the_threads_are_those_of_the_process(tmp_path: Path) -> None:
