@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
@@ -14,8 +14,13 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
+from matex_data.index.chunked import Chunked
+from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
+from matex_data.index.strided import Strided, Transposed
+from matex_data.readers.decoding import decode_layout
 from matex_data.readers.dimensions.cf import CfDecoding, time_origin
+from matex_data.readers.text.unpacked import UnpackedRows
 
 HDF5_SUFFIXES = (".h5", ".hdf5", ".hdf", ".he5")
 MAX_SHOWN = 24  # dimensions in an error
@@ -40,8 +45,22 @@ class Variable(ABC):
     attributes: Mapping[str, Any]
 
     @abstractmethod
+    def stored_rows(self, axis: int) -> tuple[Field, Layout]:
+        """Return field and layout of the rows along an axis, in native byte order, but not decoded."""
+
     def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
-        """Return field and layout of the rows along an axis, decoded."""
+        """Return field and layout of the rows along an axis, decoded.
+
+        Letters along the last axis become texts, unless a text lies in more than one chunk.
+        """
+        field, layout = self.stored_rows(axis)
+        texts = _joined(layout, decoding) if decoding.letters else None
+        if texts is not None:
+            return replace(field, shape=field.shape[:-1], dtype=decoding.dtype), texts
+        if field.ragged or decoding.dtype.kind not in "iufb":
+            return field, layout
+        decoded = replace(field, dtype=decoding.dtype, attributes=decoding.attributes)
+        return decoded, layout if decoding.convert is None else decode_layout(layout, decoding.convert, decoding)
 
     @abstractmethod
     def values(self) -> Array:
@@ -57,6 +76,21 @@ class Variable(ABC):
     def nbytes(self) -> int:
         """Size of all values as stored, in bytes."""
         return prod(self.shape) * self.dtype.itemsize
+
+
+def _joined(layout: Layout, decoding: CfDecoding) -> Layout | None:
+    """Return the layout of texts, given that of their letters along the last axis; None if one has several chunks."""
+    dtype = decoding.dtype
+    if isinstance(layout, Strided):
+        return replace(layout, dtype=dtype, shape=layout.shape[:-1])
+    if isinstance(layout, Transposed):
+        return replace(layout, dtype=dtype, after=layout.after[:-1], order=layout.order[:-1])
+    if isinstance(layout, Chunked) and layout.chunk_shape[-1] == dtype.itemsize:
+        return replace(layout, dtype=dtype, shape=layout.shape[:-1], chunk_shape=layout.chunk_shape[:-1], fill=b"")
+    if isinstance(layout, UnpackedRows):
+        inner = _joined(layout.layout, decoding)
+        return None if inner is None else replace(layout, layout=inner)
+    return decode_layout(layout, decoding.convert, decoding) if isinstance(layout, MemoryRows | LibraryRows) else None
 
 
 def _units(variable: Variable) -> tuple[Any, Any]:

@@ -6,7 +6,7 @@ Members of one table are read together: the bytes of a record, or a chunk, once 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
@@ -21,7 +21,7 @@ from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
 from matex_data.index.strided import c_strides
 from matex_data.index.table import Column
-from matex_data.readers.hdf5.chunks import begin_of, check_begin
+from matex_data.readers.hdf5.chunks import begin_of, check_begin, chunked_layout, unwritten_layout
 from matex_data.readers.hdf5.names import HDF5_ERRORS, find, has_attribute, object_of
 from matex_data.readers.hdf5.types import element_type, read_elements, stored_type, unreadable_members
 
@@ -181,30 +181,31 @@ def member_type(table: Compound, path: MemberPath) -> tuple[np.dtype[Any], tuple
     return dtype, shape
 
 
-def member_layouts(
-    table: Compound, members: Mapping[str, MemberPath], chunked: Callable[[np.dtype[Any]], Chunked | None]
-) -> dict[str, Layout]:
-    """Return layouts of byte ranges for the members that have them.
+def member_layouts(table: Compound, path: str, members: Mapping[str, MemberPath]) -> dict[str, Layout]:
+    """Return layouts of byte ranges of the file ``path`` for the members that have them.
 
     Parameters
     ----------
     table : the table.
     members : paths of the selected members, by the name of their field.
-    chunked : returns the layout of the dataset, chunked or never written, whose elements have the given dtype.
     """
     dataset = table.dataset
     record = _stored_record(table)
-    readable = {name: path for name, path in members.items() if record is not None and _has_bytes(record, table, path)}
-    if record is None or not readable:
+    if record is None:
+        return {}
+    readable = {name: inner for name, inner in members.items() if _has_bytes(record, table, inner)}
+    if not readable:
         return {}
     storage = dataset.id.get_create_plist().get_layout()
     if storage == h5py.h5d.COMPACT:
-        return {name: MemoryRows(read_column(table, path)) for name, path in readable.items()}
+        return {name: MemoryRows(read_column(table, inner)) for name, inner in readable.items()}
     offset = begin_of(dataset.id) if storage == h5py.h5d.CONTIGUOUS else None
     if offset is not None:
         check_begin(offset - dataset.file.userblock_size, "it begins")
         return dict(_contiguous(table, record, readable, offset))
-    rows = chunked(record if table.columns is None else record[0])
+    stored = record if table.columns is None else record[0]
+    is_chunked = storage == h5py.h5d.CHUNKED
+    rows = chunked_layout(dataset, path, stored) if is_chunked else unwritten_layout(dataset, stored)
     if rows is None:
         return {}
     if table.columns is None:

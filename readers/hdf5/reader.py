@@ -22,7 +22,7 @@ import numpy as np
 
 from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field, expand_names, is_pattern
-from matex_data.index.chunked import Chunked, MemberPath, axis_first
+from matex_data.index.chunked import MemberPath, axis_first
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.strided import along_axis
@@ -393,7 +393,8 @@ def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], a
     dataset, first = table.dataset, next(iter(members))
     try:
         fields = {name: _member_field(table, name, member_path) for name, member_path in members.items()}
-        layouts = _member_byte_ranges(table, path, members)
+        has_bytes = not dataset.id.get_create_plist().get_external_count() and _is_in(path, dataset)
+        layouts = member_layouts(table, path, members) if has_bytes else {}
         for name, layout in layouts.items():
             _check_end(layout, dataset, path, name)
         for name in members.keys() - layouts.keys():
@@ -413,20 +414,6 @@ def _member_field(table: Compound, name: str, member_path: MemberPath) -> Field:
     if native.names is not None:
         found = {**found, MEMBERS: [f"{name}/{inner}" for inner in leaf_names(native)]}
     return Field(name, (*shape, *item), native, ragged, found)
-
-
-def _member_byte_ranges(table: Compound, path: str, members: Mapping[str, MemberPath]) -> dict[str, Layout]:
-    """Return layouts of the members that have byte ranges."""
-    dataset, plist = table.dataset, table.dataset.id.get_create_plist()
-    if plist.get_external_count() or not _is_in(path, dataset):
-        return {}
-
-    def chunked(stored: np.dtype[Any]) -> Chunked | None:
-        if plist.get_layout() == h5py.h5d.CHUNKED:
-            return chunked_layout(dataset, path, stored, ())
-        return unwritten_layout(dataset, stored, ())
-
-    return member_layouts(table, members, chunked)
 
 
 def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:

@@ -14,7 +14,6 @@ from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.strided import along_axis, c_strides
 from matex_data.readers.decoding import Decoding
-from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import Variable
 from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows
 from matex_data.storage.files import open_binary
@@ -46,15 +45,11 @@ class ClassicVariable(Variable):
         row_bytes = prod(self.shape[1:]) * self.dtype.itemsize
         return self.offset + (self.shape[0] - 1) * self.step + row_bytes if self.shape else self.offset + row_bytes
 
-    def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
-        shape, stored, convert = self.shape, self.dtype, decoding.convert
-        if decoding.dtype.kind == "S":
-            shape, stored = shape[:-1] if decoding.letters else shape, decoding.dtype
-        elif convert is None and not stored.isnative:
-            convert = Decoding(decoding.dtype)
-        of_row = shape[:axis] + shape[axis + 1 :]
-        field = Field(self.name, of_row, decoding.dtype, attributes=decoding.attributes)
-        layout = along_axis(shape, axis, self.offset, self.step, stored, convert=convert)
+    def stored_rows(self, axis: int) -> tuple[Field, Layout]:
+        convert = None if self.dtype.isnative else Decoding(self.dtype.newbyteorder("="))
+        layout = along_axis(self.shape, axis, self.offset, self.step, self.dtype, convert=convert)
+        shape = self.shape[:axis] + self.shape[axis + 1 :]
+        field = Field(self.name, shape, self.dtype.newbyteorder("="), attributes=self.attributes)
         return field, UnpackedRows(layout, UnpackedFile(self.path, self.packing)) if self.packing else layout
 
     def values(self) -> Array:

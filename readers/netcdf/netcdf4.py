@@ -17,12 +17,8 @@ from matex_data._types import Array
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked, axis_first
-from matex_data.index.library import LibraryRows, MemoryRows
 from matex_data.index.model import Layout
-from matex_data.index.strided import Strided
 from matex_data.machine import check_fits
-from matex_data.readers.decoding import decode_layout
-from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.chunks import fill_value
@@ -189,19 +185,13 @@ class Hdf5Variable(Variable):
     path: str
     dataset: h5py.Dataset
 
-    def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+    def stored_rows(self, axis: int) -> tuple[Field, Layout]:
         name = self.dataset.name.strip("/")
         field, layout = dataset_rows(self.dataset, self.path, name, self.attributes, axis=axis)
         if isinstance(layout, Chunked) and self._is_unwritten():
             layout = replace(layout, fill=self._fill_value())
-        layout = self._extended(layout, axis)
         shape = self.shape[:axis] + self.shape[axis + 1 :] + field.shape[len(self.shape) - 1 :]
-        if field.ragged or decoding.dtype.kind not in "iufbS":
-            return replace(field, name=self.name, shape=shape, attributes=self.attributes), layout
-        if decoding.dtype.kind == "S":
-            return join_letters(Field(self.name, shape, field.dtype, attributes=self.attributes), layout, decoding)
-        decoded = Field(self.name, shape, decoding.dtype, attributes=decoding.attributes)
-        return decoded, layout if decoding.convert is None else decode_layout(layout, decoding.convert, decoding)
+        return replace(field, name=self.name, shape=shape), self._extended(layout, axis)
 
     def values(self) -> Array:
         if self._is_unwritten():
@@ -251,18 +241,3 @@ class Hdf5Variable(Variable):
             found=f"the shape {self.dataset.shape}",
             remedy="name other fields with inputs=, and give static=False; or read it as plain HDF5 with format='hdf5'",
         )
-
-
-def join_letters(field: Field, layout: Layout, decoding: CfDecoding) -> tuple[Field, Layout]:
-    """Return letters along the last axis as texts, if the letters of each text are contiguous; else unchanged."""
-    dtype, length = decoding.dtype, decoding.dtype.itemsize
-    if decoding.letters:
-        texts = replace(field, shape=field.shape[:-1], dtype=dtype)
-        if isinstance(layout, Strided):
-            return texts, replace(layout, dtype=dtype, shape=texts.shape)
-        if isinstance(layout, Chunked) and layout.chunk_shape[-1] == length:
-            shape, chunk_shape = layout.shape[:-1], layout.chunk_shape[:-1]
-            return texts, replace(layout, dtype=dtype, shape=shape, chunk_shape=chunk_shape, fill=b"")
-        if isinstance(layout, MemoryRows | LibraryRows):
-            return texts, decode_layout(layout, decoding.convert, decoding)
-    return field, layout

@@ -59,34 +59,6 @@ class ShardIndex:
         return Extent(path, begin + offset, nbytes)
 
 
-def shard_index(path: str, shards: Sharding) -> ShardIndex | None:
-    """Return the index of a shard that is a file, which is kept; None if there is no such file.
-
-    Raises
-    ------
-    DecodeError : the index is damaged.
-    DataError : the file cannot be read.
-    """
-    with reading_if_present(path):
-        stamp = Stamp.of(path)
-        return _kept(Extent(path, 0, stamp.size), shards, stamp)
-    return None
-
-
-def inner_extents(shard: Extent, shards: Sharding) -> Iterator[tuple[tuple[int, ...], Extent]]:
-    """Yield position within the shard and byte range of each chunk of a shard.
-
-    Raises
-    ------
-    DecodeError : the index is damaged.
-    """
-    index = _read_index(shard, shards)
-    for chunk in np.flatnonzero((index.ranges != ABSENT).any(axis=1)).tolist():
-        extent = index.extent(chunk)
-        if extent is not None:
-            yield tuple(map(int, np.unravel_index(chunk, shards.counts))), extent
-
-
 @lru_cache(KEPT)
 def _kept(shard: Extent, shards: Sharding, stamp: Stamp) -> ShardIndex:
     """Return the index of a shard; the ``stamp`` of its file tells it from a later file of the same name."""
@@ -94,6 +66,12 @@ def _kept(shard: Extent, shards: Sharding, stamp: Stamp) -> ShardIndex:
 
 
 def _read_index(shard: Extent, shards: Sharding) -> ShardIndex:
+    """Return the index of a shard.
+
+    Raises
+    ------
+    DecodeError : it is damaged.
+    """
     path, begin, size, *_ = shard
     body = 16 * prod(shards.counts)
     length = body + 4 * shards.has_checksum
@@ -251,11 +229,13 @@ class KeyedChunks(StoredBytes):
     def _read_inner(self, position: tuple[int, ...], shards: Sharding, memory: Memory) -> Bytes | None:
         key = self.keys.at([at // count for at, count in zip(position, shards.counts, strict=True)])
         inner = [at % count for at, count in zip(position, shards.counts, strict=True)]
-        index = shard_index(f"{self.store.path}/{key}", shards)
-        if index is None:
-            return None
-        extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
-        return None if extent is None else read(extent, memory)
+        path = f"{self.store.path}/{key}"
+        with reading_if_present(path):
+            stamp = Stamp.of(path)
+            index = _kept(Extent(path, 0, stamp.size), shards, stamp)
+            extent = index.extent(int(np.ravel_multi_index(inner, shards.counts)))
+            return None if extent is None else read(extent, memory)
+        return None
 
 
 @declared
@@ -371,8 +351,12 @@ def _within(
             byte=extent.offset,
             remedy="unpack the zip file, or write it with zip -0",
         )
-    for offset, chunk in inner_extents(extent, shards):
-        yield tuple(at * count + i for at, count, i in zip(position, shards.counts, offset, strict=True)), chunk
+    index = _read_index(extent, shards)
+    for number in np.flatnonzero((index.ranges != ABSENT).any(axis=1)).tolist():
+        inner = np.unravel_index(number, shards.counts)
+        chunk = index.extent(number)
+        if chunk is not None:
+            yield tuple(at * count + int(i) for at, count, i in zip(position, shards.counts, inner, strict=True)), chunk
 
 
 def _position(key: str, prefix: str, metadata: ArrayMetadata) -> tuple[int, ...] | None:

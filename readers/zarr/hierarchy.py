@@ -122,7 +122,10 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
             if document.get("node_type", "array") == "array" and "shape" in document:
                 if store.folder is not None:
                     (store.trust | Trust.of([store.folder])).check(resolved(store.folder, name), store.path, name)
-                arrays[name] = _checked(parse(document), store)
+                array = parse(document)
+                if array.shards is not None and store.by_key:
+                    raise Unreadable("shards in a store that reads by key alone, such as an Icechunk repository")
+                arrays[name] = array
             else:
                 known += pyramids(name, document.get("attributes") or {})
         except Unreadable as reason:
@@ -135,13 +138,6 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
     if is_empty:
         raise FormatError("no Zarr store", file=store.path, expected=f"one of {MARKS}", found="none of them")
     return arrays, unread, known
-
-
-def _checked(array: ArrayMetadata, store: Store) -> ArrayMetadata:
-    """Return the metadata of an array that the store has a way to read."""
-    if array.shards is not None and store.by_key:
-        raise Unreadable("shards in a store that reads by key alone, such as an Icechunk repository")
-    return array
 
 
 def _documents(store: Store) -> Iterator[tuple[str, Document]]:

@@ -18,10 +18,9 @@ from matex_data.codecs.scratch import new_memory
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
-from matex_data.index.chunked import Chunked, SelectedChunks
+from matex_data.index.chunked import Chunked, SelectedChunks, axis_first
 from matex_data.index.model import EMPTY, ReadRequest
 from matex_data.index.runs import Runs
-from matex_data.index.scatter import Convert
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import ChunkExtents, StoredBytes
 from matex_data.readers.zarr.codecs import StoreCodecs
@@ -144,7 +143,7 @@ def as_utf8(texts: Array, out: Array) -> None:
     out[...] = encoded.reshape(texts.shape)
 
 
-def layout_of(metadata: ArrayMetadata, source: StoredBytes, axis: int, path: str, convert: Convert | None) -> Chunked:
+def layout_of(metadata: ArrayMetadata, source: StoredBytes, axis: int, path: str) -> Chunked:
     """Return the layout of the rows of an array; of a single value that of one row.
 
     Parameters
@@ -152,14 +151,10 @@ def layout_of(metadata: ArrayMetadata, source: StoredBytes, axis: int, path: str
     source : the stored chunks.
     axis : position of the sample axis.
     path : of the data set's file, whose byte ranges may be the chunks; "": all chunks are fetched.
-    convert : of the stored numbers; None: they are the values.
     """
     codecs = StoreCodecs.of(metadata.codecs, metadata.chunk_shape, metadata.order, metadata.dtype.itemsize)
-    shape, chunk_shape = (
-        (n[axis], *n[:axis], *n[axis + 1 :]) for n in (metadata.shape or (1,), metadata.chunk_shape or (1,))
-    )
-    of_texts = metadata.dtype.kind in "UO"
-    common = {"fill": metadata.fill, "convert": as_utf8 if of_texts else convert, "axis": axis}
+    shape, chunk_shape = (axis_first(n or (1,), axis) for n in (metadata.shape, metadata.chunk_shape))
+    common = {"fill": metadata.fill, "convert": as_utf8 if metadata.dtype.kind in "UO" else None, "axis": axis}
     if metadata.dtype != TEXT and isinstance(source, ChunkExtents) and source.are_ranges_of(path):
         table = (source.number, source.offset, source.nbytes, source.checksum)
         return Chunked(shape, chunk_shape, metadata.dtype, codecs, *table, **common)

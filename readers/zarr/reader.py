@@ -11,18 +11,17 @@ from dataclasses import dataclass
 from math import prod
 from typing import Any
 
+import numpy as np
+
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.model import Index, Layout
-from matex_data.index.scatter import Convert
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import warn_of
-from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent, Variable
-from matex_data.readers.netcdf.netcdf4 import join_letters
 from matex_data.readers.options import takes
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
@@ -71,7 +70,15 @@ def index(
     FieldNotFound : there is no array of that name.
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
-    return index_store(open_store(path, version, trust or NONE), VariableOptions(**options, names=names), level)
+    store = open_store(path, version, trust or NONE)
+    arrays, unread, known = read_arrays(store)
+    arrays = of_level(store.path, arrays, known, level, names)
+    for name in names or ():
+        if name.strip("/") in unread:
+            raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
+    if names is None:
+        warn_of(store.path, unread, "array")
+    return index_content(_content(store, arrays), VariableOptions(**options, names=names))
 
 
 def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
@@ -89,18 +96,6 @@ def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> St
     with reading(path), open_binary(path) as file:
         is_zip = file.read(2) == b"PK"
     return ZipFile(path) if is_zip else JsonReferences(path, trust)
-
-
-def index_store(store: Store, options: VariableOptions, level: int | None = None) -> Index:
-    """Index the arrays of a store; see `index`."""
-    arrays, unread, known = read_arrays(store)
-    arrays = of_level(store.path, arrays, known, level, options.names)
-    for name in options.names or ():
-        if name.strip("/") in unread:
-            raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
-    if options.names is None:
-        warn_of(store.path, unread, "array")
-    return index_content(_content(store, arrays), options)
 
 
 def _content(store: Store, arrays: Mapping[str, ArrayMetadata]) -> FileContent:
@@ -136,25 +131,26 @@ class ZarrVariable(Variable):
     folder: str
     metadata: ArrayMetadata
 
-    def rows(self, axis: int, decoding: CfDecoding) -> tuple[Field, Layout]:
+    def stored_rows(self, axis: int) -> tuple[Field, Layout]:
         self._check_chunks(MOST_OF_ROW, axis)
         shape = self.shape[:axis] + self.shape[axis + 1 :]
-        is_text = decoding.dtype.kind == "S"
-        field = Field(self.name, shape, self.dtype if is_text else decoding.dtype, attributes=decoding.attributes)
-        layout = self._layout(axis, self.store.path, decoding.convert)
-        return join_letters(field, layout, decoding) if is_text else (field, layout)
+        layout = self._layout(axis, self.store.path)
+        return Field(self.name, shape, self._native_dtype, attributes=self.attributes), layout
 
     def values(self) -> Array:
         self._check_chunks(MOST_OF_VALUES, None)
         remedy = "leave out the options that need all its values, such as sel="
         check_fits(self.nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)
-        dtype = TEXT if self.dtype.kind == "U" else self.dtype
-        return all_rows(self._layout(0, "", None), dtype).reshape(self.shape)
+        return all_rows(self._layout(0, ""), self._native_dtype).reshape(self.shape)
 
-    def _layout(self, axis: int, path: str, convert: Convert | None) -> Chunked:
+    @property
+    def _native_dtype(self) -> np.dtype[Any]:
+        return TEXT if self.dtype.kind == "U" else self.dtype.newbyteorder("=")
+
+    def _layout(self, axis: int, path: str) -> Chunked:
         """Return the layout of the rows, see `layout_of`."""
         source = stored_chunks(self.store, self.folder, self.metadata, axis)
-        return layout_of(self.metadata, source, axis, path, convert)
+        return layout_of(self.metadata, source, axis, path)
 
     def _check_chunks(self, most: int, axis: int | None) -> None:
         """Raise ``FormatError`` if the shape claims more chunks, of the same samples unless ``axis`` is None."""

@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from itertools import product
+from itertools import islice, product
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from matex_data.errors import DataError, FormatError
 from matex_data.index.chunked import Chunked
 from matex_data.index.strided import Strided
 from matex_data.readers.catalogue import Unreadable
-from matex_data.readers.dimensions.cf import CfDecoding
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.netcdf.reader import open_content
 from matex_data.readers.zarr.arrays import DIMENSIONS
@@ -38,6 +37,7 @@ from matex_data.storage.trust import trees_of
 INLINE_BYTES = 1 << 14  # of all values of a variable: smaller ones stand in the references themselves
 RECORD_SIZE = 100_000  # chunks of a file of references in Parquet
 _CODECS = {DEFLATE: "zlib", FLETCHER32: "fletcher32", ZSTD: "zstd", BLOSC: "blosc"}
+_SCHEMA = pa.schema([("path", pa.string()), ("offset", pa.int64()), ("size", pa.int64()), ("raw", pa.binary())])
 
 KeyValue = str | list[Any]
 """Value of a key: its content, or path, offset and length in bytes."""
@@ -86,25 +86,20 @@ class References:
             (folder / name).mkdir(parents=True)
             keys = product(*map(range, counts))
             for first in range(0, prod(counts), RECORD_SIZE):
-                rows = [self.entries.get(_key(name, next(keys))) for _ in range(min(RECORD_SIZE, prod(counts) - first))]
-                pq.write_table(_table(rows), folder / name / f"refs.{first // RECORD_SIZE}.parq")
+                rows = [_row(self.entries.get(_key(name, position))) for position in islice(keys, RECORD_SIZE)]
+                table = pa.Table.from_pylist(rows, _SCHEMA)
+                pq.write_table(table, folder / name / f"refs.{first // RECORD_SIZE}.parq")
 
 
 def _is_metadata(key: str) -> bool:
     return key.rpartition("/")[2] in (".zgroup", ".zattrs", ".zarray")
 
 
-def _table(rows: Sequence[KeyValue | None]) -> pa.Table:
-    """Return references as fsspec reads them: a chunk that was never written has neither path nor content."""
-    path, offset, size, raw = [], [], [], []
-    for row in rows:
-        found = row if isinstance(row, list) else [None, 0, 0]
-        path.append(found[0])
-        offset.append(found[1])
-        size.append(found[2])
-        raw.append(base64.b64decode(row.removeprefix("base64:")) if isinstance(row, str) else None)
-    columns = {"path": pa.array(path, pa.string()), "offset": pa.array(offset, pa.int64())}
-    return pa.table({**columns, "size": pa.array(size, pa.int64()), "raw": pa.array(raw, pa.binary())})
+def _row(entry: KeyValue | None) -> dict[str, Any]:
+    """Return a reference as fsspec reads it: a chunk that was never written has neither path nor content."""
+    path, offset, size = entry if isinstance(entry, list) else (None, 0, 0)
+    raw = base64.b64decode(entry.removeprefix("base64:")) if isinstance(entry, str) else None
+    return {"path": path, "offset": offset, "size": size, "raw": raw}
 
 
 def references(paths: Sequence[str], sample_dim: str | None = None) -> References:
@@ -225,7 +220,7 @@ def _inline(values: Array) -> _Chunks:
 
 def _chunks(variable: Variable, path: str, rows: int) -> _Chunks:
     """Return the chunks of a variable; ``rows``: length of those that are cut from contiguous rows."""
-    _, layout = variable.rows(0, CfDecoding(variable.dtype, None, variable.attributes))
+    _, layout = variable.stored_rows(0)
     if isinstance(layout, Strided):
         row_bytes = prod(variable.shape[1:]) * variable.dtype.itemsize
         depth = rows if layout.stride == row_bytes else 1  # records of a classic file lie apart

@@ -313,6 +313,13 @@ def test_letters_become_texts(tmp_path: Path) -> None:
             file.createDimension("length", 1)
             file.createVariable("name", "S1", ("t", "length"))[:] = np.array([["a"], ["b"]], "S1")
         assert every_row(index(str(tmp_path / f"{kind}1.nc")), "name").tolist() == [b"a", b"b"]
+        with netCDF4.Dataset(tmp_path / f"{kind}2.nc", "w", format=kind) as file:
+            for name, length in (("x", 2), ("t", 3), ("length", 5)):
+                file.createDimension(name, length)
+            letters = file.createVariable("name", "S1", ("x", "t", "length"))
+            letters[:] = netCDF4.stringtochar(np.array([["alpha", "beta", "c"]] * 2, "S5"))
+        found = index(str(tmp_path / f"{kind}2.nc"), sample_dim="t")
+        assert every_row(found, "name").tolist() == [[b"alpha"] * 2, [b"beta"] * 2, [b"c"] * 2]
 
 
 def test_gzipped_as_a_whole(tmp_path: Path) -> None:
