@@ -118,8 +118,7 @@ class UnitedFields:
         if mine is None or theirs is None:
             one = mine or theirs
             assert one is not None
-            lacking = self.path if mine is None else mine.lacking or other.path
-            return replace(one, field=self._fillable(one, lacking), lacking=lacking)
+            return replace(one, lacking=self.path if mine is None else mine.lacking or other.path)
         field = united(mine.field, theirs.field)
         if field is None:
             key = unlike(mine.field, theirs.field)
@@ -134,8 +133,20 @@ class UnitedFields:
             )
         told = {key: theirs.field.attributes[key] for key in UNITS if key in theirs.field.attributes}
         field = replace(field, attributes={**told, **field.attributes})
-        joined = Occurrence(field, mine.path, mine.files + theirs.files, mine.lacking or theirs.lacking)
-        return joined if joined.lacking is None else replace(joined, field=self._fillable(joined, joined.lacking))
+        return Occurrence(field, mine.path, mine.files + theirs.files, mine.lacking or theirs.lacking)
+
+    def completed(self) -> UnitedFields:
+        """Return the union, of all files, whose fields hold what stands for them in the files that lack them.
+
+        Raises
+        ------
+        FormatError : a field can hold neither its value of ``absent=``, nor a missing one.
+        """
+        found = {
+            name: one if one.lacking is None else replace(one, field=self._fillable(one, one.lacking))
+            for name, one in self.occurrences.items()
+        }
+        return replace(self, occurrences=found)
 
     def _fillable(self, found: Occurrence, lacking: str) -> Field:
         """Return a field that may have its value of ``absent=``, or else that may be missing."""
@@ -227,6 +238,7 @@ def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:
             raise one
     whole = _reduced(one for one in by_rank if one is not None)
     assert whole is not None
+    whole = whole.completed()
     if whole.lacking:
         _warn_once(ranks, whole)
     return whole
@@ -494,6 +506,7 @@ def concatenate(indexes: Sequence[Index], is_first: bool = True) -> Index:
     """
     union = _reduced(UnitedFields.of(index.files.paths[0], index.fields, index.facts) for index in indexes)
     assert union is not None
+    union = union.completed()
     if is_first:
         union.warn()
     files = [adapted(file, index.fields, union) for index in indexes for file in index.files]

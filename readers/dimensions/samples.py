@@ -189,13 +189,16 @@ def _facts(
         attributes = fields[variable.name].attributes
         facts.update({f"{key!r} of {variable.name!r}": str(attributes[key]) for key in keys if key in attributes})
     others = {name for variable in indexed for name in variable.dimensions} - dimensions
+    auxiliary = {name for variable in indexed for name in str(variable.attributes.get("coordinates", "")).split()}
     for variable in content.variables:
-        if any(map(variable.is_coordinate, others)) and variable.nbytes <= MAX_STATIC_BYTES:
+        is_auxiliary = variable.name.rpartition("/")[2] in auxiliary and dimensions.isdisjoint(variable.dimensions)
+        is_coordinate = any(map(variable.is_coordinate, others)) or (is_auxiliary and variable.dimensions)
+        if is_coordinate and variable.nbytes <= MAX_STATIC_BYTES:
             values = np.atleast_1d(selection.values(decoded(variable)[0], variable.dimensions))
             is_text = values.dtype.kind == "S" or values.dtype.hasobject  # as long as the longest one of its file
             data = repr(values.tolist()).encode() if is_text else values.astype(_native(values.dtype)).tobytes()
             digest = hashlib.sha256(data).hexdigest()[:16]
-            facts[f"{COORDINATES} {variable.name!r}"] = f"{len(values)} values (checksum {digest})"
+            facts[f"{COORDINATES} {variable.name!r}"] = f"{values.size} values (checksum {digest})"
     if selection.listed is not None:
         facts[LISTED] = str(selection.listed)
     return facts

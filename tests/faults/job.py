@@ -397,10 +397,13 @@ def two_threads(job: Job) -> None:
     data = job.open()
     job.inject("file")
     errors: list[BaseException] = []
+    begin = threading.Barrier(2)  # otherwise one may end before the other begins
 
     def loop() -> None:
         try:
-            job.epochs(data.batches(files.BATCH), 1)
+            batches = data.batches(files.BATCH)
+            begin.wait()
+            job.epochs(batches, 1)
         except BaseException as error:
             errors.append(error)
 

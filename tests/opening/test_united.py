@@ -104,6 +104,11 @@ def test_what_cannot_be_united_names_both_files(tmp_path: Path, pool: Pool) -> N
     pd.DataFrame({"x": pd.array([2], "uint64")}).to_parquet(tmp_path / "2.parquet")
     with pytest.raises(FormatError, match=r"2\.parquet(.|\n)*int64(.|\n)*0\.parquet(.|\n)*uint64"):
         alone(tmp_path)
+    pd.DataFrame({"x": [1], "y": [1]}).to_parquet(tmp_path / "1.parquet")
+    pd.DataFrame({"y": [1]}).to_parquet(tmp_path / "0.parquet")  # lacks it, which makes other integers floats
+    with pytest.raises(FormatError, match=r"2\.parquet(.|\n)*int64(.|\n)*1\.parquet(.|\n)*uint64"):
+        alone(tmp_path)
+    pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "0.parquet")
     pd.DataFrame({"other": [2]}).to_parquet(tmp_path / "2.parquet")
     with pytest.raises(FormatError, match=r"2\.parquet(.|\n)*x(.|\n)*0\.parquet(.|\n)*other"):
         alone(tmp_path)

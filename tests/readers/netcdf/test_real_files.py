@@ -122,6 +122,23 @@ def test_coordinates_are_compared_as_they_are_decoded(tmp_path: Path) -> None:
         md.open_dataset(str(tmp_path / "*.nc"), sample_dim="time")
 
 
+@pytest.mark.parametrize("kind", ["nc", "zarr"])
+def test_coordinates_of_two_dimensions_are_compared(tmp_path: Path, kind: str) -> None:
+    for number in range(3):
+        lat = np.arange(12.0).reshape(3, 4) + (number == 2)
+        # What lies along the samples, and a single value, may differ from file to file.
+        others = {"lead": ("time", np.arange(2.0) + number), "reference": float(number)}
+        coordinates = {"time": np.arange(2), "lat": (("y", "x"), lat), **others}
+        content = xarray.Dataset({"v": (("time", "y", "x"), np.zeros((2, 3, 4)))}, coordinates)
+        if kind == "nc":
+            content.to_netcdf(tmp_path / f"{number}.nc")
+        else:
+            content.to_zarr(tmp_path / f"{number}.zarr")
+    assert len(md.open_dataset(str(tmp_path / f"[01].{kind}"), inputs="v", sample_dim="time")) == 4
+    with pytest.raises(md.FormatError, match="the files do not agree on the coordinates 'lat'"):
+        md.open_dataset(str(tmp_path / f"*.{kind}"), inputs="v", sample_dim="time")
+
+
 def test_the_nearest_values_of_a_coordinate(pool: Pool, tmp_path: Path) -> None:
     path, values = tmp_path / "grid.nc", np.arange(60.0).reshape(3, 4, 5)
     lat, lon = np.array([60.0, 40, 20, 0], "f4"), np.linspace(-10, 10, 5)
