@@ -400,10 +400,9 @@ def two_threads(job: Job) -> None:
     begin = threading.Barrier(2)  # otherwise one may end before the other begins
 
     def loop() -> None:
+        begin.wait()
         try:
-            batches = data.batches(files.BATCH)
-            begin.wait()
-            job.epochs(batches, 1)
+            job.epochs(data.batches(files.BATCH), 1)
         except BaseException as error:
             errors.append(error)
 
