@@ -386,8 +386,7 @@ def first_record(
 
     kinds = [kind(cell) for cell in first]
     numeric = [i for i, one in enumerate(kinds) if one == "number"]
-    columns = [{kind(record[i]) for record in below if i < len(record)} - {""} for i in range(len(first))]
-    if any(_differs(one, values) for one, values in zip(kinds, columns, strict=True)):
+    if any(_differs(one, {kind(record[i]) for record in below if i < len(record)}) for i, one in enumerate(kinds)):
         named = True
     elif not numeric:
         named = "text" in kinds and set(kinds) <= {"text", ""}
@@ -414,7 +413,7 @@ def first_record(
 
 def _differs(kind: str, below: Collection[str]) -> bool:
     """Return whether a cell cannot be a value of its column: text or a date above numbers, a number above dates."""
-    values = set(below) - {"bool"} if kind == "text" else set(below)
+    values = set(below) - ({"", "bool"} if kind == "text" else {""})
     return kind not in ("", "bool") and bool(values) and values <= set(_ROW) - {kind}
 
 
