@@ -17,7 +17,7 @@ from matex_data import open_dataset
 from matex_data._types import Array
 from tests.support.ranks import Pools
 
-FEW, MANY = 500, 4000  # fields
+FEW, MANY = 250, 2000  # fields
 ROWS = 64
 
 
