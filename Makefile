@@ -29,7 +29,8 @@ FILES :=
 # make test-all PART=1/8 and make mutants PART=1/8 run a part.
 PART := 1/1
 # Tests that depend on the MPI library: agreement, collective reading, deadlines, each strategy, the launcher, resuming.
-OPENMPI_TESTS := -m 'openmpi and not slow and not frameworks' -k 'not 1ranks'
+OPENMPI_TESTS = $(shell grep -rl openmpi tests --include='test_*.py') -m 'openmpi and not slow and not frameworks' \
+    -k 'not 1ranks'
 # make quick: pure functions, one file of each format, and a job of two ranks that trains.
 QUICK_TESTS := tests/sampling tests/codecs tests/index tests/support/test_choosing.py tests/readers \
     tests/training/test_trainer.py tests/training/exact/test_listed.py -m 'not slow' \
