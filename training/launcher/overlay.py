@@ -261,18 +261,31 @@ class Overlay:
         """Return the changes of a file that rank 0 has made, and this rank has not."""
         return self._journal.of(path)[self._counts[path] :]
 
+    def _first(self, path: str) -> tuple[Change | None, str]:
+        """Return the first change since this rank's that tells where it finds a file, and what of the path is below.
+
+        A call that has made nothing, since there was a folder, tells nothing, nor does one that replaced what nobody
+        had read.
+        """
+        telling = [
+            (change, path[len(above) :])
+            for above in (path, *map(str, Path(path).parents))
+            for change in self._later(above)
+            if change.kept or not change.existed
+        ]
+        return min(telling, key=lambda one: one[0].number, default=(None, ""))
+
     def _state(self, path: str) -> Seen:
         """Return a file that this rank has no copy of as rank 0 saw it at the same line."""
         status = self._known_status(path)
-        for above in (path, *map(str, Path(path).parents)):
-            later = self._later(above)
-            if later and not later[0].existed:
-                return Seen(False, str(Path(self.private_folder(), "absent", "file")))
-            if later and later[0].kept:
-                kept = later[0].kept + path[len(above) :]
-                found = status_of(kept)
-                return Seen(found is not None, kept, size=0 if found is None else found.st_size)
-        if later := self._later(path):
+        (first, below), later = self._first(path), self._later(path)
+        if first is not None and not first.existed:
+            return Seen(False, str(Path(self.private_folder(), "absent", "file")))
+        if first is not None:
+            found = status_of(first.kept + below)
+            size = later[0].size if later else 0 if found is None else found.st_size
+            return Seen(found is not None, first.kept + below, size=size)
+        if later:
             return Seen(True, path, size=later[0].size)
         if status is None:
             return Seen(False, path)
@@ -428,12 +441,18 @@ class Overlay:
         if self.rank == 0:
             return [name for name in list_names(folder) if not name.startswith(HIDDEN)]
         self.settle(folder)
-        names = list_names(self._state(folder).path)
+        while True:
+            where = self._state(folder).path
+            first, _ = self._first(folder)
+            names = list_names(where)
+            self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
+            if self._first(folder)[0] is first:
+                break
         shown = {name for name in names if not name.startswith(HIDDEN)}
-        self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
         for path in self._journal.paths():
             parent, name = os.path.split(path)
-            if parent == folder and (later := self._later(path)):
+            later = self._later(path) if parent == folder else []
+            if later and (first is None or later[0].number < first.number):  # otherwise in another folder of this name
                 (shown.add if later[0].existed else shown.discard)(name)
         shown |= {path.name for path in map(Path, self._mine) if str(path.parent) == folder}
         return [name for name in names if name in shown] + sorted(shown.difference(names))

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import pickle
 import platform
 import re
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -528,6 +533,71 @@ class _RootThatAnswers:
     def serve(self, about: str, reply: Any) -> None:
         """Keep the function that answers other ranks."""
         self.reply = reply
+
+
+class _RankOf:
+    """Rank 1, which asks this rank 0."""
+
+    rank = 1
+
+    def __init__(self, root: _RootThatAnswers) -> None:
+        self.before_asking: list[Any] = []
+        self._root = root
+
+    def serve(self, about: str, reply: Any) -> None:
+        """Do nothing: no rank asks this one."""
+
+    def ask(self, about: str, question: Any, take: Any, purpose: str) -> bool:
+        return bool(take(pickle.loads(pickle.dumps(self._root.reply(question)))))
+
+    def is_shared(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Overlay, Overlay]]:
+    """Return the files of a rank 0 that runs ahead, and those of another rank."""
+    monkeypatch.chdir(tmp_path)
+    root = _RootThatAnswers()
+    ranks = Overlay(root), Overlay(_RankOf(root))  # type: ignore[arg-type]
+    yield ranks
+    for files in ranks:
+        files._remove()
+        atexit.unregister(files._end)
+
+
+def _written(files: Overlay, path: Path, kind: str = "replace") -> None:
+    def write(target: str) -> None:
+        Path(target).write_text(f"{files.rank}")
+
+    files.open(str(path), kind, write)
+
+
+def _read(files: Overlay, path: Path) -> str:
+    return files.open(str(path), "", lambda found: Path(found).read_text())
+
+
+def test_a_late_rank_sees_a_folder_that_rank_0_has_removed_and_made_once_more(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    folder, (ahead, late) = tmp_path / "results", two_ranks
+    folder.mkdir()
+    (folder / "log").write_text("old")
+    with pytest.raises(FileExistsError):  # as makedirs(exist_ok=True)
+        ahead.change(str(folder), folder.mkdir, "make")
+    assert _read(ahead, folder / "log") == "old"
+    ahead.change(str(folder), lambda: shutil.rmtree(folder), "remove")
+    ahead.change(str(folder), folder.mkdir, "make")
+    _written(ahead, folder / "log")
+    with pytest.raises(FileExistsError):
+        late.change(str(folder), folder.mkdir, "make")
+    assert late.look(str(folder)).exists and late.names(str(folder), os.listdir) == ["log"]
+    assert _read(late, folder / "log") == "old"
+    late.change(str(folder), lambda: shutil.rmtree(folder), "remove")
+    late.change(str(folder), folder.mkdir, "make")
+    assert late.names(str(folder), os.listdir) == []
+    _written(late, folder / "log")
+    assert _read(late, folder / "log") == "0"
 
 
 def test_ranks_are_told_of_changes_that_they_do_not_know(tmp_path: Path) -> None:
