@@ -472,7 +472,8 @@ class Overlay:
         ----------
         path : of ``path_of``, after renaming.
         change : function that does it.
-        kind : "remove"; "replace"; or "make" if an existing file stays as it is.
+        kind : "remove"; "replace"; "change" if it may leave the file there; or "make" if an existing file stays as it
+            is.
         source : path before renaming.
         """
         if self.rank == 0:
@@ -496,7 +497,8 @@ class Overlay:
                 self._note_links(path, source or path, os.path.realpath(path))
                 return result
         for name in _within(self._mine, path, source or path):
-            Path(self._mine.pop(name)).unlink()
+            if kind == "remove" or (name == path and kind != "make"):  # saves leave other files of a folder alone
+                Path(self._mine.pop(name)).unlink()
         if done.error is not None:
             raise pickle.loads(done.error)
         self._note_links(path, source or path, done.real)

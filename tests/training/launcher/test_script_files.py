@@ -600,6 +600,32 @@ def test_a_late_rank_sees_a_folder_that_rank_0_has_removed_and_made_once_more(
     assert _read(late, folder / "log") == "0"
 
 
+def test_a_save_into_a_folder_leaves_the_open_files_of_it_alone(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    log, (ahead, late) = tmp_path / "log", two_ranks
+    with (
+        ahead.open(str(log), "replace", lambda target: Path(target).open("w")) as file,
+        late.open(str(log), "replace", lambda target: Path(target).open("w")),
+    ):
+        for files in two_ranks:
+            files.change(str(tmp_path), lambda: None, "replace")  # as by a CheckpointManager
+            files.change(str(log), log.touch, "make")
+        assert late.is_private(str(log))
+        file.write("all")
+    assert _read(late, log) == "all"
+
+
+def test_the_error_of_a_call_that_has_begun_a_file_is_raised_once(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    table = tmp_path / "table.txt"
+    for files in two_ranks:
+        with pytest.raises(TypeError):
+            files.open(str(table), "replace", lambda target: np.savetxt(target, np.array(["a"]), fmt="%d"))
+    assert _read(two_ranks[1], table) == ""
+
+
 def test_ranks_are_told_of_changes_that_they_do_not_know(tmp_path: Path) -> None:
     root, path = _RootThatAnswers(), str(tmp_path / "rows.csv")
     files = Overlay(root)  # type: ignore[arg-type]
