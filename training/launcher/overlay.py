@@ -384,6 +384,10 @@ class Overlay:
         try:
             with unpatched():
                 return open_file(copy)
+        except Exception:
+            if path in self._mine and status_of(copy) is not None and not is_open(copy):
+                self._meet(path)  # whose error is rank 0's
+            raise
         finally:
             if status_of(copy) is None:  # there was no file to change
                 self._mine.pop(path, None)
