@@ -114,6 +114,14 @@ with tf.io.gfile.GFile("g.txt", "w") as file:
 tf.io.write_file("w.txt", f"{rank}")
 late(0)
 told("TENSORFLOW", tf.io.gfile.GFile("g.txt").read(), tf.io.read_file("w.txt").numpy())
+open("w.txt").read()
+try:
+    tf.io.gfile.copy("g.txt", "w.txt")
+except tf.errors.AlreadyExistsError:
+    told("UNCOPIED", os.path.exists("w.txt"))
+late(1)
+tf.io.gfile.makedirs("made/deep")  # rank 0 has removed it already
+tf.io.gfile.rmtree("made")
 
 late(1)
 if os.path.exists("old.txt"):
@@ -151,6 +159,7 @@ EXPECTED = {
     "COUNT": ["3"],
     "RECORDS": ["b'0'"],
     "TENSORFLOW": ["0 b'0'"],
+    "UNCOPIED": ["True"],
     "REMOVED": ["False False"],
     "REFUSED": ["True"],
     "CACHE": ["0"],
