@@ -71,6 +71,10 @@ with netCDF4.Dataset("x.nc", "w") as file:
     file.createVariable("v", "f4", ("n",))[:] = rank
 late(1)
 told("NETCDF", *netCDF4.Dataset("x.nc")["v"][:])
+try:
+    netCDF4.Dataset("x.nc", "w", clobber=False)
+except OSError:
+    told("UNCLOBBERED", *netCDF4.Dataset("x.nc")["v"][:])
 xr.Dataset({"a": ("x", [1.0 + rank, 2.0])}).to_netcdf("y.nc")
 late(0)
 told("XARRAY", *xr.open_dataset("y.nc")["a"].values)
@@ -152,6 +156,7 @@ EXPECTED = {
     "SAVED": ["0 0 160", "1 1 160", "2 2 160"],
     "HDF": ["0 1 2 3 4 0 2 4 6 8"],
     "NETCDF": ["0.0 0.0 0.0"],
+    "UNCLOBBERED": ["0.0 0.0 0.0"],
     "XARRAY": ["1.0 2.0"],
     "INSERTED": ["0 1", "1 2"],
     "ROWS": ["0 1"],
