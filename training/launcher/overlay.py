@@ -119,8 +119,15 @@ class Overlay:
             return ""
         if b"://" in os.fsencode(path):
             return ""
-        absolute = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
+        absolute = self._absolute(os.fsdecode(path))
         return "" if self.is_own(absolute) else self.real(absolute, follow)
+
+    def _absolute(self, path: str) -> str:
+        """Return an absolute path: what is above a link is above the folder to which it leads."""
+        folder, above, rest = path.rpartition("/..")
+        if above and folder.strip("./"):
+            path = f"{self.real(self._absolute(folder))}/..{rest}"
+        return os.path.abspath(path)  # noqa: PTH100  # 1 us, where Path takes 10
 
     def add_own_folder(self, folder: str) -> None:
         """Leave alone the files of a folder that this rank has made for itself."""
@@ -147,12 +154,17 @@ class Overlay:
             return os.path.realpath(real) if os.path.islink(real) else real  # noqa: PTH114
 
     def _note_links(self, path: str, source: str, real: str) -> None:
-        """Note where a path leads to after a change by the script, which may have made or removed links."""
+        """Note where a path leads to after a change by the script, which may have made or removed links.
+
+        The working directory may have been renamed.
+        """
         self._folders.clear()
         for name in _within(self._links, path, source):
             del self._links[name]
         if real != path:
             self._links[path] = real
+        if path != source and _within([self.working], source):
+            os.chdir(path + self.working[len(source) :])
 
     # rank 0
 

@@ -368,6 +368,20 @@ late(1)
 told("INSIDE", os.path.relpath(os.getcwd(), ".."), pathlib.Path("inner.txt").read_text(), os.path.isdir("deep"))
 os.chdir("..")
 shutil.rmtree("inside")
+os.symlink("runs/1", "link")
+os.chdir("link/..")
+told("ABOVE", os.path.basename(os.getcwd()))
+os.chdir("..")
+os.remove("link")
+os.mkdir("going")
+late(1)
+os.chdir("going")
+pathlib.Path("inner.txt").write_text(f"{rank}")
+os.rename("../going", "../gone")
+late(1)
+told("GONE", os.path.basename(os.getcwd()), pathlib.Path("inner.txt").read_text())
+os.chdir("..")
+shutil.rmtree("gone")
 folder = os.open(".", os.O_RDONLY)
 lists = [os.listdir(folder), map(os.fsdecode, os.listdir(b".")), [entry.name for entry in os.scandir(folder)],
          [os.fsdecode(entry.path).removeprefix("./") for entry in os.scandir(b".")]]
@@ -474,6 +488,8 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         "MOVED": ["['moved/', 'moved/inner', 'moved/inner/number.txt'] ['number.txt']"],
         "MISSING": ["False False"],
         "INSIDE": ["inside 0 True"],
+        "ABOVE": ["runs"],
+        "GONE": ["gone 0"],
         "HIDDEN": ["True False"],
         "ONCE": ["0"],
         "RENAMED": ["False True"],
