@@ -37,6 +37,7 @@ class Change:
     path : absolute path.
     existed : there was a file before.
     size : its bytes.
+    number : of the change, in the order of rank 0.
     kept : path at which rank 0 keeps it as it was; empty if nobody needs it.
     ended : the call has returned.
     closed : the change is complete.
@@ -49,6 +50,7 @@ class Change:
     path: str
     existed: bool
     size: int
+    number: int = 0
     kept: str = ""
     ended: bool = False
     closed: bool = False
@@ -84,13 +86,15 @@ class Journal:
 
     def is_held(self, path: str) -> bool:
         """Return whether a change of a file is not complete."""
-        return any(change.path == path for change in self._unclosed.values())
+        with self._lock:  # the thread that answers closes changes
+            return any(change.path == path for change in self._unclosed.values())
 
     def add(self, change: Change) -> None:
         """Add the next change."""
         with self._lock:
+            change.number = len(self._changes)
             if not change.closed:
-                self._unclosed[len(self._changes)] = change
+                self._unclosed[change.number] = change
             self._by_path[change.path].append(change)
             self._changes.append(change)
 

@@ -152,10 +152,12 @@ def _kind_for_hdf5(file: Any, name: Any, mode: Any = "r", driver: Any = None, *_
     return kinds.get(mode, "") if driver is None else None
 
 
-def _kind_for_netcdf(file: Any, name: Any, mode: str = "r", *_: Any, **options: Any) -> str | None:
+def _kind_for_netcdf(
+    file: Any, name: Any, mode: str = "r", clobber: bool = True, *_: Any, **options: Any
+) -> str | None:
     if options.get("memory") is not None or options.get("diskless"):
         return None
-    return kind_of(mode.replace("a", "r+"))
+    return "create" if "w" in mode and not clobber else kind_of(mode.replace("a", "r+"))
 
 
 def _kind_for_sqlite(database: Any, *_: Any, uri: bool = False, **__: Any) -> str | None:

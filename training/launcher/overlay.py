@@ -119,8 +119,15 @@ class Overlay:
             return ""
         if b"://" in os.fsencode(path):
             return ""
-        absolute = os.path.abspath(os.fsdecode(path))  # noqa: PTH100  # 1 us, where Path takes 10
+        absolute = self._absolute(os.fsdecode(path))
         return "" if self.is_own(absolute) else self.real(absolute, follow)
+
+    def _absolute(self, path: str) -> str:
+        """Return an absolute path: what is above a link is above the folder to which it leads."""
+        folder, above, rest = path.rpartition("/..")
+        if above and folder.strip("./"):
+            path = f"{self.real(self._absolute(folder))}/..{rest}"
+        return os.path.abspath(path)  # noqa: PTH100  # 1 us, where Path takes 10
 
     def add_own_folder(self, folder: str) -> None:
         """Leave alone the files of a folder that this rank has made for itself."""
@@ -147,12 +154,17 @@ class Overlay:
             return os.path.realpath(real) if os.path.islink(real) else real  # noqa: PTH114
 
     def _note_links(self, path: str, source: str, real: str) -> None:
-        """Note where a path leads to after a change by the script, which may have made or removed links."""
+        """Note where a path leads to after a change by the script, which may have made or removed links.
+
+        The working directory may have been renamed.
+        """
         self._folders.clear()
         for name in _within(self._links, path, source):
             del self._links[name]
         if real != path:
             self._links[path] = real
+        if path != source and _within([self.working], source):
+            os.chdir(path + self.working[len(source) :])
 
     # rank 0
 
@@ -261,18 +273,31 @@ class Overlay:
         """Return the changes of a file that rank 0 has made, and this rank has not."""
         return self._journal.of(path)[self._counts[path] :]
 
+    def _first(self, path: str) -> tuple[Change | None, str]:
+        """Return the first change since this rank's that tells where it finds a file, and what of the path is below.
+
+        A call that has made nothing, since there was a folder, tells nothing, nor does one that replaced what nobody
+        had read.
+        """
+        telling = [
+            (change, path[len(above) :])
+            for above in (path, *map(str, Path(path).parents))
+            for change in self._later(above)
+            if change.kept or not change.existed
+        ]
+        return min(telling, key=lambda one: one[0].number, default=(None, ""))
+
     def _state(self, path: str) -> Seen:
         """Return a file that this rank has no copy of as rank 0 saw it at the same line."""
         status = self._known_status(path)
-        for above in (path, *map(str, Path(path).parents)):
-            later = self._later(above)
-            if later and not later[0].existed:
-                return Seen(False, str(Path(self.private_folder(), "absent", "file")))
-            if later and later[0].kept:
-                kept = later[0].kept + path[len(above) :]
-                found = status_of(kept)
-                return Seen(found is not None, kept, size=0 if found is None else found.st_size)
-        if later := self._later(path):
+        (first, below), later = self._first(path), self._later(path)
+        if first is not None and not first.existed:
+            return Seen(False, str(Path(self.private_folder(), "absent", "file")))
+        if first is not None:
+            found = status_of(first.kept + below)
+            size = later[0].size if later else 0 if found is None else found.st_size
+            return Seen(found is not None, first.kept + below, size=size)
+        if later:
             return Seen(True, path, size=later[0].size)
         if status is None:
             return Seen(False, path)
@@ -371,6 +396,10 @@ class Overlay:
         try:
             with unpatched():
                 return open_file(copy)
+        except Exception:
+            if path in self._mine and status_of(copy) is not None and not is_open(copy):
+                self._meet(path)  # whose error is rank 0's
+            raise
         finally:
             if status_of(copy) is None:  # there was no file to change
                 self._mine.pop(path, None)
@@ -428,12 +457,18 @@ class Overlay:
         if self.rank == 0:
             return [name for name in list_names(folder) if not name.startswith(HIDDEN)]
         self.settle(folder)
-        names = list_names(self._state(folder).path)
+        while True:
+            where = self._state(folder).path
+            first, _ = self._first(folder)
+            names = list_names(where)
+            self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
+            if self._first(folder)[0] is first:
+                break
         shown = {name for name in names if not name.startswith(HIDDEN)}
-        self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
         for path in self._journal.paths():
             parent, name = os.path.split(path)
-            if parent == folder and (later := self._later(path)):
+            later = self._later(path) if parent == folder else []
+            if later and (first is None or later[0].number < first.number):  # otherwise in another folder of this name
                 (shown.add if later[0].existed else shown.discard)(name)
         shown |= {path.name for path in map(Path, self._mine) if str(path.parent) == folder}
         return [name for name in names if name in shown] + sorted(shown.difference(names))
@@ -453,7 +488,8 @@ class Overlay:
         ----------
         path : of ``path_of``, after renaming.
         change : function that does it.
-        kind : "remove"; "replace"; or "make" if an existing file stays as it is.
+        kind : "remove"; "replace"; "change" if it may leave the file there; or "make" if an existing file stays as it
+            is.
         source : path before renaming.
         """
         if self.rank == 0:
@@ -477,7 +513,8 @@ class Overlay:
                 self._note_links(path, source or path, os.path.realpath(path))
                 return result
         for name in _within(self._mine, path, source or path):
-            Path(self._mine.pop(name)).unlink()
+            if kind == "remove" or (name == path and kind != "make"):  # saves leave other files of a folder alone
+                Path(self._mine.pop(name)).unlink()
         if done.error is not None:
             raise pickle.loads(done.error)
         self._note_links(path, source or path, done.real)

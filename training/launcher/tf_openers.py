@@ -31,7 +31,8 @@ def patch_tensorflow_openers(files: Overlay) -> None:
     patch(tf.io, eagerly, "write_file")
     patch(gfile, changing(files, "remove", "path"), "remove", "rmtree")
     patch(gfile, changing(files, "remove", "src", "dst", renames=True), "rename")
-    patch(gfile, changing(files, "replace", "src", "dst"), "copy")
+    patch(gfile, changing(files, "change", "src", "dst"), "copy")
+    patch(gfile, changing(files, "make", "path"), "mkdir", "makedirs")
     patch(tf.data.Dataset, functools.partial(_cache, files), "cache")
     if files.rank > 0:
         settling = functools.partial(_settle_first, files)

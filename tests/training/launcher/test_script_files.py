@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import atexit
+import os
+import pickle
 import platform
 import re
+import shutil
 import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -66,6 +71,10 @@ with netCDF4.Dataset("x.nc", "w") as file:
     file.createVariable("v", "f4", ("n",))[:] = rank
 late(1)
 told("NETCDF", *netCDF4.Dataset("x.nc")["v"][:])
+try:
+    netCDF4.Dataset("x.nc", "w", clobber=False)
+except OSError:
+    told("UNCLOBBERED", *netCDF4.Dataset("x.nc")["v"][:])
 xr.Dataset({"a": ("x", [1.0 + rank, 2.0])}).to_netcdf("y.nc")
 late(0)
 told("XARRAY", *xr.open_dataset("y.nc")["a"].values)
@@ -109,6 +118,14 @@ with tf.io.gfile.GFile("g.txt", "w") as file:
 tf.io.write_file("w.txt", f"{rank}")
 late(0)
 told("TENSORFLOW", tf.io.gfile.GFile("g.txt").read(), tf.io.read_file("w.txt").numpy())
+open("w.txt").read()
+try:
+    tf.io.gfile.copy("g.txt", "w.txt")
+except tf.errors.AlreadyExistsError:
+    told("UNCOPIED", os.path.exists("w.txt"))
+late(1)
+tf.io.gfile.makedirs("made/deep")  # rank 0 has removed it already
+tf.io.gfile.rmtree("made")
 
 late(1)
 if os.path.exists("old.txt"):
@@ -139,6 +156,7 @@ EXPECTED = {
     "SAVED": ["0 0 160", "1 1 160", "2 2 160"],
     "HDF": ["0 1 2 3 4 0 2 4 6 8"],
     "NETCDF": ["0.0 0.0 0.0"],
+    "UNCLOBBERED": ["0.0 0.0 0.0"],
     "XARRAY": ["1.0 2.0"],
     "INSERTED": ["0 1", "1 2"],
     "ROWS": ["0 1"],
@@ -146,6 +164,7 @@ EXPECTED = {
     "COUNT": ["3"],
     "RECORDS": ["b'0'"],
     "TENSORFLOW": ["0 b'0'"],
+    "UNCOPIED": ["True"],
     "REMOVED": ["False False"],
     "REFUSED": ["True"],
     "CACHE": ["0"],
@@ -349,6 +368,20 @@ late(1)
 told("INSIDE", os.path.relpath(os.getcwd(), ".."), pathlib.Path("inner.txt").read_text(), os.path.isdir("deep"))
 os.chdir("..")
 shutil.rmtree("inside")
+os.symlink("runs/1", "link")
+os.chdir("link/..")
+told("ABOVE", os.path.basename(os.getcwd()))
+os.chdir("..")
+os.remove("link")
+os.mkdir("going")
+late(1)
+os.chdir("going")
+pathlib.Path("inner.txt").write_text(f"{rank}")
+os.rename("../going", "../gone")
+late(1)
+told("GONE", os.path.basename(os.getcwd()), pathlib.Path("inner.txt").read_text())
+os.chdir("..")
+shutil.rmtree("gone")
 folder = os.open(".", os.O_RDONLY)
 lists = [os.listdir(folder), map(os.fsdecode, os.listdir(b".")), [entry.name for entry in os.scandir(folder)],
          [os.fsdecode(entry.path).removeprefix("./") for entry in os.scandir(b".")]]
@@ -455,6 +488,8 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         "MOVED": ["['moved/', 'moved/inner', 'moved/inner/number.txt'] ['number.txt']"],
         "MISSING": ["False False"],
         "INSIDE": ["inside 0 True"],
+        "ABOVE": ["runs"],
+        "GONE": ["gone 0"],
         "HIDDEN": ["True False"],
         "ONCE": ["0"],
         "RENAMED": ["False True"],
@@ -528,6 +563,97 @@ class _RootThatAnswers:
     def serve(self, about: str, reply: Any) -> None:
         """Keep the function that answers other ranks."""
         self.reply = reply
+
+
+class _RankOf:
+    """Rank 1, which asks this rank 0."""
+
+    rank = 1
+
+    def __init__(self, root: _RootThatAnswers) -> None:
+        self.before_asking: list[Any] = []
+        self._root = root
+
+    def serve(self, about: str, reply: Any) -> None:
+        """Do nothing: no rank asks this one."""
+
+    def ask(self, about: str, question: Any, take: Any, purpose: str) -> bool:
+        return bool(take(pickle.loads(pickle.dumps(self._root.reply(question)))))
+
+    def is_shared(self) -> bool:
+        return True
+
+
+@pytest.fixture
+def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Overlay, Overlay]]:
+    """Return the files of a rank 0 that runs ahead, and those of another rank."""
+    monkeypatch.chdir(tmp_path)
+    root = _RootThatAnswers()
+    ranks = Overlay(root), Overlay(_RankOf(root))  # type: ignore[arg-type]
+    yield ranks
+    for files in ranks:
+        files._remove()
+        atexit.unregister(files._end)
+
+
+def _written(files: Overlay, path: Path, kind: str = "replace") -> None:
+    def write(target: str) -> None:
+        Path(target).write_text(f"{files.rank}")
+
+    files.open(str(path), kind, write)
+
+
+def _read(files: Overlay, path: Path) -> str:
+    return files.open(str(path), "", lambda found: Path(found).read_text())
+
+
+def test_a_late_rank_sees_a_folder_that_rank_0_has_removed_and_made_once_more(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    folder, (ahead, late) = tmp_path / "results", two_ranks
+    folder.mkdir()
+    (folder / "log").write_text("old")
+    with pytest.raises(FileExistsError):  # as makedirs(exist_ok=True)
+        ahead.change(str(folder), folder.mkdir, "make")
+    assert _read(ahead, folder / "log") == "old"
+    ahead.change(str(folder), lambda: shutil.rmtree(folder), "remove")
+    ahead.change(str(folder), folder.mkdir, "make")
+    _written(ahead, folder / "log")
+    with pytest.raises(FileExistsError):
+        late.change(str(folder), folder.mkdir, "make")
+    assert late.look(str(folder)).exists and late.names(str(folder), os.listdir) == ["log"]
+    assert _read(late, folder / "log") == "old"
+    late.change(str(folder), lambda: shutil.rmtree(folder), "remove")
+    late.change(str(folder), folder.mkdir, "make")
+    assert late.names(str(folder), os.listdir) == []
+    _written(late, folder / "log")
+    assert _read(late, folder / "log") == "0"
+
+
+def test_a_save_into_a_folder_leaves_the_open_files_of_it_alone(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    log, (ahead, late) = tmp_path / "log", two_ranks
+    with (
+        ahead.open(str(log), "replace", lambda target: Path(target).open("w")) as file,
+        late.open(str(log), "replace", lambda target: Path(target).open("w")),
+    ):
+        for files in two_ranks:
+            files.change(str(tmp_path), lambda: None, "replace")  # as by a CheckpointManager
+            files.change(str(log), log.touch, "make")
+        assert late.is_private(str(log))
+        file.write("all")
+    assert _read(late, log) == "all"
+
+
+def test_the_error_of_a_call_that_has_begun_a_file_is_raised_once(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    table = tmp_path / "table.txt"
+    for files in two_ranks:
+        with pytest.raises(TypeError):
+            files.open(str(table), "replace", lambda target: np.savetxt(target, np.array(["a"]), fmt="%d"))
+    assert _read(two_ranks[1], table) == ""
 
 
 def test_ranks_are_told_of_changes_that_they_do_not_know(tmp_path: Path) -> None:
