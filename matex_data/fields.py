@@ -11,6 +11,7 @@ import numpy as np
 
 from matex_data.declared import declared
 from matex_data.errors import FieldNotFound, FormatError, near_matches
+from matex_data.locks import cached_property
 
 
 @declared
@@ -57,6 +58,17 @@ class Field:
         (dtype('O'), dtype('int64'))
         """
         return np.dtype(object) if self.ragged else self.dtype
+
+    @cached_property
+    def codes(self) -> Mapping[str, int]:
+        """Code of each category of a field of categories.
+
+        Examples
+        --------
+        >>> Field("species", (), np.dtype("i4"), attributes={"categories": ["setosa", "virginica"]}).codes
+        {'setosa': 0, 'virginica': 1}
+        """
+        return {str(category): code for code, category in enumerate(self.attributes["categories"])}
 
     @property
     def nested(self) -> bool:

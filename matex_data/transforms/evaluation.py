@@ -140,15 +140,18 @@ class _Tile:
 
     def __init__(self, expression: Expression, fields: Mapping[str, Values]) -> None:
         self._expression, self._fields = expression, fields
-        self._widened: dict[str, Values] = {}
+        self._known: dict[str, Any] = {}
 
     def value(self, node: ast.expr) -> Any:
         """Return the values of a node of the syntax tree, or the number that a constant one has."""
         match node:
             case ast.Constant(value=number):
                 return number
-            case ast.Name(id=name):
-                return self._numbers(name)
+            case ast.Name() | ast.Call() | ast.Subscript():
+                key = ast.dump(node)
+                if key not in self._known:
+                    self._known[key] = self._operand(node)
+                return self._known[key]
             case ast.UnaryOp(op=kind, operand=operand):
                 return self._apply(_UNARY[type(kind)], operand)
             case ast.BinOp(left=left, op=kind, right=right):
@@ -157,6 +160,13 @@ class _Tile:
                 return self._is_text(name, text)
             case ast.Compare(left=left, ops=[kind], comparators=[right]):
                 return self._apply(self._comparison(node, kind), left, right)
+        raise TypeError(f"the syntax {ast.unparse(node)!r}")
+
+    def _operand(self, node: ast.Name | ast.Call | ast.Subscript) -> Any:
+        """Return the values of a field, a function or elements, which an expression may have more than once."""
+        match node:
+            case ast.Name(id=name):
+                return self._numbers(name)
             case ast.Call(func=ast.Name(id=function), args=[ast.Name(id=name)]) if function in TIMES:
                 return self._time_part(function, name)
             case ast.Call(func=ast.Name(id=function), args=[argument]) if function in REDUCTIONS:
@@ -171,8 +181,6 @@ class _Tile:
 
     def _numbers(self, name: str) -> Values:
         """Return the numbers of a field as bool, int64 or float64."""
-        if name in self._widened:
-            return self._widened[name]
         values, error = self._fields[name], partial(self._expression.error, field=name)
         content, field = values.content, values.field
         if field is not None and MISSING_INTEGER in field.attributes:
@@ -187,8 +195,7 @@ class _Tile:
         if content.dtype == np.uint64 and content.size and content.max() > _INT64_MAX:
             raise error(str(content.max()), expected=f"integers of 64 bits with sign, up to {_INT64_MAX}")
         wide: Any = {"b": bool, "f": np.float64}.get(content.dtype.kind, np.int64)
-        self._widened[name] = replace(values, content=content.astype(wide, copy=False))
-        return self._widened[name]
+        return replace(values, content=content.astype(wide, copy=False))
 
     def _apply(self, function: Callable[..., Any], *nodes: ast.expr) -> Any:
         """Return the values of a function of NumPy, given the numbers of nodes, which are broadcast."""
@@ -235,8 +242,7 @@ class _Tile:
         values = self._fields[name]
         content, field = values.content, values.field
         if field is not None and is_category(field):
-            codes = {str(category): code for code, category in enumerate(field.attributes["categories"])}
-            code = codes.get(text, -2 if text else -1)  # -1 is missing, no code is -2
+            code = field.codes.get(text, -2 if text else -1)  # -1 is missing, no code is -2
             return replace(values, content=content == code, field=None)
         if content.dtype.kind not in "SUO" or values.lengths is not None:
             raise self._expression.error(f"{content.dtype}", field=name, expected="one text for each sample")

@@ -208,7 +208,11 @@ def parse(text: str, option: str = "where=") -> Expression:
         keywords = [word for word in re.findall(r"\w+", text) if word in KEYWORDS]
         hint = f"; a field of the name {keywords[0]!r} stands in backticks: `{keywords[0]}`" if keywords else ""
         raise whole.error(f"{error}{hint}") from error
-    return replace(whole, tree=_Checked(whole, quoted).argument(tree.body))
+    try:
+        return replace(whole, tree=_Checked(whole, quoted).argument(tree.body))
+    except RecursionError as error:
+        remedy = "compare with a list of values: x in [1, 2, 3]; or derive= fields of parts of the expression"
+        raise whole.error("operators within operators, hundreds deep", remedy=remedy) from error
 
 
 _TEXT = r"""'(?:[^'\\]|\\.)*'|"(?:[^"\\]|\\.)*\""""

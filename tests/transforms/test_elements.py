@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
+import cftime
 import numpy as np
 import pytest
 from hypothesis import given
@@ -11,6 +13,8 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 
 import matex_data as md
+from matex_data.fields import Field
+from matex_data.transforms import evaluation
 from matex_data.transforms.evaluation import Values, evaluate
 from matex_data.transforms.expressions import parse
 
@@ -62,6 +66,33 @@ def test_lists_and_numbers_of_elements_are_fields() -> None:
 def test_a_list_of_thousands_of_values_is_a_condition() -> None:
     found = evaluate(parse(f"run in {list(range(3, 3000))}"), {"run": Values(np.arange(5))})
     assert found.content.tolist() == [False, False, False, True, True]
+
+
+class _Texts(list[str]):
+    """Texts of categories that count how often they are looked through."""
+
+    passes = 0
+
+    def __iter__(self) -> Iterator[str]:
+        self.passes += 1
+        return super().__iter__()
+
+
+def test_what_an_expression_has_many_times_is_computed_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    species, dates = _Texts("abc"), []
+    of_date = lambda *arguments: dates.append(arguments) or cftime.num2date(*arguments)  # noqa: E731
+    monkeypatch.setattr(evaluation, "num2date", of_date)
+    since = {"units": "days since 2000-01-01", "calendar": "noleap"}
+    days = Field("t", (), np.dtype("f8"), attributes=since)
+    codes = Field("s", (), np.dtype("i4"), attributes={"categories": species})
+    fields = {"t": Values(np.arange(365.0), field=days), "s": Values(np.arange(365) % 4 - 1, field=codes)}
+    found = evaluate(parse("(month(t) in [6, 7, 8]) & (s in ['a', 'b', ''])"), fields).content
+    assert len(dates) == species.passes == 1 and found.sum() == np.sum(np.arange(365)[151:243] % 4 < 3)
+
+
+def test_operators_within_operators_are_as_many_as_python_can_follow() -> None:
+    with pytest.raises(md.FormatError, match=r"x in \[1, 2, 3\]"):
+        parse(" | ".join(f"(run == {number})" for number in range(1000)))
 
 
 @pytest.mark.parametrize(
