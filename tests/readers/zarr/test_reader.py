@@ -215,6 +215,14 @@ def test_fill_values_as_texts(tmp_path: Path, fill: str) -> None:
     same(load(tmp_path / "a.zarr")["data"], expected)
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_letters_that_were_never_written(tmp_path: Path) -> None:
+    options = {"chunks": (2, 3), "fill_value": b"x", "dimension_names": ("sample", "length")}
+    letters = zarr.create_array(tmp_path / "a.zarr", shape=(4, 3), dtype="S1", **options)
+    letters[:2] = np.array([[b"a", b"b", b"c"], [b"d", b"e", b"f"]])
+    same(load(tmp_path / "a.zarr")["data"], np.array([b"abc", b"def", b"xxx", b"xxx"]))
+
+
 def test_groups_patterns_and_folders_of_stores(tmp_path: Path) -> None:
     for day in range(2):
         group = zarr.open_group(tmp_path / f"day{day}.zarr", mode="w")
