@@ -17,7 +17,7 @@ from zarr import codecs
 from zarr.codecs import numcodecs as zarr_numcodecs
 from zarr.storage import LocalStore, ZipStore
 
-from matex_data import DataError, FormatError, open_dataset
+from matex_data import DataError, DecodeError, FormatError, open_dataset
 from matex_data.readers.zarr import stores
 from tests.support.format_suite import Case, FormatSuite, same
 
@@ -205,6 +205,17 @@ def test_texts_of_fixed_length(tmp_path: Path, version: int) -> None:
     data.assign_coords(station=names[::-1]).to_zarr(f"{tmp_path}/b.zarr", zarr_format=version)
     with pytest.raises(FormatError, match="do not agree on the coordinates 'station'"):
         load([path, f"{tmp_path}/b.zarr"], inputs="x", sample_dim="time")
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_coordinate_of_damaged_texts_is_named(tmp_path: Path) -> None:
+    data = xr.Dataset({"x": (("time", "station"), np.zeros((3, 2)))}, {"station": np.array(["a", "b"])})
+    data.to_zarr(tmp_path / "a.zarr", zarr_format=2, encoding={"station": {"compressors": None}})
+    for damage, problem in ((b"\xff" * 8, "a text is no Unicode"), (b"", "a chunk does not decode")):
+        (tmp_path / "a.zarr" / "station" / "0").write_bytes(damage)
+        for dimension in ("time", "station"):
+            with pytest.raises(DecodeError, match=rf"{problem} \(file .*a\.zarr', field 'station'"):
+                load(tmp_path / "a.zarr", sample_dim=dimension)
 
 
 @pytest.mark.parametrize("fill", ["NaN", "-Infinity", "AAAAAAAA+H8="])
