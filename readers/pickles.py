@@ -116,7 +116,7 @@ def _objects(values: Any, dtype: np.dtype[Any], count: int) -> Array:
 
 def _numbers(data: Any, dtype: np.dtype[Any], count: int) -> Array:
     raw = data.encode("latin-1") if isinstance(data, str) else data
-    if not isinstance(raw, bytes) or len(raw) != count * dtype.itemsize:
+    if not isinstance(raw, bytes) or len(raw) != count * dtype.itemsize or count > max(1, len(raw)):
         raise ValueError(f"it has an array of {count} x {dtype} with other bytes")
     return np.frombuffer(raw, dtype).copy() if dtype.itemsize else np.zeros(count, dtype)
 

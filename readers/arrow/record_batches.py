@@ -107,9 +107,8 @@ class RecordBatches(ArrowBlocks):
 
     def _preamble(self, block: int) -> bytes:
         """Return the messages in front of a batch, which are read unless this process has them."""
-        ranges = self.preambles[int(self.preamble[block])].reshape(-1, 2)
-        key = self.path, ranges.tobytes()
-        return _preambles.made(key, partial(self._read, ranges), len)
+        number = int(self.preamble[block])
+        return _preambles.made((self, number), partial(self._read, self.preambles[number].reshape(-1, 2)), len)
 
     def _read(self, ranges: Integers) -> bytes:
         found = []

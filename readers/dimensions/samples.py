@@ -157,7 +157,7 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
         and _fits_static(variable, path)
     }
     indexed = [variable for variable in selected if variable.name in fields]
-    facts = _facts(content, indexed, fields, {dimension, *observations.counts}, options.packing, selection, values)
+    facts = _facts(content, indexed, fields, {*along, *observations.counts}, options.packing, selection, values)
     rows = content.dimensions[dimension] if selection.rows is None else len(selection.rows)
     files = [FileIndex(path, rows, group_interleaved(layouts))]
     return Index(fields, files, static, facts)

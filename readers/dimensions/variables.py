@@ -86,7 +86,8 @@ def _joined(layout: Layout, decoding: CfDecoding) -> Layout | None:
     if isinstance(layout, Transposed):
         return replace(layout, dtype=dtype, after=layout.after[:-1], order=layout.order[:-1])
     if isinstance(layout, Chunked) and layout.chunk_shape[-1] == dtype.itemsize:
-        return replace(layout, dtype=dtype, shape=layout.shape[:-1], chunk_shape=layout.chunk_shape[:-1], fill=b"")
+        fill = bytes(layout.fill) * dtype.itemsize
+        return replace(layout, dtype=dtype, shape=layout.shape[:-1], chunk_shape=layout.chunk_shape[:-1], fill=fill)
     if isinstance(layout, UnpackedRows):
         inner = _joined(layout.layout, decoding)
         return None if inner is None else replace(layout, layout=inner)

@@ -393,8 +393,8 @@ def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], a
     dataset, first = table.dataset, next(iter(members))
     try:
         fields = {name: _member_field(table, name, member_path) for name, member_path in members.items()}
-        has_bytes = not dataset.id.get_create_plist().get_external_count() and _is_in(path, dataset)
-        layouts = member_layouts(table, path, members) if has_bytes else {}
+        outside = dataset.is_virtual or dataset.id.get_create_plist().get_external_count()
+        layouts = member_layouts(table, path, members) if not outside and _is_in(path, dataset) else {}
         for name, layout in layouts.items():
             _check_end(layout, dataset, path, name)
         for name in members.keys() - layouts.keys():

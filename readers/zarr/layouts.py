@@ -138,7 +138,7 @@ def as_utf8(texts: Array, out: Array) -> None:
     encoded = np.empty(texts.size, object)
     try:
         encoded[:] = [text.encode() if isinstance(text, str) else bytes(text) for text in texts.ravel().tolist()]
-    except ValueError as error:
+    except (ValueError, SystemError) as error:  # the latter of NumPy, for a number beyond those of Unicode
         raise DecodeError("a text is no Unicode", found=error, remedy=DAMAGED) from error
     out[...] = encoded.reshape(texts.shape)
 

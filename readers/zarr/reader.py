@@ -141,7 +141,10 @@ class ZarrVariable(Variable):
         self._check_chunks(MOST_OF_VALUES, None)
         remedy = "leave out the options that need all its values, such as sel="
         check_fits(self.nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)
-        return all_rows(self._layout(0, ""), self._native_dtype).reshape(self.shape)
+        try:
+            return all_rows(self._layout(0, ""), self._native_dtype).reshape(self.shape)
+        except DataError as error:
+            raise error.at(self.store.path, self.name) from error.__cause__
 
     @property
     def _native_dtype(self) -> np.dtype[Any]:

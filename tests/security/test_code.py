@@ -127,6 +127,8 @@ def test_code_in_a_file_does_not_run(tmp_path: Path, name: str, protocol: int) -
         b"\x80\x02]q\x00K\x01a]q\x01(h\x00h\x00e.",  # a list that another one has twice
         b"\x80\x02cnumpy\ndtype\nU\x06S99999999\x85R.",
         b"\x80\x02cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\nK\x05\x85U\x01btRN(K\x01b.",
+        b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(I0\ntS'b'\ntR(I1\n(L1099511627776L\nt"
+        b"cnumpy\ndtype\n(S'S0'\nI0\nI1\ntR(I3\nS'|'\nNNNI0\nI1\nI0\ntbI00\nS''\ntb.",  # many texts of no bytes
         b"",
         b".",
         b"\x80\x05N",

@@ -90,6 +90,14 @@ def test_dictionaries_that_grow_and_that_are_replaced(tmp_path: Path, stream: bo
     assert sorted(found) == sorted(sum(chunks, []))  # noqa: RUF017
 
 
+def test_a_dictionary_that_is_written_anew(tmp_path: Path) -> None:
+    for words in (["one", "two"], ["six", "ten"]):
+        codes = pa.array([0, 1, 1], pa.int32())
+        path = write(tmp_path / "a.arrow", pa.table({"x": pa.DictionaryArray.from_arrays(codes, pa.array(words))}))
+        found = open_dataset(path, comm=MPI.COMM_SELF).load()["x"].tolist()
+        assert found == [words[code].encode() for code in (0, 1, 1)]
+
+
 def test_types_and_missing_values(tmp_path: Path) -> None:
     content = pa.table(
         {

@@ -296,6 +296,20 @@ def test_groups_with_their_own_times(tmp_path: Path) -> None:
         open_dataset(path, inputs=["input/v", "other/v"], comm=SELF)
 
 
+def test_groups_with_their_own_times_in_several_files(tmp_path: Path) -> None:
+    for number in range(2):
+        with netCDF4.Dataset(tmp_path / f"{number}.nc", "w") as file:
+            for group in (file, file.createGroup("other")):
+                group.createDimension("time", None)
+                group.createVariable("time", "f8", ("time",))[:] = np.arange(2) + 2 * number
+                group["time"].units = "hours since 2000-01-01"
+                group.createVariable("lead", "f4", ("time",))[:] = [number, number]
+                group.createVariable("v", "f4", ("time",))[:] = np.arange(2) + 2 * number
+                group["v"].coordinates = "lead"
+    data = open_dataset(str(tmp_path / "*.nc"), inputs=["v", "other/v"], comm=SELF).load()
+    assert [values.tolist() for values in data.values()] == [[0, 1, 2, 3]] * 2
+
+
 def test_a_dimension_by_its_name_is_that_of_what_is_read(tmp_path: Path) -> None:
     path, values = tmp_path / "groups.nc", np.arange(12.0)
     with netCDF4.Dataset(path, "w") as file:

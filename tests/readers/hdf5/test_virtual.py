@@ -171,6 +171,17 @@ def test_mappings(tmp_path: Path, shape: str) -> None:
     assert same(rows, expected[numbers])
 
 
+def test_members_of_a_virtual_table(tmp_path: Path) -> None:
+    table = np.array([(i, i / 2) for i in range(6)], [("a", "i4"), ("b", "f8")])
+    layout = h5py.VirtualLayout(table.shape, table.dtype)
+    layout[:] = h5py.VirtualSource("source.h5", "t", table.shape)
+    with h5py.File(tmp_path / "source.h5", "w") as source, h5py.File(tmp_path / "all.h5", "w") as file:
+        source["t"] = table
+        file.create_virtual_dataset("t", layout)
+    found = index(str(tmp_path / "all.h5"), ["t/a", "t/b"])
+    assert all(same(every_row(found, f"t/{name}"), table[name]) for name in table.dtype.names)
+
+
 def test_numbered_sources(tmp_path: Path) -> None:
     _write(tmp_path)
     path = tmp_path / "numbered.h5"

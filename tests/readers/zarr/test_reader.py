@@ -17,7 +17,7 @@ from zarr import codecs
 from zarr.codecs import numcodecs as zarr_numcodecs
 from zarr.storage import LocalStore, ZipStore
 
-from matex_data import DataError, FormatError, open_dataset
+from matex_data import DataError, DecodeError, FormatError, open_dataset
 from matex_data.readers.zarr import stores
 from tests.support.format_suite import Case, FormatSuite, same
 
@@ -207,12 +207,31 @@ def test_texts_of_fixed_length(tmp_path: Path, version: int) -> None:
         load([path, f"{tmp_path}/b.zarr"], inputs="x", sample_dim="time")
 
 
+@pytest.mark.filterwarnings("ignore")
+def test_a_coordinate_of_damaged_texts_is_named(tmp_path: Path) -> None:
+    data = xr.Dataset({"x": (("time", "station"), np.zeros((3, 2)))}, {"station": np.array(["a", "b"])})
+    data.to_zarr(tmp_path / "a.zarr", zarr_format=2, encoding={"station": {"compressors": None}})
+    for damage, problem in ((b"\xff" * 8, "a text is no Unicode"), (b"", "a chunk does not decode")):
+        (tmp_path / "a.zarr" / "station" / "0").write_bytes(damage)
+        for dimension in ("time", "station"):
+            with pytest.raises(DecodeError, match=rf"{problem} \(file .*a\.zarr', field 'station'"):
+                load(tmp_path / "a.zarr", sample_dim=dimension)
+
+
 @pytest.mark.parametrize("fill", ["NaN", "-Infinity", "AAAAAAAA+H8="])
 def test_fill_values_as_texts(tmp_path: Path, fill: str) -> None:
     array = zarr.create_array(tmp_path / "a.zarr", data=np.array([1.0, -np.inf]), attributes={"_FillValue": fill})
     expected = np.array([1.0, np.nan if fill == "-Infinity" else -np.inf])
     assert array.metadata.zarr_format == 3
     same(load(tmp_path / "a.zarr")["data"], expected)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_letters_that_were_never_written(tmp_path: Path) -> None:
+    options = {"chunks": (2, 3), "fill_value": b"x", "dimension_names": ("sample", "length")}
+    letters = zarr.create_array(tmp_path / "a.zarr", shape=(4, 3), dtype="S1", **options)
+    letters[:2] = np.array([[b"a", b"b", b"c"], [b"d", b"e", b"f"]])
+    same(load(tmp_path / "a.zarr")["data"], np.array([b"abc", b"def", b"xxx", b"xxx"]))
 
 
 def test_groups_patterns_and_folders_of_stores(tmp_path: Path) -> None:
