@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.losses import DistributedLoss, unknown_losses
 from matex_data.training.exact.metrics import weighted_means
-from matex_data.training.exact.state import step_state
+from matex_data.training.exact.state import StepState
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
 from matex_data.training.model_parallel.stages.checks import changing_variables, find_sums, layers_of
 from matex_data.training.model_parallel.stages.cut import StagePlan
@@ -202,14 +201,14 @@ class LastStage:
     ----------
     model, layers, sums, receives : as above.
     structure : nested structure of the outputs of the model.
-    replicas : of this stage.
+    state : state of the step, which has the weight of a micro-batch.
     """
 
     def __init__(
-        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, replicas: Channel
+        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, state: StepState
     ) -> None:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
-        self._structure, self._replicas, self._state = structure, replicas, step_state(replicas)
+        self._structure, self._state = structure, state
         self._unknown: list[DistributedLoss] = []
         layers.set_masked(receives.masked)
 
@@ -234,26 +233,23 @@ class LastStage:
         self._compile = functools.partial(compiled, step, given, targets, *scalars)
         self._step = self._compile()
         self._unknown = unknown_losses(self.model)
+        if self._unknown:
+            self.compile_predict(inputs)
 
     def step(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> Any:
-        """Run the step of a micro-batch. *Collective* in the first part of a batch, if a loss may be a sum."""
+        """Run the step of a micro-batch."""
         if self._unknown and weight < 1:
             self._find_sums(tensors, targets, int(rows))
-            self._step = self._compile()
         return self._step(tensors, targets, weight, rows, loss_before)
 
     def _find_sums(self, tensors: list[Any], targets: Any, rows: int) -> None:
         y, sample_weight = targets
-        predictions = tf.function(self._predict, autograph=False)(tensors, training=False)
-
-        def compute(positions: Sequence[int]) -> None:
-            chosen = map_tensors(lambda x: tf.gather(x, positions), (y, predictions))
-            with keras.StatelessScope(), self._state.step(1.0):  # metrics stay as they are
-                self.model._compile_loss(*chosen)
-
-        weighted = any(x is not None for x in tf.nest.flatten(sample_weight))
-        find_sums(self._unknown, compute, rows, weighted, self._replicas)
-        self._unknown = []
+        with keras.StatelessScope():  # metrics stay as they are
+            self.model._compile_loss(y, self.predict(tensors))
+        find_sums(self._unknown, rows, any(x is not None for x in tf.nest.flatten(sample_weight)))
+        left = [loss for loss in self._unknown if loss.sums is None]
+        if len(left) < len(self._unknown):
+            self._step, self._unknown = self._compile(), left
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
         """Trace the prediction of a micro-batch."""
