@@ -225,7 +225,7 @@ class LastStage:
             with self._state.step(weight), weighted_means(self.model, weight):
                 if training:
                     return self._train(tensors, targets, weight, rows, loss_before)
-                self._loss(tensors, targets, weight, rows, loss_before, training=False)
+                self._loss(tensors, targets, rows, loss_before, training=False)
                 return []
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
@@ -261,24 +261,22 @@ class LastStage:
         with tf.GradientTape() as tape:
             watched = differentiable(tensors, self.receives)
             tape.watch(watched)
-            loss = self._loss(tensors, targets, weight, rows, loss_before, training=True)
+            loss = self._loss(tensors, targets, rows, loss_before, training=True)
             total = tf.reduce_sum(loss) if loss.shape.rank else loss * tf.cast(weight, loss.dtype)
             scaled = self.model.optimizer.scale_loss(total)
         gradients, errors = tape.gradient(scaled, [[v.value for v in self.sums.variables], watched])
         self.sums.add(gradients)
         return _dense(errors, watched)
 
-    def _loss(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any, training: bool) -> Any:
+    def _loss(self, tensors: list[Any], targets: Any, rows: Any, loss_before: Any, training: bool) -> Any:
         """Return the loss of a micro-batch, or without a reduction that of each row, and update the metrics."""
         y, sample_weight = targets
         predictions = self._predict(tensors, training)
         own = self.layers.own_loss()
         loss = self.model._compile_loss(y, predictions, sample_weight) if self.model._compile_loss else None
         loss = own if loss is None else loss + tf.cast(own, loss.dtype)
-        rows = tf.cast(rows, tf.float64)
-        counted = rows * rows / weight if loss.shape.rank else rows  # Keras counts each row by the rows of its batch
         mean = tf.reduce_mean(loss) + tf.cast(loss_before, loss.dtype)
-        self.model._loss_tracker.update_state(mean, sample_weight=counted)
+        self.model._loss_tracker.update_state(mean, sample_weight=rows)
         self.model.compute_metrics(None, y, predictions, sample_weight)
         return loss
 
