@@ -94,6 +94,15 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
                 found=f"{changing[:3]} in stages {numbers}",
                 remedy="name layers in split_after so that all of its calls are in one stage",
             )
+    early = {id(v) for plan in plans[:-1] for layer in layers_of(plan) for v in layer.metrics_variables}
+    unknown = [v.path for v in model.metrics_variables if id(v) in early]
+    if unknown:
+        raise PartitionError(
+            "a layer has a metric that the last stage, which computes all metrics, does not know",
+            expected="metrics of layers of the last stage, or metrics given to compile()",
+            found=f"{unknown[:3]} in earlier stages",
+            remedy="leave the metric out of the layer, or name layers in split_after so that it is in the last stage",
+        )
     untrained = [plan.number for plan in plans if plan.number not in trained_stages(plans)]
     if untrained and hasattr(model.optimizer, "inner_optimizer"):
         raise PartitionError(
