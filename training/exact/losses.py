@@ -29,14 +29,14 @@ class DistributedLoss:
     ----------
     scalar : the loss is a function that returns one number for a batch, so its divisor is unknown.
     sums : take such a number as a sum over the batch; None: not known, it is taken as a mean.
-    number : what the latest eager call has returned, if it is such a number.
+    given : arguments of the latest eager call, while it is not known whether such a number is a sum.
     """
 
     def __init__(self, loss: Any, reducer: Reducer) -> None:
         self.loss = loss
         self.scalar = False
         self.sums: bool | None = None
-        self.number: float | None = None
+        self.given: tuple[Any, Any] | None = None
         self._reducer = reducer
 
     def __getattr__(self, name: str) -> Any:
@@ -44,6 +44,8 @@ class DistributedLoss:
 
     def __call__(self, y_true: Any, y_pred: Any, sample_weight: Any = None) -> Any:
         """Return the loss. *Collective* in a training step, if it depends on a mask or on sample weights."""
+        if self.scalar and self.sums is None and tf.executing_eagerly():
+            self.given = y_true, y_pred
         reduction = getattr(self.loss, "reduction", None)
         state = step_state(self._reducer.channel)
         if not state.running or reduction in (None, "none"):  # a plain function, or see ``SummedLoss``
@@ -68,7 +70,6 @@ class DistributedLoss:
         def recording(y_true: Any, y_pred: Any) -> Any:
             losses = call(y_true, y_pred)
             self.scalar = losses.shape.rank == 0
-            self.number = float(losses) if self.scalar and tf.executing_eagerly() else None
             masks.append(get_keras_mask(losses))
             return losses
 

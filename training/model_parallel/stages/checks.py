@@ -8,7 +8,9 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
+from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.comm.channel import Channel
@@ -92,6 +94,15 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
                 found=f"{changing[:3]} in stages {numbers}",
                 remedy="name layers in split_after so that all of its calls are in one stage",
             )
+    early = {id(v) for plan in plans[:-1] for layer in layers_of(plan) for v in layer.metrics_variables}
+    unknown = [v.path for v in model.metrics_variables if id(v) in early]
+    if unknown:
+        raise PartitionError(
+            "a layer has a metric that the last stage, which computes all metrics, does not know",
+            expected="metrics of layers of the last stage, or metrics given to compile()",
+            found=f"{unknown[:3]} in earlier stages",
+            remedy="leave the metric out of the layer, or name layers in split_after so that it is in the last stage",
+        )
     untrained = [plan.number for plan in plans if plan.number not in trained_stages(plans)]
     if untrained and hasattr(model.optimizer, "inner_optimizer"):
         raise PartitionError(
@@ -171,56 +182,51 @@ def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, div
         replacements.set(model._compile_loss, "_flat_losses", losses)
 
 
-def find_sums(
-    losses: Sequence[DistributedLoss],
-    compute: Callable[[Sequence[int]], Any],
-    rows: int,
-    weighted: bool,
-    channel: Channel,
-) -> None:
-    """Find out which losses that are one number for a batch are sums, and which means. *Collective*.
+def find_sums(losses: Sequence[DistributedLoss], rows: int, weighted: bool) -> None:
+    """Find out which losses that are one number for a batch are sums, and which means.
 
-    That of rows is the sum, or the mean, of those of their halves. A single row is taken twice.
+    That of rows, and the sum of the sizes of its derivatives, is the sum, or the mean, of those of their halves. A
+    single row is taken twice. Where all of them are zero, nothing depends on it: a later micro-batch may tell.
 
     Parameters
     ----------
-    losses : of which it is not known.
-    compute : computes them eagerly for some rows of the first micro-batch.
+    losses : of which it is not known, called eagerly for a micro-batch.
     rows : of this micro-batch.
     weighted : samples have weights.
-    channel : replicas.
 
     Raises
     ------
-    PartitionError : on all ranks, if a loss is neither, or weights multiply the number of a whole batch.
+    PartitionError : a loss is neither, or weights multiply the number of a whole batch.
     """
-    numbers = []
-
-    def compare() -> list[int]:
-        every = [i % rows for i in range(max(rows, 2))]
-        for positions in (every, every[: len(every) // 2], every[len(every) // 2 :]):
-            compute(positions)
-            numbers.append([loss.number for loss in losses])
-        whole, first, second = np.array(numbers, np.float64)
-        share = len(every) // 2 / len(every)
+    every = np.arange(max(rows, 2)) % rows
+    half = len(every) // 2
+    share = half / len(every)
+    for loss in losses:
+        whole, first, second = (_sizes(loss, chosen) for chosen in (every, every[:half], every[half:]))
         limit = SAME * np.maximum(np.abs(first), np.abs(second))
         candidates = first + second, share * first + (1 - share) * second
-        return [int(not one) for other in candidates for one in np.abs(whole - other) <= limit]
-
-    differs = channel.communicator.agree(numbers=channel.communicator.agreed(compare))
-    for i, loss in enumerate(losses):
-        no_sum, no_mean = differs[i], differs[i + len(losses)]
-        if no_sum == no_mean or weighted:
-            whole, first, second = (found[i] for found in numbers)
+        no_sum, no_mean = (not (np.abs(whole - other) <= limit).all() for other in candidates)
+        if (no_sum and no_mean) or weighted:
             raise PartitionError(
                 f"the loss {loss.name} is one number for a batch, which those of its micro-batches do not give",
                 expected="a sum or a mean over the samples, without sample weights; or a number for each sample",
                 found="sample weights"
                 if weighted
-                else f"{whole:.6g} for rows of which one half has {first:.6g} and the other {second:.6g}",
+                else f"{whole[0]:.6g} for rows of which one half has {first[0]:.6g} and the other {second[0]:.6g}",
                 remedy="return a number for each sample, or train one replica with micro_batches=1",
             )
-        loss.sums = not no_sum
+        if no_sum or no_mean:
+            loss.sums, loss.given = no_mean, None
+
+
+def _sizes(loss: DistributedLoss, rows: Array) -> Array:
+    """Return the number that a loss is for some rows, and the sum of the sizes of its derivatives; float64[2]."""
+    y_true, y_pred = (tf.gather(x, rows) for x in loss.given or ())
+    with tf.GradientTape() as tape:
+        tape.watch(y_pred)
+        number = loss.loss(y_true, y_pred)
+    slopes = tape.gradient(number, y_pred, unconnected_gradients="zero")
+    return np.array([float(number), float(tf.reduce_sum(tf.abs(tf.cast(slopes, tf.float32))))])
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -341,7 +341,7 @@ class StagedModel:
             # TensorFlow's own backward function does not keep the operations of several ranks in one order.
             return Stage(self.model, self.layers, sums, receives, self._recompute or self.ranks.size > 1)
         structure = self._graph.functional.output
-        return LastStage(self.model, self.layers, sums, receives, structure, self.replicas)
+        return LastStage(self.model, self.layers, sums, receives, structure, step_state(self.replicas))
 
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""

@@ -9,10 +9,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.losses import DistributedLoss, unknown_losses
 from matex_data.training.exact.metrics import weighted_means
-from matex_data.training.exact.state import step_state
+from matex_data.training.exact.state import StepState
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
 from matex_data.training.model_parallel.stages.checks import changing_variables, find_sums, layers_of
 from matex_data.training.model_parallel.stages.cut import StagePlan
@@ -202,14 +201,14 @@ class LastStage:
     ----------
     model, layers, sums, receives : as above.
     structure : nested structure of the outputs of the model.
-    replicas : of this stage.
+    state : state of the step, which has the weight of a micro-batch.
     """
 
     def __init__(
-        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, replicas: Channel
+        self, model: Any, layers: StageLayers, sums: GradientSums, receives: Edge, structure: Any, state: StepState
     ) -> None:
         self.model, self.layers, self.sums, self.receives = model, layers, sums, receives
-        self._structure, self._replicas, self._state = structure, replicas, step_state(replicas)
+        self._structure, self._state = structure, state
         self._unknown: list[DistributedLoss] = []
         layers.set_masked(receives.masked)
 
@@ -226,7 +225,7 @@ class LastStage:
             with self._state.step(weight), weighted_means(self.model, weight):
                 if training:
                     return self._train(tensors, targets, weight, rows, loss_before)
-                self._loss(tensors, targets, weight, rows, loss_before, training=False)
+                self._loss(tensors, targets, rows, loss_before, training=False)
                 return []
 
         scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
@@ -234,26 +233,23 @@ class LastStage:
         self._compile = functools.partial(compiled, step, given, targets, *scalars)
         self._step = self._compile()
         self._unknown = unknown_losses(self.model)
+        if self._unknown:
+            self.compile_predict(inputs)
 
     def step(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any) -> Any:
-        """Run the step of a micro-batch. *Collective* in the first part of a batch, if a loss may be a sum."""
+        """Run the step of a micro-batch."""
         if self._unknown and weight < 1:
             self._find_sums(tensors, targets, int(rows))
-            self._step = self._compile()
         return self._step(tensors, targets, weight, rows, loss_before)
 
     def _find_sums(self, tensors: list[Any], targets: Any, rows: int) -> None:
         y, sample_weight = targets
-        predictions = tf.function(self._predict, autograph=False)(tensors, training=False)
-
-        def compute(positions: Sequence[int]) -> None:
-            chosen = map_tensors(lambda x: tf.gather(x, positions), (y, predictions))
-            with keras.StatelessScope(), self._state.step(1.0):  # metrics stay as they are
-                self.model._compile_loss(*chosen)
-
-        weighted = any(x is not None for x in tf.nest.flatten(sample_weight))
-        find_sums(self._unknown, compute, rows, weighted, self._replicas)
-        self._unknown = []
+        with keras.StatelessScope():  # metrics stay as they are
+            self.model._compile_loss(y, self.predict(tensors))
+        find_sums(self._unknown, rows, any(x is not None for x in tf.nest.flatten(sample_weight)))
+        left = [loss for loss in self._unknown if loss.sums is None]
+        if len(left) < len(self._unknown):
+            self._step, self._unknown = self._compile(), left
 
     def compile_predict(self, inputs: Sequence[tf.TensorSpec]) -> None:
         """Trace the prediction of a micro-batch."""
@@ -265,24 +261,22 @@ class LastStage:
         with tf.GradientTape() as tape:
             watched = differentiable(tensors, self.receives)
             tape.watch(watched)
-            loss = self._loss(tensors, targets, weight, rows, loss_before, training=True)
+            loss = self._loss(tensors, targets, rows, loss_before, training=True)
             total = tf.reduce_sum(loss) if loss.shape.rank else loss * tf.cast(weight, loss.dtype)
             scaled = self.model.optimizer.scale_loss(total)
         gradients, errors = tape.gradient(scaled, [[v.value for v in self.sums.variables], watched])
         self.sums.add(gradients)
         return _dense(errors, watched)
 
-    def _loss(self, tensors: list[Any], targets: Any, weight: Any, rows: Any, loss_before: Any, training: bool) -> Any:
+    def _loss(self, tensors: list[Any], targets: Any, rows: Any, loss_before: Any, training: bool) -> Any:
         """Return the loss of a micro-batch, or without a reduction that of each row, and update the metrics."""
         y, sample_weight = targets
         predictions = self._predict(tensors, training)
         own = self.layers.own_loss()
         loss = self.model._compile_loss(y, predictions, sample_weight) if self.model._compile_loss else None
         loss = own if loss is None else loss + tf.cast(own, loss.dtype)
-        rows = tf.cast(rows, tf.float64)
-        counted = rows * rows / weight if loss.shape.rank else rows  # Keras counts each row by the rows of its batch
         mean = tf.reduce_mean(loss) + tf.cast(loss_before, loss.dtype)
-        self.model._loss_tracker.update_state(mean, sample_weight=counted)
+        self.model._loss_tracker.update_state(mean, sample_weight=rows)
         self.model.compute_metrics(None, y, predictions, sample_weight)
         return loss
 

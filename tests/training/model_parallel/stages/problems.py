@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from operator import itemgetter
 from typing import Any
 
 import keras
@@ -89,15 +90,13 @@ def samples(name: str, weights: bool = True) -> Any:
     return (x, y, random.uniform(0.5, 2, ROWS).astype("float32")) if weights else (x, y)
 
 
-def dataset(name: str, replica: int = 0, replicas: int = 1) -> tf.data.Dataset:
+def dataset(name: str, replica: int = 0, replicas: int = 1, rows: int = ROWS) -> tf.data.Dataset:
     """Return the batches of a replica: its consecutive rows of each global batch."""
-    whole = samples(name)
-    ends = [i * BATCH // replicas for i in range(replicas + 1)]
-    begin, end = ends[replica], ends[replica + 1]
-    batches = [
-        tf.nest.map_structure(lambda leaf, i=i: leaf[i * BATCH + begin : i * BATCH + end], whole)
-        for i in range(ROWS // BATCH)
-    ]
+    whole, batches = samples(name), []
+    for first in range(0, rows, BATCH):
+        count = min(BATCH, rows - first)
+        begin, end = (first + i * count // replicas for i in (replica, replica + 1))
+        batches.append(tf.nest.map_structure(itemgetter(slice(begin, end)), whole))
     spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), whole)
     data = tf.data.Dataset.from_generator(lambda: iter(batches), output_signature=spec)
     return data.apply(tf.data.experimental.assert_cardinality(len(batches)))

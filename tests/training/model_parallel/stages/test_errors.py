@@ -81,6 +81,20 @@ def _batch_metric() -> Any:
     return model
 
 
+class _Counting(keras.layers.Dense):  # type: ignore[misc]  # Keras has no types
+    def __init__(self) -> None:
+        super().__init__(6)
+        self.seen = keras.metrics.Mean(name="seen")
+
+    def call(self, x: Any) -> Any:
+        self.seen.update_state(x)
+        return super().call(x)
+
+
+def _layer_metric() -> Any:
+    return _compiled(keras.Sequential([keras.Input((6,)), _Counting(), keras.layers.Dense(1)]))
+
+
 def _batch_loss(function: Callable[..., Any]) -> Any:
     model = build("several" if function is _root else "chain")
     model.compile("sgd", function)
@@ -122,6 +136,7 @@ CASES: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
         "expected: fit\\(checkpoint=folder\\)",
     ),
     "metric of batches": (_batch_metric, {}, "depends on whole batches"),
+    "metric of a layer": (_layer_metric, {}, "a layer has a metric that the last stage"),
     "loss of batches": (lambda: _batch_loss(_root), {}, "one half has"),
     "weighted loss of batches": (lambda: _batch_loss(_mean), {}, "found: sample weights"),
     "too many stages": (

@@ -108,6 +108,10 @@ def test_validation_is_that_of_one_process(ranks: Pools) -> None:
     np.testing.assert_allclose([logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()], rtol=1e-5)
 
 
+SHORT = 60
+"""Samples of which the last batch has fewer."""
+
+
 def _compiled(losses: str) -> Any:
     """Return a model with losses that are one number for a batch, a sum and a mean; or that are not reduced."""
     model = build("several")
@@ -122,7 +126,7 @@ def _compiled(losses: str) -> Any:
 
 def _fit_losses(comm: Any, losses: str) -> tuple[Any, Any]:
     mesh, model = Mesh(stages=2, comm=comm), _compiled(losses)
-    data = dataset("several", mesh.coordinates.replica, mesh.shape[0])
+    data = dataset("several", mesh.coordinates.replica, mesh.shape[0], SHORT)
     history = fit(model, data, verbose=0, mesh=mesh, micro_batches=3)
     return weights_of(model), history.history
 
@@ -131,7 +135,7 @@ def _fit_losses(comm: Any, losses: str) -> tuple[Any, Any]:
 @pytest.mark.parametrize("losses", ["batch", "rows"])
 def test_losses_that_are_no_means_over_the_samples(pool: Pool, losses: str) -> None:
     model = _compiled(losses)
-    expected = model.fit(*samples("several"), batch_size=BATCH, shuffle=False, verbose=0).history
+    expected = model.fit(dataset("several", rows=SHORT), shuffle=False, verbose=0).history
     for weights, logs in pool.run(_fit_losses, losses, timeout=60):
         for one, other in zip(weights, weights_of(model), strict=True):
             np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
