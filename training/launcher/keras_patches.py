@@ -117,7 +117,7 @@ class PatchedCall:
         trains = first and self.check is not None  # the first dataset is that of training
         check_preprocessing(x, self._channel)
         if is_sharded(x):
-            return dataset
+            return dataset if self._distributed is not None else deterministic(dataset)  # stages get the same rows
         if trains:
             self.whole_batches = True
             self._draws = isinstance(dataset, tf.data.Dataset) and draws_in_parallel(dataset)

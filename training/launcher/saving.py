@@ -56,8 +56,9 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
             module, save("filepath"), *(name for name in ("save_model", "save_weights") if hasattr(module, name))
         )
         if files is not None:
-            loads = [name for name in ("load_model", "load_weights") if hasattr(module, name)]
-            patch(module, opening(files, lambda *_, **__: "load", "filepath"), *loads)
+            patch(module, opening(files, lambda *_, **__: "load", "filepath"), "load_model")
+            if hasattr(module, "load_weights"):
+                patch(module, opening(files, lambda *_, **__: "load", "model", "filepath"), "load_weights")
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 

@@ -48,6 +48,7 @@ told("TEMPORARY", equal(model, keras.models.load_model(folder + "/m.keras")))
 with tempfile.TemporaryDirectory() as folder:
     model.save_weights(os.path.join(folder, "m.weights.h5"))
     model.load_weights(os.path.join(folder, "m.weights.h5"))
+    keras.saving.load_weights(model=model, filepath=os.path.join(folder, "m.weights.h5"))
     told("WITHIN", os.listdir(folder))
 best = os.path.join(tempfile.mkdtemp(), "best.keras")
 saving = keras.callbacks.ModelCheckpoint(best, monitor="loss", save_best_only=True)

@@ -32,6 +32,20 @@ def test_a_script_prints_what_it_prints_in_one_process(
     assert plain.stdout.count("\n") == 4
 
 
+def test_the_stages_of_a_replica_get_the_rows_of_a_sharded_dataset_in_one_order() -> None:
+    import tensorflow as tf
+
+    from matex_data.mpi.library import MPI
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.launcher.keras_patches import PatchedCall
+
+    options = tf.data.Options()
+    options.deterministic = False
+    rows = tf.data.Dataset.range(4).batch(2).with_options(options)
+    rows.matex_sharded = 1
+    assert PatchedCall(open_channel(MPI.COMM_SELF)).shard(rows, rows).options().deterministic
+
+
 def test_a_loop_of_the_script_is_an_error() -> None:
     loop = SCRIPT.parent / "custom_loop.py"
     done = run_script(2, LAUNCHER, "--stages", "2", str(loop), timeout=120)
