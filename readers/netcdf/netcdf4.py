@@ -208,9 +208,11 @@ class Hdf5Variable(Variable):
         return values
 
     def _is_unwritten(self) -> bool:
-        """Return whether HDF5 has allocated no storage yet, so that netCDF shows its own fill value."""
-        status = self.dataset.id.get_space_status()
-        return status == h5py.h5d.SPACE_STATUS_NOT_ALLOCATED and self.dtype.str[1:] in DEFAULT_FILL
+        """Return whether HDF5 has neither storage nor a fill value yet, so that netCDF shows its own one."""
+        status, fill = self.dataset.id.get_space_status(), self.dataset.id.get_create_plist().fill_value_defined()
+        if status != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED or fill == h5py.h5d.FILL_VALUE_USER_DEFINED:
+            return False
+        return self.dtype.str[1:] in DEFAULT_FILL
 
     def _is_never_filled(self) -> bool:
         """Return whether the rest of a chunk that is not full has any content, as with ``NC_NOFILL``."""

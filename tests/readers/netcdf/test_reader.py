@@ -322,6 +322,18 @@ def test_letters_become_texts(tmp_path: Path) -> None:
         assert every_row(found, "name").tolist() == [[b"alpha"] * 2, [b"beta"] * 2, [b"c"] * 2]
 
 
+def test_the_fill_value_of_an_hdf5_dataset_without_storage(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        file["t"] = np.arange(3.0)
+        file["t"].make_scale("t")
+        for name, options in (("plain", {}), ("chunked", {"chunks": (2,)})):
+            file.create_dataset(name, (3,), "f4", fillvalue=7, **options).dims[0].attach_scale(file["t"])
+    found = index(str(tmp_path / "a.nc"), sample_dim="t")
+    with netCDF4.Dataset(tmp_path / "a.nc") as file:
+        for name in ("plain", "chunked"):
+            assert every_row(found, name).tolist() == file[name][:].data.tolist()
+
+
 def test_gzipped_as_a_whole(tmp_path: Path) -> None:
     _write(tmp_path / "a.nc", CLASSIC[0], 0, 11)
     packed = tmp_path / "a.nc.gz"
