@@ -237,7 +237,8 @@ class StagedModel:
     def broadcast(self) -> None:
         """Broadcast the weights of rank 0; those of which ranks hold parts from the first replica. *Collective*."""
         own = [v for layer in layers_of(self._plan) for v in layer.weights]
-        if self.deferred or any(part_of(v) is not None for v in own):
+        parts = self.deferred or any(part_of(v) is not None for v in own)
+        if self.world.communicator.maximum(int(parts))[0]:  # layouts may cut no weight of some stage
             broadcast_in(self.replicas, own)
         else:
             broadcast_in(self.world, list(self.model.weights))

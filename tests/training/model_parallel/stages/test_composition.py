@@ -104,6 +104,7 @@ STAGES_AND_PARTS, PARTS, STAGES, ONE = (2, 2), (1, 2), (2, 1), (1, 1)
 
 
 OWNED = {"shard_optimizer": True}
+UNCUT_STAGE = {"epochs": 1, "deferred": False, "split_after": ["down_conv"]}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +122,7 @@ OWNED = {"shard_optimizer": True}
                 (4, PARTS, "ema", "mlp", {**OWNED, "deferred": False}),
                 (4, STAGES_AND_PARTS, "scaled", "mlp", {"deferred": False}),
                 (4, STAGES_AND_PARTS, "clipped", "convolutions", {"epochs": 1}),
+                (4, STAGES_AND_PARTS, "sgd", "convolutions", UNCUT_STAGE),
                 (4, STAGES_AND_PARTS, "sgd", "transformer", {}),
                 (8, STAGES_AND_PARTS, "scaled", "mlp", OWNED),
             )
