@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, joined, leave_out
+from matex_data.epochs.window import NO_ROWS, EpochReader, LoadedWindow, PendingWindow, joined, leave_out
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.ragged import RaggedOutput
@@ -117,6 +117,7 @@ class ExchangedWindow(PendingWindow):
         self._held: Callable[[], DistributedSamples] | None = held
         self._fields = {**context.index.fields, **({ABSENT: _ABSENT} if marks else {})}
         self._absent = np.zeros(len(drawn.positions), bool)
+        self.loaded = LoadedWindow({}, drawn.sizes, NO_ROWS)
         self._futures: list[Future[None]] = []
         self._error: Exception | None = None
         self.exchanges = comm.size > 1
@@ -157,8 +158,8 @@ class ExchangedWindow(PendingWindow):
         """Wait until all rows are in the window. Raise the first error."""
         if self._error is not None:
             raise self._error
-        if self.exchanges and not self._futures:
-            return  # another rank has failed: the window is incomplete, and the ranks agree on that next
+        if not self._futures:
+            return  # the epoch ends before it is loaded, or another rank has failed: the ranks agree on that next
         with profile.timed("decoding"):
             wait_for_all(self._futures)
         absent = np.flatnonzero(self._absent)
