@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array, Bytes, Integers
-from matex_data.epochs.window import NO_ROWS, EpochReader, LoadedWindow, PendingWindow, joined, leave_out
+from matex_data.epochs.window import EpochReader, LoadedWindow, PendingWindow, joined, leave_out
 from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.ragged import RaggedOutput
@@ -31,7 +31,7 @@ from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
-from matex_data.reading.context import ReadContext
+from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays
 from matex_data.reading.pool import first_error, submit, wait_for_all
