@@ -31,7 +31,7 @@ from matex_data.io.counters import Profile
 from matex_data.io.files import Files
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
-from matex_data.reading.context import ReadContext
+from matex_data.reading.context import NO_ROWS, ReadContext
 from matex_data.reading.execute import execute
 from matex_data.reading.plan import Arrays
 from matex_data.reading.pool import first_error, submit, wait_for_all
@@ -117,6 +117,7 @@ class ExchangedWindow(PendingWindow):
         self._held: Callable[[], DistributedSamples] | None = held
         self._fields = {**context.index.fields, **({ABSENT: _ABSENT} if marks else {})}
         self._absent = np.zeros(len(drawn.positions), bool)
+        self.loaded = LoadedWindow({}, drawn.sizes, NO_ROWS)
         self._futures: list[Future[None]] = []
         self._error: Exception | None = None
         self.exchanges = comm.size > 1
@@ -157,8 +158,8 @@ class ExchangedWindow(PendingWindow):
         """Wait until all rows are in the window. Raise the first error."""
         if self._error is not None:
             raise self._error
-        if self.exchanges and not self._futures:
-            return  # another rank has failed: the window is incomplete, and the ranks agree on that next
+        if not self._futures:
+            return  # the epoch ends before it is loaded, or another rank has failed: the ranks agree on that next
         with profile.timed("decoding"):
             wait_for_all(self._futures)
         absent = np.flatnonzero(self._absent)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from multiprocessing.context import get_spawning_popen
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.sharedctypes import RawArray, rebuild_ctype, reduce_ctype  # type: ignore[attr-defined]
 from typing import Any
 from weakref import WeakSet
 
@@ -44,10 +44,12 @@ class WorkerEpochs:
         if get_spawning_popen() is None:  # only a process that is about to start can share memory
             return {"_memory": None, "_at_start": None}
         self.share()
-        return {"_memory": self._memory, "_at_start": self._at_start}
+        _, memory = reduce_ctype(self._memory)  # the first array of a process is of a type that no pickler knows yet
+        return {"_memory": memory, "_at_start": self._at_start}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self._memory = state["_memory"] and rebuild_ctype(*state["_memory"])
+        self._at_start = state["_at_start"]
         _live.add(self)
 
     def next(self, epoch: int) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -70,6 +71,7 @@ def mount_of(path: str, table: str | None = None) -> Mount | None:
     return found
 
 
+@lru_cache(1024)  # the files of a data set are looked up one by one
 def _parse(line: str) -> Mount:
     before, _, behind = line.partition(" - ")
     point = re.sub(r"\\([0-7]{3})", lambda found: chr(int(found[1], 8)), before.split()[4])  # blanks, and backslashes

@@ -291,3 +291,12 @@ def test_all_permutations_are_equally_likely(monkeypatch: pytest.MonkeyPatch) ->
     found = Counter(tuple(Permutation(4, seed)(np.arange(4)).tolist()) for seed in range(9600))
     assert len(found) == 24
     assert sum((count - 400) ** 2 / 400 for count in found.values()) < 50  # chi-squared of 23 degrees: 1 in 1000
+
+
+def test_a_window_that_is_not_begun_since_the_epoch_ends_is_no_error() -> None:
+    data = md.open_dataset({"x": np.arange(8.0)}, inputs="x", cache="memory", comm=MPI.COMM_SELF)
+    strategy = data.batches(4)._epochs.strategy
+    reader = strategy.reader(strategy.open(), 0, 0)
+    window = next(reader.windows()).result()
+    window.wait(reader.context.profile)
+    assert not window.loaded.arrays

@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 import multiprocessing
 import sys
+from ctypes import Array
+from multiprocessing import context
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,6 +17,7 @@ import pytest
 
 from matex_data import PartitionError, open_dataset
 from matex_data.epochs.batches import Batches
+from matex_data.epochs.workers import WorkerEpochs
 from tests.support.frameworks import needs
 from tests.support.launch import run_script
 
@@ -133,3 +137,12 @@ def test_a_data_loader(numbers: Path) -> None:
     fresh, persistent = map(json.loads, done.stdout.splitlines())
     assert fresh == expected[1:]
     assert persistent == expected[1:]
+
+
+def test_the_first_process_to_start_gets_the_memory_of_the_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {kind: reduce for kind, reduce in ForkingPickler._extra_reducers.items() if not issubclass(kind, Array)}
+    monkeypatch.setattr(ForkingPickler, "_extra_reducers", known)
+    monkeypatch.setattr(
+        context._tls, "spawning_popen", SimpleNamespace(duplicate_for_child=int, DupFd=int), raising=False
+    )
+    assert ForkingPickler.dumps(WorkerEpochs())

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from matex_data.io.modes import mount_of
+from matex_data.io import modes
+from matex_data.io.modes import Mount, mount_of
 
 TABLE = r"""
 22 27 8:1 / / rw,relatime - ext4 /dev/root rw
@@ -29,3 +30,12 @@ TABLE = r"""
 def test_file_system_of_a_path(path: str, kind: str, shared: bool | None) -> None:
     found = mount_of(path, TABLE.strip())
     assert found is not None and found.type == kind and found.shared is shared
+
+
+def test_the_table_is_parsed_once_for_many_files(monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [f"{number} 22 0:{number} / /of{number} rw - lustre many:/fs rw" for number in range(100)]
+    made: list[Mount] = []
+    monkeypatch.setattr(modes, "Mount", lambda *facts: made.append(Mount(*facts)) or made[-1])
+    found = {mount_of(f"/of7/{number}", "\n".join(lines)) for number in range(9)}
+    assert found == {Mount("/of7", "lustre", "many:/fs")}
+    assert len(made) == len(lines)
