@@ -14,6 +14,7 @@ import ast
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from itertools import chain, combinations
 from keyword import kwlist
@@ -345,10 +346,12 @@ class _Checked(ast.NodeTransformer):
         """Return ``field in [a, b]`` as comparisons."""
         if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="a list of constants: field in [1, 2]")
-        tests: list[Any] = [self.visit_Compare(ast.Compare(node.left, [ast.Eq()], [value])) for value in values.elts]
+        lefts = (deepcopy(node.left) for _ in values.elts)  # a visit changes its node
+        pairs = zip(lefts, values.elts, strict=True)
+        tests: list[Any] = [self.visit_Compare(ast.Compare(left, [ast.Eq()], [value])) for left, value in pairs]
         while len(tests) > 1:  # a tree of thousands of values is not deep
-            pairs = zip(tests[::2], tests[1::2], strict=False)
-            tests = [*(ast.BinOp(one, ast.BitOr(), other) for one, other in pairs), *tests[len(tests) // 2 * 2 :]]
+            joined = (ast.BinOp(one, ast.BitOr(), other) for one, other in zip(tests[::2], tests[1::2], strict=False))
+            tests = [*joined, *tests[len(tests) // 2 * 2 :]]
         return ast.UnaryOp(ast.Invert(), tests[0]) if negative else tests[0]
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:

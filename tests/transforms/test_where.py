@@ -87,6 +87,12 @@ def test_selected_events_without_missing_numbers(tmp_path: Path) -> None:
     np.testing.assert_array_equal(data.load()["x"], x[(y > 0) & ~np.isnan(x)])
 
 
+def test_a_field_that_is_called_nan(tmp_path: Path) -> None:
+    np.savez(tmp_path / "a.npz", nan=np.arange(6), x=np.ones(6))
+    data = open_dataset(tmp_path / "a.npz", where="(`nan` + x) in [1, 2, 5]", comm=SELF)
+    np.testing.assert_array_equal(data.load()["nan"], [0, 1, 4])
+
+
 def test_only_the_columns_are_read(tmp_path: Path) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["large"] = np.arange(1000.0), np.zeros((1000, 100))
