@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
@@ -105,17 +105,19 @@ class UnpackedFile:
         """Return the request that takes its byte ranges from the content; the same request if it has none."""
         if not request.total and request.fetch is None:
             return request
-        fetch = partial(self._fetch, request.fetch)
-        complete = partial(self._complete, request)
+        taken: list[Bytes] = []
+        fetch = partial(self._fetch, request, taken)
+        complete = partial(self._complete, request, taken)
         return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
 
-    def _fetch(self, fetch: Callable[[], None] | None) -> None:
-        self.content()
-        if fetch is not None:
-            fetch()
+    def _fetch(self, request: ReadRequest, taken: list[Bytes]) -> None:
+        """Take the byte ranges now: other files may have replaced the content when they are decoded."""
+        taken[:] = [_taken(self.content(), request.offset, request.nbytes)]
+        if request.fetch is not None:
+            request.fetch()
 
-    def _complete(self, request: ReadRequest, _: Bytes) -> None:
-        found = _taken(self.content(), request.offset, request.nbytes)
+    def _complete(self, request: ReadRequest, taken: list[Bytes], _: Bytes) -> None:
+        found = taken.pop()
         if request.target is not None:
             at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
             begin = 0
@@ -143,9 +145,9 @@ def wrong_length(path: str, field: str | None, expected: int | None, found: int)
 
 
 def _taken(content: Bytes, offset: Integers, nbytes: Integers) -> Bytes:
-    """Return byte ranges of the content, one after the other."""
+    """Return a copy of byte ranges of the content, one after the other."""
     if len(offset) == 1:
-        return content[int(offset[0]) : int(offset[0] + nbytes[0])]
+        return content[int(offset[0]) : int(offset[0] + nbytes[0])].copy()
     parts = [content[begin : begin + count] for begin, count in zip(offset.tolist(), nbytes.tolist(), strict=True)]
     return np.concatenate([np.empty(0, np.uint8), *parts])
 
