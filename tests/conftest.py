@@ -35,6 +35,7 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "slow: left out by `make test`, run by `make test-all`")
     config.addinivalue_line("markers", "repeated: execute what faster tests do; left out and run as slow ones are")
     config.addinivalue_line("markers", "product: `make test` runs the whole product of the parameters")
+    config.addinivalue_line("markers", "shares_jobs(*names): tests of a file with equal parameters are in one part")
     config.addinivalue_line("markers", "openmpi: run with Open MPI, too")
     config.addinivalue_line("markers", "frameworks: need PyTorch or JAX; run by `make test-torch`")
     config.addinivalue_line("markers", "cluster: jobs of an emulated cluster, run by `make test-cluster`")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from itertools import combinations
 from pathlib import Path
 
@@ -73,25 +73,41 @@ def cover(tests: Sequence[Values]) -> list[int]:
 def part(items: Sequence[pytest.Item], number: int, parts: int) -> tuple[list[pytest.Item], list[pytest.Item]]:
     """Return the tests of one of several parts, numbered from 1, and all others.
 
-    What `make test` leaves out is dealt out one after the other, since such tests of one file may take longer than all
-    others. Of a file the rest belongs to one part. These are of about equal weight: a test on ranks counts ten times
-    one that runs in this process.
+    What `make test` leaves out is dealt out by tests, since those of one file may take longer than all others; the rest
+    by files. Tests with ``@pytest.mark.shares_jobs("name")`` of one file, and of equal values of these parameters, are
+    in one part: what one of them has started, the others need, too.
     """
-    slow = [item for item in items if item.get_closest_marker("slow") or item.get_closest_marker("repeated")]
-    chosen = {item.nodeid: i % parts for i, item in enumerate(slow)}
-    by_file: dict[str, list[pytest.Item]] = defaultdict(list)
+    left_out, rest = defaultdict(list), defaultdict(list)
     for item in items:
-        if item.nodeid not in chosen:
-            by_file[str(item.path)].append(item)
-    weights = {path: sum(_weight(item) for item in of_file) for path, of_file in by_file.items()}
-    loads = [0] * parts
-    for path in sorted(weights, key=lambda path: (-weights[path], path)):
-        lightest = loads.index(min(loads))
-        loads[lightest] += weights[path]
-        chosen |= {item.nodeid: lightest for item in by_file[path]}
+        if item.get_closest_marker("slow") or item.get_closest_marker("repeated"):
+            left_out[_unit(item)].append(item)
+        else:
+            rest[str(item.path)].append(item)
+    chosen = _dealt([(len(unit), unit) for unit in left_out.values()], parts)
+    chosen |= _dealt([(sum(map(_weight, of_file)), of_file) for of_file in rest.values()], parts)
     inside = [item for item in items if chosen[item.nodeid] == number - 1]
     return inside, [item for item in items if chosen[item.nodeid] != number - 1]
 
 
+def _unit(item: pytest.Item) -> Hashable:
+    """Return what is equal for tests that have to be in one part."""
+    marker = item.get_closest_marker("shares_jobs")
+    if marker is None:
+        return item.nodeid
+    values = getattr(item, "callspec", None)
+    return str(item.path), *(repr(values and values.params.get(name)) for name in marker.args)
+
+
+def _dealt(units: Iterable[tuple[int, Sequence[pytest.Item]]], parts: int) -> dict[str, int]:
+    """Return the part of each test, given weights and tests of units: the heaviest first, to the lightest part."""
+    loads, found = [0] * parts, {}
+    for weight, unit in sorted(units, key=lambda one: -one[0]):
+        lightest = loads.index(min(loads))
+        loads[lightest] += weight
+        found |= {item.nodeid: lightest for item in unit}
+    return found
+
+
 def _weight(item: pytest.Item) -> int:
+    """Return the weight of a test: on ranks, ten times that of one which runs in this process."""
     return 10 if {"pool", "ranks"} & set(getattr(item, "fixturenames", ())) else 1

@@ -29,11 +29,16 @@ def test_cover_has_every_pair_of_values_and_no_test_twice(sizes: list[int]) -> N
 
 def test_parts_are_disjoint_and_share_slow_tests_alone_of_a_file() -> None:
     def item(number: int) -> Any:
-        markers = {"slow": number % 4 == 0, "repeated": number % 4 == 1}
+        shared = SimpleNamespace(args=("script",)) if 60 <= number < 80 else None
+        markers = {"slow": number % 4 == 0, "repeated": number % 4 == 1, "shares_jobs": shared}
         fixtures = ["pool"] if number % 3 else []
         path = f"{number % 7}.py"
         return SimpleNamespace(
-            path=path, nodeid=f"{path}::{number}", fixturenames=fixtures, get_closest_marker=lambda name: markers[name]
+            path=path,
+            nodeid=f"{path}::{number}",
+            fixturenames=fixtures,
+            get_closest_marker=lambda name: markers[name],
+            callspec=SimpleNamespace(params={"script": number % 2}),
         )
 
     items = [item(number) for number in range(100)]
@@ -41,6 +46,8 @@ def test_parts_are_disjoint_and_share_slow_tests_alone_of_a_file() -> None:
     assert sorted(map(id, [item for part in parts for item in part])) == sorted(map(id, items))
     slow = [[item for item in part if int(item.nodeid.partition("::")[2]) % 4 < 2] for part in parts]
     assert [len(part) for part in slow] == [17, 17, 16]
+    units = [{(i.path, i.callspec.params["script"]) for i in of_part if 60 <= items.index(i) < 80} for of_part in slow]
+    assert all(a.isdisjoint(b) for a, b in combinations(units, 2)) and any(units)
     files = [{item.path for item in part if item not in of_part} for part, of_part in zip(parts, slow, strict=True)]
     assert all(a.isdisjoint(b) for a, b in combinations(files, 2)) and all(files)
 

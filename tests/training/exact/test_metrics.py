@@ -6,6 +6,8 @@ import pytest
 
 from tests.support.cases import MORE, QUICK, assert_reported
 
+pytestmark = pytest.mark.shares_jobs
+
 
 @pytest.mark.parametrize("size", [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (1, 3))])
 @pytest.mark.parametrize("case", [*QUICK, *(pytest.param(case, marks=pytest.mark.slow) for case in MORE)])

@@ -17,6 +17,8 @@ import pytest
 
 from tests.support.launch import ROOT, run_script
 
+pytestmark = pytest.mark.shares_jobs
+
 SCRIPT = ROOT / "tests" / "training" / "launcher" / "scripts" / "checked.py"
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
 

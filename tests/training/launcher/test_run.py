@@ -17,6 +17,8 @@ import pytest
 from matex_data.training.launcher.arguments import parse
 from tests.support.launch import ROOT, run_script
 
+pytestmark = pytest.mark.shares_jobs
+
 SCRIPTS = Path(__file__).parent / "scripts"
 DRIVER = ROOT / "tests" / "support" / "script_driver.py"
 REPORTED = ("custom_loop", "generator", "own_fit")

@@ -20,6 +20,8 @@ import pytest
 
 from tests.support.launch import ROOT, Hung, run_script
 
+pytestmark = pytest.mark.shares_jobs("script")
+
 SCRIPTS = Path(__file__).parent / "scripts"
 DRIVER = ROOT / "tests" / "support" / "script_driver.py"
 LAUNCHER = "from matex_data.training.launcher.run import main; main()"
