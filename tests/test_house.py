@@ -25,7 +25,7 @@ BELOW: dict[str, set[str]] = {
     "arguments": {"errors"},
     "declared": set(),
     "errors": {"paths"},
-    "fields": {"_types", "declared", "errors"},
+    "fields": {"_types", "declared", "errors", "locks"},
     "machine": {"errors", "words"},
     "locks": set(),
     "lru": {"locks"},

@@ -230,7 +230,9 @@ def _fit_lists(comm: Any, sparse: bool, batchwide: bool, distributed: bool) -> A
 
 
 @pytest.mark.rank_counts(3, slow=(2, 4))
-@pytest.mark.parametrize(("sparse", "batchwide"), [(False, True), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("sparse", "batchwide"), [(False, True), (True, False), pytest.param(True, True, marks=pytest.mark.slow)]
+)
 def test_lists_are_checked_and_gathered_like_rows(ranks: Pools, pool: Pool, sparse: bool, batchwide: bool) -> None:
     (expected, *_) = ranks(1).run(_fit_lists, sparse, batchwide, False, timeout=60)
     problems.assert_same_weights(pool.run(_fit_lists, sparse, batchwide, True, timeout=120), expected)
