@@ -39,6 +39,7 @@ HEADER = 128  # bytes of a file in front of its elements
 TAG = 8  # bytes
 ORDERS = {b"IM": "<", b"MI": ">"}  # what stands at the end of the header
 MATRIX, COMPRESSED = 14, 15
+TYPES = {1, 2, 3, 4, 5, 6, 7, 9, 12, 13, MATRIX, 16, 17, 18}  # of elements within a variable
 FLAGS = 16  # bytes of the element with the flags, the first one of a variable
 HEAD = 4096  # bytes of a variable that have its name
 REMEDY = "name the variables that you need with inputs= and targets=, or save the file as version 7.3"
@@ -78,9 +79,27 @@ def inflated(stored: IO[bytes], names: Collection[str]) -> IO[bytes]:
         if kind == MATRIX and names and _name(head, order) not in names:
             continue
         check_fits(content.tell() + nbytes, "the variables of the file", remedy=REMEDY)
-        content.write(decompress("zlib", data, TAG + nbytes).data if is_compressed else tag + data.tobytes())
+        element = decompress("zlib", data, TAG + nbytes).data if is_compressed else tag + data.tobytes()
+        _check_types(element, order)
+        content.write(element)
     content.seek(0)
     return content
+
+
+def _check_types(element: bytes | memoryview, order: str) -> None:
+    """Raise ``ValueError`` if an element, or one within it, has no type of the format: SciPy would crash."""
+    pending = [(0, len(element))]
+    while pending:
+        at, end = pending.pop()
+        while at + TAG <= end:
+            kind, nbytes = struct.unpack_from(f"{order}II", element, at)
+            is_small = kind >> 16  # up to four bytes stand in the tag
+            kind &= 0xFFFF
+            if kind not in TYPES:
+                raise ValueError(f"an element of the type {kind}, at byte {at} of its variable")
+            if kind == MATRIX and not is_small:
+                pending.append((at + TAG, min(end, at + TAG + nbytes)))
+            at += TAG if is_small else TAG + nbytes + -nbytes % TAG
 
 
 def _name(head: bytes, order: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +115,18 @@ def test_errors_say_what_to_select(tmp_path: Path) -> None:
     (tmp_path / "b.mat").write_bytes(b"no matrix" * 30)
     with pytest.raises(FormatError, match="cannot be read as MATLAB's"):
         load(tmp_path / "b.mat")
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_types_of_elements_that_there_are_not(tmp_path: Path, compressed: bool) -> None:
+    """SciPy ends the process at the type of the numbers within a structure."""
+    scipy.io.savemat(tmp_path / "a.mat", {"s": {"a": np.arange(4.0)}})
+    content = (tmp_path / "a.mat").read_bytes()
+    at = content.index(np.arange(4.0).tobytes()) - 8
+    damaged = content[:at] + (265).to_bytes(4, "little") + content[at + 4 :]
+    if compressed:
+        packed = zlib.compress(damaged[128:])
+        damaged = damaged[:128] + (15).to_bytes(4, "little") + len(packed).to_bytes(4, "little") + packed
+    (tmp_path / "a.mat").write_bytes(damaged)
+    with pytest.raises(FormatError, match="an element of the type 265"):
+        load(tmp_path / "a.mat")
