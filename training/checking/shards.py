@@ -26,7 +26,7 @@ from matex_data.training.checking.comparison import (
 )
 from matex_data.training.checking.probe import METRICS, Effects, NotCheckable, Probe, refuse_eager
 from matex_data.training.checking.report import RAISES
-from matex_data.training.comm.channel import Channel
+from matex_data.training.comm.channel import Channel, Subset
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules, gather_functions
@@ -75,15 +75,21 @@ class RankPairs:
         ends = [rank_slice(total, rank, self._channel.size) for rank in sorted((self._channel.rank, partner))]
         return ends[0].start, ends[1].stop
 
-    def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager: the channel consists of this rank and its partner. *Collective* among them."""
+    def connect(self, number: int) -> Subset | None:
+        """Return this rank and its partner, connected; None without others than them. *Collective* among them.
+
+        Each rank calls it at the begin of a round: in a later one its partner may have nothing left to trace.
+        """
         partner = self.partner(number)
-        assert partner is not None
-        if self._channel.size == 2:
-            return contextlib.nullcontext()
+        if partner is None or self._channel.size == 2:
+            return None
         # Even ranks are the first in all pairs, so that one traced step serves all.
-        ranks = sorted((self._channel.rank, partner), key=lambda rank: rank % 2)
-        return self._channel.among(self._channel.subset(ranks))
+        return self._channel.subset(sorted((self._channel.rank, partner), key=lambda rank: rank % 2))
+
+    def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager: the channel consists of this rank and its partner, which are connected."""
+        subset = self.connect(number)
+        return contextlib.nullcontext() if subset is None else self._channel.among(subset)
 
 
 COPIES = 3
@@ -187,6 +193,7 @@ class ShardComparison:
         number : number of the round of pairs.
         """
         self._number = number
+        self._pairs.connect(self._number)
         partner = self._pairs.partner(self._number)
         union = None if partner is None else self._union(batch)
         if union is not None and not int(batch_size(union)):  # there is nothing to compare
