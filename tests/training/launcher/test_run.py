@@ -128,6 +128,32 @@ def test_whole_batches_are_reported_once(size: int, outputs: Callable[[int, tupl
     assert stderr.count("MirroredStrategy: each rank is one replica") == 1
 
 
+OWN_LOGS = """
+import keras, numpy as np, tensorflow as tf
+
+class Own(keras.Sequential):
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((self(x) - y) ** 2)
+        self.optimizer.apply(tape.gradient(loss, self.trainable_variables), self.trainable_variables)
+        return {"largest": tf.reduce_max(x)}
+
+x = np.arange(64, dtype="float32").reshape(16, 4) / 64
+model = Own([keras.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd")
+print("LARGEST", model.fit(x, x[:, :1], batch_size=8, shuffle=False, verbose=0).history["largest"])
+"""
+
+
+def test_neighbours_are_connected_in_every_round_of_a_check(tmp_path: Path) -> None:
+    """The step of rank 1 is traced in the first round, with rank 0; rank 2 traces its own in the second one."""
+    (tmp_path / "script.py").write_text(OWN_LOGS)
+    done = run_script(3, LAUNCHER, str(tmp_path / "script.py"), timeout=90, env={"MATEX_TIMEOUT": "40"})
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["LARGEST", "[0.984375]"]
+
+
 FIT = """
 import sys
 import keras, numpy as np
