@@ -26,7 +26,7 @@ from matex_data.training.checking.comparison import (
 )
 from matex_data.training.checking.probe import METRICS, Effects, NotCheckable, Probe, refuse_eager
 from matex_data.training.checking.report import RAISES
-from matex_data.training.comm.channel import Channel, Subset
+from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules, gather_functions
@@ -38,58 +38,46 @@ if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
 
 
-class RankPairs:
-    """Pairs of neighbouring ranks: in the first round of a check 0 and 1, 2 and 3, ..., in the next 1 and 2, 3 and 4.
+class RankPair:
+    """This rank and its neighbour in a round of a check, connected.
 
-    A step that treats the shards of all neighbours as their union treats all shards so.
+    They are ranks 0 and 1, 2 and 3, ... in the first round, 1 and 2, 3 and 4, ... in the next. A step that treats the
+    shards of all neighbours as their union treats all shards so. *Collective* among the two: each rank makes its pair
+    at the begin of a round, since the other one may have nothing left to trace in a later round.
 
     Parameters
     ----------
     channel : channel of all ranks.
+    number : number of the round, from 0.
 
     Attributes
     ----------
-    rounds : rounds of a check, whatever the number of ranks beyond two.
+    ranks : both, in ascending order; none where this rank has no neighbour in the round.
     """
 
-    def __init__(self, channel: Channel) -> None:
+    def __init__(self, channel: Channel, number: int) -> None:
         self._channel = channel
-        self.rounds = 1 if channel.size == 2 else 2
-
-    def partner(self, number: int) -> int | None:
-        """Return the partner of this rank in a round; None if it has none.
-
-        Parameters
-        ----------
-        number : number of the round, from 0.
-        """
-        rank, size = self._channel.rank, self._channel.size
-        lower = (rank + number) % 2 == 0 or size == 2
+        rank, size = channel.rank, channel.size
+        lower = (rank + number) % 2 == 0
         other = 1 - rank if size == 2 else rank + 1 if lower else rank - 1
-        return other if 0 <= other < size else None
-
-    def rows(self, total: int, number: int) -> tuple[int, int]:
-        """Return the first row of this rank's pair in a batch of ``total`` rows, and the one after its last."""
-        partner = self.partner(number)
-        assert partner is not None
-        ends = [rank_slice(total, rank, self._channel.size) for rank in sorted((self._channel.rank, partner))]
-        return ends[0].start, ends[1].stop
-
-    def connect(self, number: int) -> Subset | None:
-        """Return this rank and its partner, connected; None without others than them. *Collective* among them.
-
-        Each rank calls it at the begin of a round: in a later one its partner may have nothing left to trace.
-        """
-        partner = self.partner(number)
-        if partner is None or self._channel.size == 2:
-            return None
+        self.ranks = sorted((rank, other)) if 0 <= other < size else []
         # Even ranks are the first in all pairs, so that one traced step serves all.
-        return self._channel.subset(sorted((self._channel.rank, partner), key=lambda rank: rank % 2))
+        among = sorted(self.ranks, key=lambda rank: rank % 2)
+        self._subset = channel.subset(among) if among and size > 2 else None
 
-    def joined(self, number: int) -> contextlib.AbstractContextManager[Any]:
-        """Return a context manager: the channel consists of this rank and its partner, which are connected."""
-        subset = self.connect(number)
-        return contextlib.nullcontext() if subset is None else self._channel.among(subset)
+    @staticmethod
+    def rounds(channel: Channel) -> int:
+        """Return the number of rounds of a check, whatever the number of ranks beyond two."""
+        return 1 if channel.size == 2 else 2
+
+    def rows(self, total: int) -> tuple[int, int]:
+        """Return the first row of the pair in a batch of ``total`` rows, and the one after its last."""
+        lower, upper = (rank_slice(total, rank, self._channel.size) for rank in self.ranks)
+        return lower.start, upper.stop
+
+    def joined(self) -> contextlib.AbstractContextManager[Any]:
+        """Return a context manager: the channel consists of the pair."""
+        return contextlib.nullcontext() if self._subset is None else self._channel.among(self._subset)
 
 
 COPIES = 3
@@ -119,9 +107,8 @@ class ShardComparison:
         self._distributed, self._step = distributed, step
         self._trains = step is distributed.step
         self._channel = distributed.channel
-        self._pairs = RankPairs(self._channel)
+        self._pair: RankPair  # of the present round
         self._probes: tuple[Probe, Probe] | None = None
-        self._number = 0
         self._first, self._limited = True, False
         self._spec: Any = None
         self._gathers = False
@@ -156,7 +143,8 @@ class ShardComparison:
         self._spec, self._first, self.sums, self._gathers = spec, first, False, gathers
         cause = self._agreed(self._hindrance(batch))
         verdict = Verdict()
-        for number in range(self._pairs.rounds):  # all neighbours: a batch may differ in the rows of some ranks alone
+        # All neighbours are compared, since a batch may differ in the rows of some ranks alone.
+        for number in range(RankPair.rounds(self._channel)):
             if cause is None and verdict.agree:
                 result = self._compare(batch, number)
                 cause = result if isinstance(result, str) else None
@@ -192,10 +180,8 @@ class ShardComparison:
         ----------
         number : number of the round of pairs.
         """
-        self._number = number
-        self._pairs.connect(self._number)
-        partner = self._pairs.partner(self._number)
-        union = None if partner is None else self._union(batch)
+        self._pair = RankPair(self._channel, number)
+        union = self._union(batch) if self._pair.ranks else None
         if union is not None and not int(batch_size(union)):  # there is nothing to compare
             union = None
         whole: list[Effects] = []
@@ -248,10 +234,10 @@ class ShardComparison:
     def _union(self, batch: Any) -> Any:
         """Return the rows of this rank and its partner, as many as the memory holds. *Collective* among them."""
         if self._gathers:
-            with self._pairs.joined(self._number):
+            with self._pair.joined():
                 batch = whole_batch(self._channel, batch)
         total = int(batch_size(batch))
-        start, stop = (0, total) if self._gathers else self._pairs.rows(total, self._number)
+        start, stop = (0, total) if self._gathers else self._pair.rows(total)
         per_sample = self.flags(self._spec)
         bytes_per_row = max(1, _bytes(self._distributed.model, batch, total) // max(total, 1))
         rows = stop - start
@@ -296,7 +282,7 @@ class ShardComparison:
         attributes = Attributes(self._distributed.model)
         state, among_all = random.getstate(), self._channel.size == 2
         try:
-            joined = self._pairs.joined(self._number) if which else contextlib.nullcontext()
+            joined = self._pair.joined() if which else contextlib.nullcontext()
             weighed = self._trains and not among_all
             with joined, self._distributed.weighed(weighed), replaced(self._step, per_sample=self.flags(self._spec)):
                 self._probes[which].trace()
@@ -356,7 +342,7 @@ class ShardComparison:
         with_logs : note how the numbers that shards return make up that of the union.
         """
         assert self._probes is not None
-        with self._pairs.joined(self._number):
+        with self._pair.joined():
             sharded = self._probes[1].run(union)
             combined = self._combined(sharded.metrics)
             logs = self._channel.host.allgather_object((sharded.logs, sharded.rows)) if with_logs else []

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from matex_data.errors import PartitionError
-from matex_data.training.checking.shards import RankPairs
+from matex_data.training.checking.shards import RankPair
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.model_parallel.mesh import Mesh
 from tests.support.launch import run_script
@@ -39,12 +39,10 @@ def test_axes_are_those_of_a_reshaped_array(ranks: Pools, stages: int, model: in
 def _many(comm, number):
     meshes = [Mesh(model=comm.size, comm=comm) for _ in range(number)]
     channel = open_channel(comm)
-    checks = [RankPairs(channel) for _ in range(number)]
-    for check in checks:
-        for i in range(check.rounds):
-            if check.partner(i) is not None and comm.size > 1:
-                with check.joined(i):
-                    pass
+    for _ in range(number):
+        for i in range(RankPair.rounds(channel)):
+            with RankPair(channel, i).joined():
+                pass
     return len({mesh.model.handle for mesh in meshes}), meshes[-1].model.allgather(comm.rank)
 
 
