@@ -102,6 +102,16 @@ def _modules() -> set[str]:
     return {_module(source) for source in SOURCES}
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text())
+
+
+@cache
+def _imported_names(path: Path) -> set[str]:
+    return set(_imports(_tree(path)))
+
+
 def _imports(tree: ast.AST) -> Iterator[str]:
     """Yield every imported module, or name of one, except what only type checkers import."""
     if isinstance(tree, ast.Import):
@@ -116,8 +126,9 @@ def _imports(tree: ast.AST) -> Iterator[str]:
 
 def _uses(path: Path, *packages: str) -> list[str]:
     """Return the names that a source imports of these packages or modules."""
-    names = set(_imports(ast.parse(path.read_text())))
-    return sorted(n for n in names if any(n == package or n.startswith(package + ".") for package in packages))
+    return sorted(
+        n for n in _imported_names(path) if any(n == package or n.startswith(package + ".") for package in packages)
+    )
 
 
 def _sources(folder: str) -> list[Path]:
@@ -131,7 +142,7 @@ def _id(path: Path) -> str:
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
 def test_imports_run_downwards(path: Path) -> None:
     own = _package(_module(path))
-    used = {_package(name) for name in _imports(ast.parse(path.read_text())) if name in _modules()} - {own}
+    used = {_package(name) for name in _imported_names(path) if name in _modules()} - {own}
     assert used - BELOW[own] - {"", "training"} == set()  # names of packages, in front of those of their modules
 
 
@@ -177,7 +188,7 @@ def test_the_conda_recipe_agrees_with_the_package() -> None:
 def test_private_names_of_keras_and_tensorflow_are_in_one_module() -> None:
     private = ("keras.src", "keras._tf_keras", "tensorflow.python", "tensorflow.core")
     assert [_id(path) for path in SOURCES if _uses(path, *private)] == []
-    trees = {path: ast.parse(path.read_text()) for path in _sources("training")}
+    trees = {path: _tree(path) for path in _sources("training")}
     listed = {value for value in _texts(trees[ROOT / "training" / "keras_api.py"]) if value.startswith("_")}
     nodes = [node for tree in trees.values() for node in ast.walk(tree)]
     ours = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
@@ -204,7 +215,7 @@ def _texts(tree: ast.AST) -> set[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
 def test_docstrings_begin_with_a_verb_or_a_noun(path: Path) -> None:
     kinds = ast.Module | ast.ClassDef | ast.FunctionDef
-    texts = [ast.get_docstring(node) or "" for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, kinds)]
+    texts = [ast.get_docstring(node) or "" for node in ast.walk(_tree(path)) if isinstance(node, kinds)]
     assert [text for text in texts if re.match("(What|Who|Whether|Where|How|The same|It) ", text)] == []
 
 
@@ -216,7 +227,7 @@ def test_no_two_classes_or_types_have_one_name() -> None:
     """Look at public ones. A type variable is none of them."""
     modules: dict[str, list[str]] = {}
     for path in SOURCES:
-        tree = ast.parse(path.read_text())
+        tree = _tree(path)
         names = [node.name for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
         for node in tree.body:
             if isinstance(node, ast.Assign) and not ast.unparse(node.value).startswith("TypeVar("):
@@ -230,7 +241,7 @@ def test_no_two_classes_or_types_have_one_name() -> None:
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
 def test_names_are_no_pronouns(path: Path) -> None:
     """Look at functions, classes, parameters, variables and attributes; ``in_place`` is a term of the field."""
-    nodes = list(ast.walk(ast.parse(path.read_text())))
+    nodes = list(ast.walk(_tree(path)))
     names = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
     names |= {node.id for node in nodes if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)}
     names |= {node.attr for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)}
@@ -258,20 +269,20 @@ def test_warnings_are_given_in_one_function() -> None:
 
 def test_communicators_are_made_in_one_function() -> None:
     """Look at calls: ``deadlines.derived`` gets such a method, and calls it with a deadline."""
-    calls = [node for path in SOURCES for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Call)]
+    calls = [node for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
     made = [ast.unparse(node) for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS]
     assert made == ["MPI.Info.Create(hints())"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_id)
 def test_imports_are_absolute(path: Path) -> None:
-    nodes = [node for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.ImportFrom)]
+    nodes = [node for node in ast.walk(_tree(path)) if isinstance(node, ast.ImportFrom)]
     assert [ast.unparse(node) for node in nodes if node.level] == []
 
 
 def test_no_module_imports_one_that_imports_it() -> None:
     """Look at what functions import, too, which Python would allow."""
-    trees = {_module(path): ast.parse(path.read_text()) for path in SOURCES}
+    trees = {_module(path): _tree(path) for path in SOURCES}
     graph = {module: set(_imported(tree, trees.keys())) - {module} for module, tree in trees.items()}
     assert "matex_data.opening.open" in graph["matex_data.cli.commands"]  # within a function
     list(graphlib.TopologicalSorter(graph).static_order())

@@ -104,6 +104,7 @@ def _run(code: str, *arguments: str) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.slow
 def test_no_import_changes_the_process() -> None:
     assert int(_run(IMPORTS)) > 150
 

@@ -40,7 +40,8 @@ def _written(folder: Path, write: Callable[[Path, list[str], Array], None], coun
     return str(path), values
 
 
-@pytest.mark.parametrize("write", [_csv, *(pytest.param(write, marks=pytest.mark.slow) for write in (_parquet, _npz))])
+@pytest.mark.slow  # a time, so that other work on the machine may disturb it
+@pytest.mark.parametrize("write", [_csv, _parquet, _npz])
 def test_time_grows_with_the_number_of_fields(tmp_path: Path, write: Callable[[Path, list[str], Array], None]) -> None:
     """Where it grew with its square, eight times the fields took 45 to 60 times as long."""
 

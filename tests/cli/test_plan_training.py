@@ -85,6 +85,7 @@ def _plan(*arguments: str, ranks: int = 1) -> Completed:
     return run_script(ranks, CALL, "plan", *arguments)
 
 
+@pytest.mark.slow
 def test_a_plan_of_a_script(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text(OF_ARRAYS)

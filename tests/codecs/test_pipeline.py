@@ -150,7 +150,14 @@ def fletcher32(data: bytes) -> int:
     return (second or 65535 * bool(words and any(words))) << 16 | (first or 65535 * bool(any(words)))
 
 
-@pytest.mark.parametrize("name", [name for name in FILTERS if name not in ("nothing", "shuffle", "bitshuffle")])
+@pytest.mark.parametrize(
+    "name",
+    [
+        pytest.param(name, marks=pytest.mark.slow if name.startswith("blosc") and "shuffle" in name else ())
+        for name in FILTERS
+        if name not in ("nothing", "shuffle", "bitshuffle")
+    ],
+)
 @given(data=st.data())
 def test_corrupt_chunks_raise_broken_chunk(tmp_path_factory: Any, name: str, data: Any) -> None:
     whole = (np.arange(1540, dtype="i4") ** 2 // 7 % 500).reshape(7, 20, 11)

@@ -86,7 +86,7 @@ def _unknown_validation(comm: Any, kind: str) -> Any:
 
 
 @pytest.mark.rank_counts(2)
-@pytest.mark.parametrize("kind", ["infinite", "unknown"])
+@pytest.mark.parametrize("kind", [pytest.param("infinite", marks=pytest.mark.slow), "unknown"])
 def test_batches_of_validation_whose_number_is_not_known(pool: Pool, kind: str) -> None:
     for history, expected in pool.run(_unknown_validation, kind):
         for name, value in zip(("val_loss", "val_accuracy"), expected, strict=True):

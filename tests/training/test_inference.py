@@ -168,7 +168,7 @@ def _within_fit(comm: Any, table: str) -> None:
     training.fit(model, train, batch_size=6, callbacks=[Alone("/dev/null")], verbose=0, comm=comm)
 
 
-@pytest.mark.parametrize("function", [_of_pipelines, _within_fit])
+@pytest.mark.parametrize("function", [_of_pipelines, pytest.param(_within_fit, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("size", [3])
 def test_pipelines_and_callbacks(size: int, function: Any, table: str, ranks: Pools) -> None:
     ranks(size).run(function, table, timeout=100)

@@ -61,7 +61,9 @@ def _write(comm: Any, events: str, folder: str, samples: int) -> None:
     keras.backend.clear_session()
 
 
-@pytest.mark.parametrize("samples", [ROWS, 2, 0])
+@pytest.mark.parametrize(
+    "samples", [pytest.param(ROWS, marks=pytest.mark.slow), 2, pytest.param(0, marks=pytest.mark.slow)]
+)
 def test_one_file_has_the_predictions_of_all_ranks(samples: int, events: str, ranks: Pools, tmp_path: Path) -> None:
     with h5py.File(events) as file:
         x, event, name = (file[key][:samples] for key in ("x", "event", "name"))

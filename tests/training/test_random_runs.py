@@ -15,9 +15,9 @@ from tests.support.ranks import Pools
 
 BATCH, EPOCHS = 12, 3
 ALL = 200
-# All values of all options, and two thirds of their pairs. In 52 the result of a metric is a variable, in a step of the
+# All values of all options. In 52 the result of a metric is a variable, in a step of the
 # model's own.
-QUICK = (11, 22, 24, 26, 38, 41, 49, 52, 54, 61, 62, 70, 80, 110, 132, 136, 140, 162, 176, 192)
+QUICK = (24, 41, 52, 61, 62, 70, 110, 136, 140, 192)
 
 
 def _draw(seed: int) -> dict[str, Any]:

@@ -18,7 +18,7 @@ OPTIMIZERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-QUICK = [("momentum", 250), ("adam", 241)]
+QUICK = [("adam", 250)]
 
 
 def _optimizer(name: str) -> Any:

@@ -225,7 +225,7 @@ def _mapped(comm: Any, path: Path, collective: bool, way: str, use: str) -> Any:
         ("lambda", "fit"),
         ("method", "evaluate"),
         ("partial", "predict"),
-        ("space", "fit"),
+        pytest.param("space", "fit", marks=pytest.mark.slow),
         ("lambda", "validation_data"),
     ],
 )

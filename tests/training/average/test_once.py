@@ -112,7 +112,9 @@ def _alone(comm: MPI.Intracomm, kind: str) -> list[Any]:
 @pytest.mark.openmpi
 @pytest.mark.rank_counts(2, slow=(3,))
 @pytest.mark.parametrize("eagerly", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("kind", STEP_KINDS)
+@pytest.mark.parametrize(
+    "kind", [pytest.param(kind, marks=pytest.mark.slow if kind in ("decayed", "kept") else ()) for kind in STEP_KINDS]
+)
 def test_what_a_step_computes_from_averages_is_not_sent(ranks: Pools, pool: Pool, kind: str, eagerly: bool) -> None:
     (expected,) = ranks(1).run(_alone, kind)
     results = pool.run(_trained, kind, eagerly)

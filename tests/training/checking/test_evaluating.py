@@ -233,7 +233,14 @@ print("NUMBERS", *numbers)
 """
 
 
-@pytest.mark.parametrize("models", [COMBINED, TEXTS, APART], ids=["combined", "texts", "apart"])
+@pytest.mark.parametrize(
+    "models",
+    [
+        pytest.param(COMBINED, id="combined"),
+        pytest.param(TEXTS, id="texts", marks=pytest.mark.slow),
+        pytest.param(APART, id="apart"),
+    ],
+)
 def test_an_unchanged_script_evaluates_as_one_process(tmp_path: Path, models: str) -> None:
     def numbers(done: Any) -> list[float]:
         (line,) = [line for line in done.stdout.splitlines() if line.startswith("NUMBERS")]

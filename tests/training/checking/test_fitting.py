@@ -128,6 +128,7 @@ def test_every_fit_is_that_of_one_process(ranks: Pools, pool: Pool, kind: str, s
     assert ("on whole batches from step 1 on" in said) == (kind in WHOLE and pool.size > 1), said
 
 
+@pytest.mark.slow  # the launcher checks such a case, too
 @pytest.mark.rank_counts(2, slow=(1, 3))
 def test_each_step_of_an_execution_is_checked(ranks: Pools, pool: Pool) -> None:
     (expected, logs, _), *_ = ranks(1).run(_fit, "every third", 72, False, 3)
@@ -231,7 +232,12 @@ def _fit_lists(comm: Any, sparse: bool, batchwide: bool, distributed: bool) -> A
 
 @pytest.mark.rank_counts(3, slow=(2, 4))
 @pytest.mark.parametrize(
-    ("sparse", "batchwide"), [(False, True), (True, False), pytest.param(True, True, marks=pytest.mark.slow)]
+    ("sparse", "batchwide"),
+    [
+        (True, True),
+        pytest.param(False, True, marks=pytest.mark.slow),
+        pytest.param(True, False, marks=pytest.mark.slow),
+    ],
 )
 def test_lists_are_checked_and_gathered_like_rows(ranks: Pools, pool: Pool, sparse: bool, batchwide: bool) -> None:
     (expected, *_) = ranks(1).run(_fit_lists, sparse, batchwide, False, timeout=60)
@@ -287,7 +293,10 @@ def _hidden(comm: Any, kind: str, distributed: bool) -> Any:
 
 
 @pytest.mark.rank_counts(3, slow=(2,))
-@pytest.mark.parametrize("kind", ["table", "queue", "python", "static"])
+@pytest.mark.parametrize(
+    "kind",
+    ["table", "queue", pytest.param("python", marks=pytest.mark.slow), pytest.param("static", marks=pytest.mark.slow)],
+)
 def test_what_cannot_be_put_back_is_trained_as_in_one_process(ranks: Pools, pool: Pool, kind: str) -> None:
     (expected, seen), *_ = ranks(1).run(_hidden, kind, False)
     results = pool.run(_hidden, kind, True, timeout=120)

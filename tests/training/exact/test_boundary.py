@@ -192,6 +192,7 @@ def _building(comm: Any, assigns: bool) -> list[str]:
     return [message for message in messages if "build()" in message]
 
 
+@pytest.mark.slow
 @pytest.mark.rank_counts(2)
 def test_builds_that_assign_are_said_once(pool: Pool) -> None:
     assert pool.run(_building, False) == [[], []]

@@ -63,16 +63,10 @@ LOUD: dict[str, str] = {
 
 QUICK = (
     *("growing_term", "switched_by_attribute", "applied_if_loss_is_large", "another_order_and_mixing"),
-    *(
-        "every_third_in_executions",
-        "proven_on_own_shards",
-        "sums_and_counts",
-        "test_step_that_mixes",
-        "metric_of_pairs",
-    ),
+    *("every_third_in_executions", "proven_on_own_shards", "sums_and_counts"),
 )
 MORE = tuple(name for name in (*EQUAL, *LOUD) if name not in QUICK)
-GROUPS = (*(QUICK[i::4] for i in range(4)), MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])
+GROUPS = (*(QUICK[i::2] for i in range(2)), MORE[: len(MORE) // 2], MORE[len(MORE) // 2 :])
 """Cases by the job that runs them; the first test of a group waits for it."""
 
 

@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from tests.support.launch import run_script
 
@@ -45,6 +46,7 @@ print("RESULT", len(set(ids)), *weights)
 """
 
 
+@pytest.mark.slow
 def test_every_optimizer_begins_with_the_weights_of_rank_0(tmp_path: Path) -> None:
     """An optimizer may get the address of an earlier one, which was deleted."""
     by_rank = _numbers(SHORT_LIVED, tmp_path)

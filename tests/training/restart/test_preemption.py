@@ -59,6 +59,7 @@ def test_a_signal_to_one_rank_saves_and_ends_all(interrupted: tuple[Path, Comple
     assert "end" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_job_that_was_sent_a_signal_goes_on_exactly(interrupted: tuple[Path, Completed]) -> None:
     folder, _ = interrupted
     done = _run(2, folder, "broken", kind="arrays")

@@ -104,6 +104,7 @@ def test_a_restarted_run_is_bitwise_equal(table: Path, tmp_path: Path, ranks: Po
     assert [array.tobytes() for array in found] == [array.tobytes() for array in expected]
 
 
+@pytest.mark.slow  # without a kill, random runs do
 @pytest.mark.openmpi
 def test_resumes_on_another_number_of_ranks(table: Path, tmp_path: Path, ranks: Pools) -> None:
     moved, straight = str(tmp_path / "moved"), str(tmp_path / "straight")

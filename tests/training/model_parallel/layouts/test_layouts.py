@@ -96,9 +96,8 @@ def test_weights_are_those_of_one_process(
         assert (held < 0.8 * held_whole) is deferred
 
 
-@pytest.mark.parametrize(
-    "optimizer", ["all", *(pytest.param(name, marks=pytest.mark.slow) for name in OPTIMIZERS if name != "all")]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
 def test_optimizers_decide_as_in_one_process(ranks: Pools, optimizer: str) -> None:
     """Compare in double precision, in which orders of sums make no difference."""
     ((expected, history, _, _),) = ranks(1).run(_train, "mlp", optimizer, 1, False, 3, "float64")

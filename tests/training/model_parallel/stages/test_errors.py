@@ -227,7 +227,7 @@ def _run(comm: Any, fault: str) -> str:
     ("fault", "message"),
     [
         ("layer", "planted failure of a layer"),
-        ("data", "the stages have read different batches"),
+        pytest.param("data", "the stages have read different batches", marks=pytest.mark.slow),
         ("chunk", "DecodeError: a chunk is damaged (file 'x.h5', field 'x')\n  found: checksum 1"),
         ("short", "some ranks have a further batch"),
     ],

@@ -110,7 +110,7 @@ def _automatic(comm: Any, name: str, stages: int, **options: Any) -> tuple[Any, 
 
 
 @pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
-@pytest.mark.rank_counts(2, 4)
+@pytest.mark.rank_counts(2, slow=(4,))
 def test_weights_are_those_of_one_process_and_all_ranks_choose_alike(pool: Pool, stages: int) -> None:
     if pool.size % stages:
         pytest.skip("fewer ranks than stages")
