@@ -81,7 +81,7 @@ def patch_openers(files: Overlay) -> None:
         connect = opening(files, _kind_for_sqlite, "database")
         everywhere += [(module, connect, ["connect"]) for module in (sqlite3, sqlite3.dbapi2)]
     elsewhere: list[tuple[Any, Replacement, list[str]]] = [
-        (os, looking(files, lambda path: files.look(path).path), ["stat", "lstat", "access"]),
+        (os, looking(files, lambda path: files.look(path).path), ["stat", "lstat", "access", "readlink"]),
         (os, looking(files, files.to_change), ["chmod", "chown", "utime"]),
         (os, functools.partial(_chdir, files), ["chdir", "fchdir"]),
         (os, lambda original: files.working or original(), ["getcwd"]),
@@ -122,10 +122,10 @@ def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Rep
             raise FileExistsError(17, "File exists", os.fsdecode(given[at]))
 
         def open_at(target: str) -> Any:
-            moved = given if target == path else [*given[:at], target, *given[at + 1 :]]
+            file = files.argument(given[at], path, target)
             with unpatched():
-                opened = original(*moved, **kwargs)
-            if isinstance(opened, io.IOBase) and target != path:
+                opened = original(*given[:at], file, *given[at + 1 :], **kwargs)
+            if isinstance(opened, io.IOBase) and file is not given[at]:
                 stream: Any = getattr(opened, "buffer", opened)
                 getattr(stream, "raw", stream).name = given[at]
             return opened
@@ -211,14 +211,10 @@ def looking(files: Overlay, where: Callable[[str], str]) -> Replacement:
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         file, *rest = _positional(["path"], args, kwargs) or [None]
-        path = (
-            ""
-            if kwargs.get("dir_fd")
-            else files.path_of(file, kwargs.get("follow_symlinks", original.__name__ != "lstat"))
-        )
+        follow = kwargs.get("follow_symlinks", original.__name__ not in ("lstat", "readlink"))
+        path = "" if kwargs.get("dir_fd") else files.path_of(file, follow)
         if path and (files.is_private(path) or is_called_by_script()):
-            found = where(path)
-            file = file if found == path else found
+            file = files.argument(file, path, where(path))
         return original(file, *rest, **kwargs)
 
     return call
@@ -268,9 +264,10 @@ def _scandir(files: Overlay, original: Any, path: Any = None) -> Any:
     by_name: dict[str, Any] = {}
 
     def list_names(where: str) -> list[str]:
-        with original(path if where == folder else where) as entries:
+        argument = files.argument(path, folder, where)
+        with original(argument) as entries:
             found = {os.fsdecode(entry.name): entry for entry in entries}
-        by_name.update(found if where == folder else {})
+        by_name.update(found if argument is path else {})
         return list(found)
 
     names = files.names(folder, list_names)

@@ -151,7 +151,24 @@ class Overlay:
         if real in self._links:
             return self._links[real]
         with unpatched():
-            return os.path.realpath(real) if os.path.islink(real) else real  # noqa: PTH114
+            if not os.path.islink(real):  # noqa: PTH114
+                return real
+            seen = self._state(real) if self.rank > 0 else Seen(True, real)  # rank 0 may have made another one
+            return os.path.realpath(seen.path) if seen.exists else real
+
+    def argument(self, given: Any, path: str, target: str) -> Any:
+        """Return what to call a function with: a path as the script gives it, or the one to use in its place.
+
+        A path with a link, which rank 0 may have pointed elsewhere meanwhile, is replaced on other ranks.
+
+        Parameters
+        ----------
+        path : of ``path_of``.
+        target : path to use.
+        """
+        is_named = isinstance(given, str | bytes | os.PathLike)
+        has_link = self.rank > 0 and is_named and os.path.abspath(os.fsdecode(given)) != path  # noqa: PTH100
+        return target if has_link or target != path else given
 
     def _note_links(self, path: str, source: str, real: str) -> None:
         """Note where a path leads to after a change by the script, which may have made or removed links.

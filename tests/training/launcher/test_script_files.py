@@ -373,6 +373,17 @@ os.chdir("link/..")
 told("ABOVE", os.path.basename(os.getcwd()))
 os.chdir("..")
 os.remove("link")
+for number in range(4):  # a link that was there before the job, and leads elsewhere each time
+    late(number % 2)
+    names = [sorted(os.listdir("newest")), [entry.name for entry in os.scandir("newest")], glob.glob("newest/*")]
+    told("NEWEST", pathlib.Path("newest/number.txt").read_text(), os.path.realpath("newest")[-1], *names,
+         os.path.getsize("newest/number.txt"))
+    os.mkdir(f"runs/2{number}")
+    pathlib.Path(f"runs/2{number}/number.txt").write_text("x" * number + str(rank))
+    os.symlink(f"runs/2{number}", "next")
+    late(1 - number % 2)
+    os.replace("next", "newest")
+os.remove("newest")
 os.mkdir("going")
 late(1)
 os.chdir("going")
@@ -454,6 +465,7 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
     (folder / "older").symlink_to("runs/0")
     (folder / "run 0").symlink_to(folder / "runs" / "0")
     (folder / "latest").symlink_to("runs/0")
+    (folder / "newest").symlink_to("runs/0")
     (folder / "runs" / "0" / "number.txt").write_text("first")
     for name in ("logged.log", "rows.csv"):
         (folder / name).write_text("old\n")
@@ -489,6 +501,10 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         "MISSING": ["False False"],
         "INSIDE": ["inside 0 True"],
         "ABOVE": ["runs"],
+        "NEWEST": [
+            f"{text} {number} ['number.txt'] ['number.txt'] ['newest/number.txt'] {len(text)}"
+            for number, text in [(0, "0"), (0, "0"), (1, "x0"), (2, "xx0")]
+        ],
         "GONE": ["gone 0"],
         "HIDDEN": ["True False"],
         "ONCE": ["0"],
