@@ -8,6 +8,7 @@ Format: https://parquet.apache.org/docs/file-format/
 from __future__ import annotations
 
 import os
+import re
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -30,6 +31,7 @@ ENCRYPTED = b"PARE"
 TAIL = 8  # bytes at the end: length of the metadata, magic
 GUESS = 64 << 10  # bytes at the end of the file, which usually contain the footer
 KEPT = 64  # footers in memory
+HEADER = 100  # bytes of the header of a page, at most, which parquet-mr did not count before version 1.2.9
 
 
 @declared
@@ -144,21 +146,21 @@ class ColumnChunks:
     missing: NDArray[np.bool_]
 
 
-def column_chunks(path: str, metadata: Any, leaves: Sequence[int], end: int) -> ColumnChunks:
+def column_chunks(footer: Footer, metadata: Any, leaves: Sequence[int]) -> ColumnChunks:
     """Return the column chunks of leaves.
 
     Parameters
     ----------
-    path : of the file, for errors.
+    footer : in front of which the chunks lie.
     metadata : its ``FileMetaData``.
     leaves : numbers of the leaves in the schema.
-    end : first byte of the footer, in front of which the chunks lie.
 
     Raises
     ------
     FormatError : the row groups do not add up, or a chunk lies outside of the file or in another one.
     OSError : the entry of a chunk is damaged.
     """
+    path, end = footer.path, footer.begin
     rows = np.array([metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)], np.int64)
     if (rows < 0).any() or int(rows.sum()) != metadata.num_rows:
         raise FormatError(
@@ -194,7 +196,14 @@ def column_chunks(path: str, metadata: Any, leaves: Sequence[int], end: int) -> 
             found=f"{int(nbytes[i, j])} bytes",
             remedy=RESTORE,
         )
+    nbytes = np.minimum(nbytes + _uncounted(metadata.created_by), end + footer.nbytes - offset)
     return ColumnChunks(groups, np.append(0, np.cumsum(rows[groups])), offset, nbytes, plain_bytes, missing)
+
+
+def _uncounted(writer: str | None) -> int:
+    """Return the bytes by which column chunks may be longer than the footer tells (PARQUET-816)."""
+    found = re.match(r"parquet-mr(?: version (\d+)\.(\d+)\.(\d+))?", writer or "")
+    return HEADER if found and tuple(int(number or 0) for number in found.groups()) < (1, 2, 9) else 0
 
 
 class _Unreadable(Seekable):

@@ -55,7 +55,7 @@ def _of_columns(footer: Footer, metadata: Any, chosen: Leaves) -> Index:
     """Return the index of chosen columns."""
     path, leaves = footer.path, [leaf for _, leaf in chosen.values()]
     with _damage_of(footer):
-        chunks = column_chunks(path, metadata, leaves, footer.begin)
+        chunks = column_chunks(footer, metadata, leaves)
     members = {
         name: member.with_missing() if missing and not member.depth else member  # empty lists are counted as missing
         for (name, (member, _)), missing in zip(chosen.items(), chunks.missing.tolist(), strict=True)

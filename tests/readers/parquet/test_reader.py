@@ -331,6 +331,19 @@ def test_empty_row_groups_are_left_out(tmp_path: Path) -> None:
     assert read(str(path))["x"].tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("writer", [b"parquet-mr", b"parquet-mr version 1.2.8", b"parquet-mr version 1.6.0"])
+def test_headers_that_old_writers_did_not_count_are_read(tmp_path: Path, writer: bytes) -> None:
+    """pyarrow reads 100 bytes more of the column chunks of parquet-mr before 1.2.9: PARQUET-816."""
+    path, table = tmp_path / "x.parquet", pa.table({"a": [1.5, 2.5], "b": [b"one", b"two"], "c": [3, 4]})
+    pq.write_table(table, path)
+    ours = pq.ParquetFile(path).metadata.created_by.encode()
+    path.write_bytes(path.read_bytes().replace(ours, writer.ljust(len(ours))))
+    for names in (["a"], ["c", "b"]):
+        found = open_dataset(str(path), inputs=names, comm=MPI.COMM_SELF).load()
+        for name in names:
+            assert [*found[name]] == table[name].to_pylist()
+
+
 def test_a_truncated_file_is_an_error(tmp_path: Path) -> None:
     path = Path(write(tmp_path / "a.parquet", table(20)))
     path.write_bytes(path.read_bytes()[:-100])
