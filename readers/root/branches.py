@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -152,7 +153,8 @@ class TreeBranches(Branches):
     def typename(self, name: str) -> str:
         branch, interpretation = self._branches[name], self._interpretation(name)
         if isinstance(interpretation, Interpretation):
-            return str(branch.typename)
+            with contextlib.suppress(KeyError):  # arrays of structures
+                return str(branch.typename)
         kinds = [leaf.member("fTypeName", none_if_missing=True) for leaf in branch.member("fLeaves")]
         return str(branch.member("fClassName", none_if_missing=True) or ", ".join(filter(None, kinds)) or "unknown")
 
@@ -166,6 +168,8 @@ class TreeBranches(Branches):
         if not isinstance(interpretation, Interpretation):
             reason = getattr(interpretation, "reason", None) or first_line(interpretation)
             raise Unreadable(f"uproot has no interpretation of it: {reason}")
+        if type(interpretation) is AsDtype and interpretation.to_dtype.names:  # uproot has no form of arrays in them
+            return ak.from_numpy(np.empty(0, interpretation.to_dtype), regulararray=True).layout.form
         try:
             return interpretation.awkward_form(self._branches[name].file)
         except Exception as error:  # of many kinds, and some are raised for any unusual type

@@ -16,6 +16,7 @@ import uproot
 from mpi4py import MPI
 from uproot import serialization
 from uproot.interpretation import identify
+from uproot.interpretation.numerical import AsDtype
 from uproot.writing import _cascadetree as cascade
 
 from matex_data import DataError, FieldNotFound, merge, open_dataset
@@ -106,19 +107,19 @@ def opened(path: str, **options: Any) -> Any:
     return open_dataset(path, comm=MPI.COMM_SELF, **options)
 
 
-def _fails_for(monkeypatch: pytest.MonkeyPatch, name: str, error: Exception) -> list[str]:
-    """Let uproot raise an error for the interpretation of a branch, and return the list of those it is asked for.
+def _interpreted_as(monkeypatch: pytest.MonkeyPatch, name: str, found: Exception | AsDtype) -> list[str]:
+    """Let uproot interpret a branch as another type, or raise an error, and return the list of those it is asked for.
 
-    uproot does so for types that it does not foresee, such as links of ATLAS; it writes none of these itself.
+    It raises errors for types that it does not foresee, such as links of ATLAS; it writes none of these itself.
     """
     asked: list[str] = []
     original = identify.interpretation_of
 
     def interpretation_of(branch: Any, *others: Any, **options: Any) -> Any:
         asked.append(branch.name)
-        if branch.name == name:
-            raise error
-        return original(branch, *others, **options)
+        if branch.name == name and isinstance(found, Exception):
+            raise found
+        return found if branch.name == name else original(branch, *others, **options)
 
     monkeypatch.setattr(identify, "interpretation_of", interpretation_of)
     return asked
@@ -133,7 +134,7 @@ def test_branches_whose_interpretation_fails_are_left_out(
 ) -> None:
     written = {name: array for name, array in events(50).items() if name != "Muon"}
     path = write(tmp_path / "a.root", written)
-    _fails_for(monkeypatch, "trigger", error)
+    _interpreted_as(monkeypatch, "trigger", error)
     with pytest.warns(UserWarning, match=rf"1 branch cannot.*left out[\s\S]*'trigger'.*{type(error).__name__}"):
         found = index(path)
     assert set(found.fields) == {"event", "MET_pt", "position"}
@@ -144,10 +145,32 @@ def test_branches_whose_interpretation_fails_are_left_out(
         assert list(index(path, ["[et]*"]).fields) == ["event"]
 
 
+WITH_ARRAY = np.dtype([("x", ">f4"), ("y", ">f4", (2,))])
+
+
+def test_arrays_in_structures_are_members(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leaf lists such as ``x/F:y[2]/F``."""
+    written = {name: array for name, array in events(50).items() if name != "Muon"}
+    path = write(tmp_path / "a.root", written)
+    _interpreted_as(monkeypatch, "position", AsDtype(WITH_ARRAY))
+    found, whole = index(path), every_row(index(path, ["position"]), "position")
+    for name, expected in (("x", written["position"][:, 0]), ("y", written["position"][:, 1:])):
+        np.testing.assert_array_equal(every_row(found, f"position.{name}"), expected)
+        np.testing.assert_array_equal(whole[name], expected)
+
+
+def test_arrays_of_structures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uproot has no name for their type."""
+    path = write(tmp_path / "a.root", {name: events(50)[name] for name in ("event", "position")})
+    _interpreted_as(monkeypatch, "position", AsDtype(np.dtype((WITH_ARRAY, (15, 2)))))
+    with pytest.warns(UserWarning, match=r"1 branch cannot.*left out[\s\S]*'position'"):
+        assert list(index(path).fields) == ["event"]
+
+
 def test_named_branches_are_opened_without_a_look_at_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written = events(50)
     path = write(tmp_path / "a.root", written)
-    asked = _fails_for(monkeypatch, "trigger", ValueError("a type"))
+    asked = _interpreted_as(monkeypatch, "trigger", ValueError("a type"))
     found = index(path, ["event", "position"])
     np.testing.assert_array_equal(every_row(found, "position"), written["position"])
     assert set(asked) == {"event", "position"}
