@@ -8,6 +8,7 @@ Format: MAT-file level 4 and 5, https://www.mathworks.com/help/pdf_doc/matlab/ma
 from __future__ import annotations
 
 import io
+import os
 import struct
 import warnings
 import zlib
@@ -19,6 +20,7 @@ from typing import IO, Any
 import numpy as np
 import scipy.io
 import scipy.sparse
+from scipy.io.matlab import MatlabFunction, MatlabOpaque
 
 from matex_data._types import Array
 from matex_data.codecs.bounded import decompress
@@ -188,13 +190,14 @@ class MatlabFile:
         FormatError : SciPy does not decode the file.
         """
         try:
-            with open_whole(self.path) as stored:
+            with open_whole(self.path) as stored, warnings.catch_warnings():
+                warnings.filterwarnings("ignore", 'Duplicate variable name "None"')  # of objects
                 file = inflated(stored, self.variables)
                 variables = scipy.io.loadmat(file, mat_dtype=False, variable_names=self.variables or None)
                 compact = [name for name, value in variables.items() if any(map(_is_compact, _arrays(name, value)))]
                 file.seek(0)
-                with warnings.catch_warnings(action="ignore", category=np.exceptions.ComplexWarning):
-                    typed = scipy.io.loadmat(file, mat_dtype=True, variable_names=compact) if compact else {}
+                warnings.filterwarnings("ignore", category=np.exceptions.ComplexWarning)
+                typed = scipy.io.loadmat(file, mat_dtype=True, variable_names=compact) if compact else {}
         except (MemoryError, DataError):
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
@@ -207,6 +210,9 @@ class MatlabFile:
         for name, value in variables.items():
             if name.startswith("__"):
                 continue
+            if isinstance(value, MatlabOpaque):  # SciPy calls all of them "None", and gives the last one
+                unread[os.fsdecode(value["s0"].item())] = "an object of MATLAB: save its values, such as char(x)"
+                continue
             of_class = dict(_arrays(name, typed.get(name, value)))
             for inner, found in _arrays(name, value):
                 try:
@@ -216,6 +222,8 @@ class MatlabFile:
         return arrays, unread
 
     def _rows(self, value: Any) -> Array:
+        if isinstance(value, MatlabFunction | MatlabOpaque):
+            raise Unreadable("an object of MATLAB")
         if scipy.sparse.issparse(value):
             raise Unreadable("a sparse matrix: save full(x)")
         if not isinstance(value, np.ndarray) or not value.size or not value.ndim:
@@ -275,7 +283,8 @@ class MatlabArray(LibraryRows):
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the members of a structure by their names, and any other value as it is."""
-    if isinstance(value, np.ndarray) and value.dtype.names is not None and value.size == 1:
+    is_object = isinstance(value, MatlabFunction | MatlabOpaque)
+    if isinstance(value, np.ndarray) and value.dtype.names is not None and value.size == 1 and not is_object:
         for member in value.dtype.names:
             yield from _arrays(f"{name}/{member}", value.reshape(-1)[0][member])
     else:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import zlib
 from pathlib import Path
 from typing import Any
@@ -130,3 +131,31 @@ def test_types_of_elements_that_there_are_not(tmp_path: Path, compressed: bool) 
     (tmp_path / "a.mat").write_bytes(damaged)
     with pytest.raises(FormatError, match="an element of the type 265"):
         load(tmp_path / "a.mat")
+
+
+def _element(kind: int, data: bytes) -> bytes:
+    return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
+
+
+def _object(name: bytes) -> bytes:
+    """Return a variable that is an object, such as a string, a time or a table, which SciPy does not write."""
+    words = b"".join(_element(1, word) for word in (name, b"MCOS", b"string"))
+    numbers = np.array([0xDD000000, 2, 1, 1, 1, 1], np.uint32)
+    array = _element(6, struct.pack("<II", 13, 0)) + _element(5, struct.pack("<ii", 6, 1)) + _element(1, b"")
+    return _element(
+        14, _element(6, struct.pack("<II", 17, 0)) + words + _element(14, array + _element(6, bytes(numbers)))
+    )
+
+
+def test_objects_are_left_out(tmp_path: Path) -> None:
+    """SciPy gives the numbers of the entry of the last one, by the name None."""
+    path, x = tmp_path / "a.mat", np.arange(4.0)
+    scipy.io.savemat(path, {"x": x[:, None]})
+    path.write_bytes(path.read_bytes() + _object(b"names") + _object(b"labels"))
+    assert len(scipy.io.loadmat(path)["None"]["arr"].item()) == 6
+    with pytest.warns(UserWarning, match=r"left out\n  'labels': an object of MATLAB: save its values") as caught:
+        assert list(load(path)) == ["x"]
+    assert len(caught) == 1
+    same(load(path, inputs="x")["x"], x)
+    with pytest.raises(FormatError, match="an object of MATLAB"):
+        load(path, inputs="labels")
