@@ -207,7 +207,8 @@ class TiledImage:
         self.block: tuple[int, Any] = -1, None
         with ExitStack() as stack:
             file, stored = content(path, stack.enter_context(open_binary(path)))
-            whole = stack.enter_context(fits.open(file, memmap=not stored and not is_url(path)))
+            memmap = False if stored or is_url(path) else None  # True refuses numbers that it has to scale
+            whole = stack.enter_context(fits.open(file, memmap=memmap))
             self.section = whole[number].section
             self._opened = stack.pop_all()
 

@@ -110,7 +110,8 @@ def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, f
         stored = np.dtype((np.void, max(1, -(-repeat // 8))))
         return FitsColumn(*label, stored, (), np.dtype(bool), Bits(repeat))
     if code == "L":
-        return FitsColumn(*label, np.dtype("u1"), shape, np.dtype(bool), logical, pointer_bytes)
+        convert = logical_of_lists if pointer_bytes else logical
+        return FitsColumn(*label, np.dtype("u1"), shape, np.dtype(bool), convert, pointer_bytes)
     return FitsColumn(*label, np.dtype(DTYPES[code]), shape, *scaling(unit, number, code), pointer_bytes)
 
 
@@ -216,6 +217,12 @@ def strip(rows: Array, out: Array) -> None:
 def logical(rows: Array, out: Array) -> None:
     """Write logical values, of which those that are undefined (NUL) are False."""
     np.equal(rows, ord("T"), out=out)
+
+
+@declared
+def logical_of_lists(rows: Array, out: Array) -> None:
+    """Write logical values of lists, for which astropy up to 7.2.0 stored 1 and 0 in place of T and F."""
+    np.logical_or(rows == ord("T"), rows == 1, out=out)
 
 
 @declared

@@ -71,11 +71,28 @@ def test_tables_without_rows(pool: Pool, tmp_path: Path) -> None:
     assert list(alone.schema) == fits.getdata(tmp_path / "run0.fits", "EVENTS").names
 
 
-def test_cubes_by_fpack(pool: Pool, tmp_path: Path) -> None:
-    cube = RNG.integers(0, 999, (6, 5, 8)).astype("i4")
+@pytest.mark.parametrize("dtype", ["i4", "u2"])  # with BZERO, as cameras count
+def test_cubes_by_fpack(pool: Pool, tmp_path: Path, dtype: str) -> None:
+    cube = RNG.integers(0, 999, (6, 5, 8)).astype(dtype)
     path = tmp_path / "cube.fits.fz"
     fits.HDUList([fits.PrimaryHDU(), fits.CompImageHDU(cube, compression_type="RICE_1")]).writeto(path)
     check_samples(pool, str(path), {"COMPRESSED_IMAGE": cube})
+
+
+def test_lists_of_logicals_by_former_versions_of_astropy(tmp_path: Path) -> None:
+    """Up to 7.2.0 it wrote 1 and 0, where the format has T and F."""
+    lists = np.array([[True, False, True], [False], []], object)
+    for number, letters in enumerate((b"TF", b"\1\0")):
+        path = tmp_path / f"{number}.fits"
+        column = fits.Column("flag", "PB()", array=np.array([np.array(a, "u1") for a in lists], object))
+        fits.BinTableHDU.from_columns([column], name="FLAGS").writeto(path)
+        stored = path.read_bytes().replace(b"PB(3)", b"PL(3)")
+        heap = bytes([1, 0, 1, 0])
+        assert stored.count(heap) >= 1
+        begin = stored.rindex(heap)
+        path.write_bytes(stored[:begin] + heap.translate(bytes.maketrans(b"\1\0", letters)) + stored[begin + 4 :])
+        found = md.open_dataset(path).load()["flag"]
+        assert [row.tolist() for row in found] == [[True, False, True], [False], []]
 
 
 def test_spectra_one_a_file(pool: Pool, tmp_path: Path) -> None:
