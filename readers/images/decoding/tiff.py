@@ -28,7 +28,7 @@ from matex_data.readers.images.decoding.picture import (
 )
 from matex_data.storage.objects import Slices
 
-SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 339
+SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLES, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 277, 339
 IMAGE_DEPTH, TILE_DEPTH = 32997, 32998
 """Tags of volumes, of Silicon Graphics."""
 MIN_IS_WHITE = 0
@@ -174,8 +174,10 @@ def _volume(found: str) -> FormatError:
 
 
 def _would_cut(image: TiffImageFile) -> bool:
-    """Return whether Pillow would cut the numbers of this image, or take unsigned ones for signed ones."""
+    """Return whether Pillow would cut the numbers or channels of this image, or take unsigned ones for signed ones."""
     tags: Any = image.tag_v2
+    if tags.get(SAMPLES, 1) > len(image.getbands()) == 1:
+        return True
     bits, forms = max(tags.get(BITS, (1,))), tags.get(SAMPLE_FORMAT, (UNSIGNED,))
     if bits > 8 and image.mode not in ("I", "F", "I;16", "I;16B"):
         return True

@@ -328,9 +328,13 @@ def test_faxes(compression: str | None) -> None:
         check(data, NATIVE, file.asarray())
 
 
-def test_more_planes_than_colours_have() -> None:
-    array = np.random.default_rng(4).integers(0, 200, (40, 33, 5)).astype("u1")
-    check(written(np.moveaxis(array, 2, 0), photometric="minisblack", planarconfig="separate"), NATIVE, array)
+@pytest.mark.parametrize("compression", [None, "deflate"])  # Pillow gives the first plane of compressed ones
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+@pytest.mark.parametrize("planes", [2, 3, 5])
+def test_planes_of_gray_are_channels(planes: int, dtype: str, compression: str | None) -> None:
+    array = np.random.default_rng(4).integers(0, 200, (40, 33, planes)).astype(dtype)
+    options: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "separate", "compression": compression}
+    check(written(np.moveaxis(array, 2, 0), **options), NATIVE, array)
 
 
 @pytest.mark.parametrize("kind", ["DIB", "PPM", "ICO"])
