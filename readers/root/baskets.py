@@ -7,6 +7,7 @@ https://github.com/root-project/root/blob/master/io/doc/TFile/datarecord.md
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
@@ -91,7 +92,7 @@ class Baskets(BranchBlocks):
             return 0
         per_entry = _OFFSET.itemsize + self.encoding.header_bytes
         elements = max(0.0, self.stored_bytes() * self.ratio - self.rows * per_entry) / self.encoding.dtype.itemsize
-        return int(elements * member.field.dtype.itemsize)
+        return int(elements * member.field.dtype.itemsize * math.prod(member.field.element_shape))
 
     def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         for group in self._groups(selection, positions):

@@ -168,6 +168,8 @@ class TreeBranches(Branches):
         if not isinstance(interpretation, Interpretation):
             reason = getattr(interpretation, "reason", None) or first_line(interpretation)
             raise Unreadable(f"uproot has no interpretation of it: {reason}")
+        if isinstance(interpretation, AsJagged) and getattr(interpretation.content, "to_dims", ()):
+            raise Unreadable("uproot takes lists of arrays of Double32_t or Float16_t for longer lists")
         if type(interpretation) is AsDtype and interpretation.to_dtype.names:  # uproot has no form of arrays in them
             return ak.from_numpy(np.empty(0, interpretation.to_dtype), regulararray=True).layout.form
         try:

@@ -205,6 +205,8 @@ class Clusters(BranchBlocks):
                 entries = branch.array(entry_start=start, entry_stop=stop, library="ak")
             if len(entries) != stop - start:
                 raise ValueError(f"{len(entries)} entries, instead of {stop - start}")
+            if invalid := ak.validity_error(entries):  # lists beyond their content
+                raise ValueError(invalid)
         except Exception as error:  # uproot and the codecs raise errors of many kinds
             raise DecodeError(
                 "uproot cannot read the entries",

@@ -31,7 +31,7 @@ class BranchField:
     ----------
     path : names of the nested records that lead to it; empty: the branch itself.
     field : the field.
-    kind : "flat": numbers of fixed shape. "jagged": a list of numbers in each entry. "text": one string in each entry.
+    kind : "flat": numbers of fixed shape. "jagged": a list of these in each entry. "text": one string in each entry.
         "nested": deeper lists, or lists of strings; a sample is a 1-D object array.
     """
 
@@ -123,8 +123,10 @@ def _member(
         if not text:
             base, inner = dtype.subdtype or (dtype, ())
             return BranchField(path, Field(name, dimensions + inner, base, attributes=attributes), "flat")
-    if dimensions == (VARIABLE,) and not text:
-        return BranchField(path, Field(name, (), dtype, ragged=True, attributes=attributes), "jagged")
+    if dimensions[0] == VARIABLE and VARIABLE not in dimensions[1:] and not text:
+        base, shape = dtype.subdtype or (dtype, ())
+        inner = (None, *dimensions[1:], *shape)
+        return BranchField(path, Field(name, (), base, ragged=True, attributes=attributes, inner=inner), "jagged")
     deep = {"nested": True} if len(dimensions) > 1 or not text else {}
     return BranchField(
         path, Field(name, (), np.dtype(object), ragged=True, attributes={**attributes, **deep}), "nested"

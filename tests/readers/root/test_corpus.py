@@ -65,7 +65,7 @@ def equal(found: Any, array: Any) -> bool:
     """Return whether samples are those of an awkward array, their lengths and dtype included."""
     if len(found) != len(array):
         return False
-    layout = ak.to_layout(array)
+    layout = ak.to_layout(ak.to_packed(array))
     if layout.parameter("__array__") == "string":
         return [bytes(text) for text in found] == [str(text).encode("utf-8", "surrogateescape") for text in array]
     if layout.is_record:

@@ -15,8 +15,9 @@ import pytest
 import uproot
 from mpi4py import MPI
 from uproot import serialization
-from uproot.interpretation import identify
-from uproot.interpretation.numerical import AsDtype
+from uproot.interpretation import Interpretation, identify
+from uproot.interpretation.jagged import AsJagged
+from uproot.interpretation.numerical import AsDouble32, AsDtype
 from uproot.writing import _cascadetree as cascade
 
 from matex_data import DataError, FieldNotFound, merge, open_dataset
@@ -107,7 +108,7 @@ def opened(path: str, **options: Any) -> Any:
     return open_dataset(path, comm=MPI.COMM_SELF, **options)
 
 
-def _interpreted_as(monkeypatch: pytest.MonkeyPatch, name: str, found: Exception | AsDtype) -> list[str]:
+def _interpreted_as(monkeypatch: pytest.MonkeyPatch, name: str, found: Exception | Interpretation) -> list[str]:
     """Let uproot interpret a branch as another type, or raise an error, and return the list of those it is asked for.
 
     It raises errors for types that it does not foresee, such as links of ATLAS; it writes none of these itself.
@@ -157,6 +158,33 @@ def test_arrays_in_structures_are_members(tmp_path: Path, monkeypatch: pytest.Mo
     for name, expected in (("x", written["position"][:, 0]), ("y", written["position"][:, 1:])):
         np.testing.assert_array_equal(every_row(found, f"position.{name}"), expected)
         np.testing.assert_array_equal(whole[name], expected)
+
+
+def test_lists_of_vectors_are_lists_of_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as ``StdHepP4[StdHepN][4]`` of GENIE; uproot writes lists of numbers alone in a tree."""
+    count = np.random.default_rng(2).integers(0, 4, 50)
+    rows = np.arange(3 * count.sum(), dtype="f4").reshape(-1, 3)
+    expected = np.split(rows, np.cumsum(count)[:-1])
+    vectors = ak.unflatten(ak.from_numpy(rows, regulararray=True), count)
+    with uproot.recreate(tmp_path / "tuple.root") as file:
+        file.mkrntuple("events", {"x": vectors})
+    write(tmp_path / "tree.root", {"x": ak.unflatten(ak.from_numpy(rows.reshape(-1)), 3 * count)})
+    _interpreted_as(monkeypatch, "x", AsJagged(AsDtype(np.dtype((">f4", (3,))))))
+    for name in ("tuple", "tree"):
+        data = opened(str(tmp_path / f"{name}.root"), inputs="x")
+        assert (data.schema["x"].inner, data.schema["x"].dtype) == ((None, 3), np.dtype("f4"))
+        for found, vector in zip(data.load()["x"], expected, strict=True):
+            np.testing.assert_array_equal(found, vector)
+        batch = next(iter(data.tf_dataset(50)))
+        np.testing.assert_array_equal(batch.values, rows)
+
+
+def test_lists_that_uproot_misreads_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """uproot counts the numbers of arrays in lists as elements, and reads memory behind the last one."""
+    path = write(tmp_path / "a.root", {name: events(50)[name] for name in ("event", "trigger")})
+    _interpreted_as(monkeypatch, "trigger", AsJagged(AsDouble32(-30, 30, 16, to_dims=(3,))))
+    with pytest.warns(UserWarning, match=r"1 branch cannot.*left out[\s\S]*'trigger'.*Double32_t"):
+        assert list(index(path).fields) == ["event"]
 
 
 def test_arrays_of_structures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
