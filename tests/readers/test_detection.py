@@ -100,6 +100,15 @@ def test_xml_and_scripts_are_no_tables_under_any_name(tmp_path: Path, name: str)
             detected(tmp_path, content, name)
 
 
+def test_tables_of_astropy_are_tables_by_name(tmp_path: Path) -> None:
+    """Their columns may be described in many lines, with one record behind them."""
+    lines = (f"# - {{name: c{number}, datatype: string, description: 'one, two'}}\n" for number in range(200))
+    table = ("# %ECSV 1.0\n# ---\n# datatype:\n" + "".join(lines) + "a\n1\n").encode()
+    assert detected(tmp_path, table, "x.ecsv") == "csv"
+    with pytest.raises(FormatError, match="cannot tell the format"):
+        detected(tmp_path, table, "x.out")
+
+
 def test_other_texts_are_tables_by_name(tmp_path: Path) -> None:
     for kind in (
         "nothing",
