@@ -14,7 +14,7 @@ import numpy as np
 from uproot.interpretation import Interpretation
 from uproot.interpretation.grouped import AsGrouped
 from uproot.interpretation.jagged import AsJagged
-from uproot.interpretation.numerical import AsDtype
+from uproot.interpretation.numerical import AsDtype, TruncatedNumerical
 from uproot.interpretation.objects import AsObjects, AsStridedObjects
 from uproot.interpretation.strings import AsStrings
 
@@ -168,7 +168,8 @@ class TreeBranches(Branches):
         if not isinstance(interpretation, Interpretation):
             reason = getattr(interpretation, "reason", None) or first_line(interpretation)
             raise Unreadable(f"uproot has no interpretation of it: {reason}")
-        if isinstance(interpretation, AsJagged) and getattr(interpretation.content, "to_dims", ()):
+        element = interpretation.content if isinstance(interpretation, AsJagged) else None
+        if isinstance(element, TruncatedNumerical) and element.to_dims:
             raise Unreadable("uproot takes lists of arrays of Double32_t or Float16_t for longer lists")
         if type(interpretation) is AsDtype and interpretation.to_dtype.names:  # uproot has no form of arrays in them
             return ak.from_numpy(np.empty(0, interpretation.to_dtype), regulararray=True).layout.form
