@@ -92,7 +92,7 @@ class BatchWeights:
         self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)
 
     def forget(self, iterator: Any) -> None:
-        """Forget an exhausted iterator, but for batches before the next step, if that takes no other."""
+        """Forget an exhausted iterator, but for batches before the next step, if no other one has any for it."""
         self._left |= self._taken.pop(iterator, set())
         self._used.pop(iterator, None)
 
@@ -116,7 +116,8 @@ class BatchWeights:
     def _weight(self) -> np.float64:
         if self._taken:
             self._used, self._taken = self._taken, WeakKeyDictionary()
-        known = self._left.union(*self._used.values())
+        of_loops = set[Counts]().union(*self._used.values())
+        known = of_loops or self._left  # a loop that ended within another one was of validation
         if UNKNOWN in known:
             raise PartitionError(
                 "model.fit trains on batches with unequal row counts per rank, which it does not weigh",
