@@ -44,6 +44,7 @@ MATRIX, COMPRESSED = 14, 15
 TYPES = {1, 2, 3, 4, 5, 6, 7, 9, 12, 13, MATRIX, 16, 17, 18}  # of elements within a variable
 FLAGS = 16  # bytes of the element with the flags, the first one of a variable
 HEAD = 4096  # bytes of a variable that have its name
+OBJECTS = (MatlabFunction, MatlabOpaque)  # arrays of SciPy with members, which are no structures
 REMEDY = "name the variables that you need with inputs= and targets=, or save the file as version 7.3"
 
 
@@ -211,8 +212,7 @@ class MatlabFile:
             if name.startswith("__"):
                 continue
             if isinstance(value, MatlabOpaque):  # SciPy calls all of them "None", and gives the last one
-                unread[os.fsdecode(value["s0"].item())] = "an object of MATLAB: save its values, such as char(x)"
-                continue
+                name = os.fsdecode(value["s0"].item())
             of_class = dict(_arrays(name, typed.get(name, value)))
             for inner, found in _arrays(name, value):
                 try:
@@ -222,8 +222,8 @@ class MatlabFile:
         return arrays, unread
 
     def _rows(self, value: Any) -> Array:
-        if isinstance(value, MatlabFunction | MatlabOpaque):
-            raise Unreadable("an object of MATLAB")
+        if isinstance(value, OBJECTS):
+            raise Unreadable("an object of MATLAB: save its values, such as char(x)")
         if scipy.sparse.issparse(value):
             raise Unreadable("a sparse matrix: save full(x)")
         if not isinstance(value, np.ndarray) or not value.size or not value.ndim:
@@ -283,8 +283,8 @@ class MatlabArray(LibraryRows):
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     """Yield the members of a structure by their names, and any other value as it is."""
-    is_object = isinstance(value, MatlabFunction | MatlabOpaque)
-    if isinstance(value, np.ndarray) and value.dtype.names is not None and value.size == 1 and not is_object:
+    is_struct = isinstance(value, np.ndarray) and value.dtype.names is not None and not isinstance(value, OBJECTS)
+    if is_struct and value.size == 1:
         for member in value.dtype.names:
             yield from _arrays(f"{name}/{member}", value.reshape(-1)[0][member])
     else:

@@ -436,6 +436,12 @@ def test_plain_hdf5_with_a_dimension_scale_is_not_netcdf(tmp_path: Path) -> None
     assert detect(str(tmp_path / "a.nc"), head) == "netcdf"
 
 
+def test_cdf_of_nasa_is_named(tmp_path: Path) -> None:
+    (tmp_path / "a.cdf").write_bytes(bytes.fromhex("cdf30001 0000ffff") + bytes(400))
+    with pytest.raises(FormatError, match=r"is not a netCDF file(.|\n)*NASA(.|\n)*cdflib"):
+        open_dataset(tmp_path / "a.cdf", comm=MPI.COMM_SELF)
+
+
 def test_a_thousand_variables_on_one_dimension_open_as_with_netcdf4(tmp_path: Path) -> None:
     """HDF5 searches the whole file for the name of an object behind a reference: 8 s for one search a variable."""
     path = str(tmp_path / "a.nc")
