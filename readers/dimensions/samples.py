@@ -243,8 +243,10 @@ def _attributes_of_bounds(variables: Sequence[Variable]) -> dict[str, dict[str, 
     """Return units and calendar for the variables that hold bounds of times: CF lets them have none of their own."""
     found = {}
     for variable in variables:
+        if "bounds" not in variable.attributes:
+            continue
         attributes = {key: variable.attributes[key] for key in ("units", "calendar") if key in variable.attributes}
-        if "bounds" in variable.attributes and " since " in str(attributes.get("units")):
+        if " since " in str(attributes.get("units")):
             group = variable.name.rpartition("/")[0]
             found[f"{group}/{variable.attributes['bounds']}".strip("/")] = attributes
     return found
@@ -261,11 +263,11 @@ def _decoding(
     dtype = variable.dtype
     numbers = dtype.kind in "iuf" and (options.times or options.packing)
     if not numbers and not (dtype.kind == "S" and options.decode):
-        return CfDecoding(_native(dtype), None, variable.attributes)
+        return CfDecoding(_native(dtype), None, dict(variable.attributes))
     if dtype.kind == "S":
         length = variable.shape[-1] if variable.shape and axis != len(variable.shape) - 1 else 0
         letters = dtype.itemsize == 1 and length > 0
-        return CfDecoding(np.dtype(f"S{length}") if letters else dtype, None, variable.attributes, letters)
+        return CfDecoding(np.dtype(f"S{length}") if letters else dtype, None, dict(variable.attributes), letters)
     attributes = {**time_attributes.get(variable.name.strip("/"), {}), **variable.attributes}
     found = cf_decoding(dtype, attributes, path, variable.name, options.valid_range, options.times, options.packing)
     return found.narrowed() if options.dtype == "float32" else found

@@ -6,8 +6,9 @@ https://docs.unidata.ucar.edu/netcdf-c/current/file_format_specifications.html.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import h5py
@@ -15,14 +16,14 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.fields import Field
+from matex_data.fields import NAMES_OF_CODES, Field
 from matex_data.index.chunked import Chunked, axis_first
 from matex_data.index.model import Layout
 from matex_data.machine import check_fits
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.chunks import fill_value
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, links_of
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, has_attribute, links_of
 from matex_data.readers.hdf5.reader import attributes, dataset_rows
 
 NO_VARIABLE = "This is a netCDF dimension but not a netCDF variable"
@@ -59,7 +60,7 @@ def _has_marked_dataset(group: h5py.h5g.GroupID) -> bool:
             dataset = h5py.h5d.open(group, link)
             if any(h5py.h5a.exists(dataset, mark) for mark in MARKS):
                 return True
-            if h5py.h5a.exists(dataset, b"NAME") and _is_dimension_only(h5py.Dataset(dataset)):
+            if _is_scale(h5py.Dataset(dataset)) and _is_dimension_only(h5py.Dataset(dataset)):
                 return True
     return False
 
@@ -72,7 +73,7 @@ def read_content(file: h5py.File, path: str) -> FileContent:
     FormatError : the objects of the file cannot be listed.
     """
     datasets = {name: file[name] for name in dataset_names(file, path)}
-    scales = {name: dataset for name, dataset in datasets.items() if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE"}
+    scales = {name: dataset for name, dataset in datasets.items() if _is_scale(dataset)}
     axes = _AxisNames(scales)
     variables = [
         Hdf5Variable(
@@ -80,12 +81,12 @@ def read_content(file: h5py.File, path: str) -> FileContent:
             dimensions=axes.of(name, dataset),
             shape=dataset.shape,
             dtype=dataset.dtype,
-            attributes=_user_attributes(dataset),
+            attributes=UserAttributes(dataset),
             path=path,
             dataset=dataset,
         )
         for name, dataset in datasets.items()
-        if dataset.shape is not None and not _is_dimension_only(dataset)
+        if dataset.shape is not None and not (name in scales and _is_dimension_only(dataset))
     ]
     lengths = axes.lengths(variables)
     variables = [replace(v, shape=tuple(lengths[name] for name in v.dimensions)) for v in variables]
@@ -98,21 +99,48 @@ def _without_prefix(name: str) -> str:
     return group + slash + last.removeprefix(NO_COORDINATE)
 
 
+def _is_scale(dataset: h5py.Dataset) -> bool:
+    return has_attribute(dataset, b"CLASS") and dataset.attrs["CLASS"] == b"DIMENSION_SCALE"
+
+
 def _is_dimension_only(dataset: h5py.Dataset) -> bool:
-    """Return whether the dataset is a dimension without a variable."""
-    name = dataset.attrs.get("NAME", b"") if dataset.attrs.get("CLASS") == b"DIMENSION_SCALE" else b""
+    """Return whether the dataset, a dimension scale, is a dimension without a variable."""
+    name = dataset.attrs.get("NAME", b"")
     return bytes(name).startswith(NO_VARIABLE.encode()) if isinstance(name, bytes) else False
 
 
-def _user_attributes(dataset: h5py.Dataset) -> dict[str, Any]:
-    """Return the attributes without those of the storage; arrays of one number as that number."""
-    found = {key: value for key, value in attributes(dataset, most=None).items() if key not in INTERNAL_ATTRIBUTES}
-    for key, value in found.items():
-        if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.names is None:
-            found[key] = value.reshape(-1)[0]
-        elif isinstance(value, list) and len(value) == 1:
-            found[key] = value[0]
-    return found
+class UserAttributes(Mapping[str, Any]):
+    """Attributes of a dataset without those of the storage; arrays of one number as that number.
+
+    They are read when one that exists is asked for: they take longer than all else of a file from which a few of many
+    variables are read.
+    """
+
+    def __init__(self, dataset: h5py.Dataset) -> None:
+        self._dataset = dataset
+
+    @cached_property
+    def _values(self) -> dict[str, Any]:
+        stored = attributes(self._dataset, most=None)
+        return {key: _single(value) for key, value in stored.items() if key not in INTERNAL_ATTRIBUTES}
+
+    def __getitem__(self, key: str) -> Any:
+        if "_values" in vars(self) or key in NAMES_OF_CODES or has_attribute(self._dataset, key.encode()):
+            return self._values[key]
+        raise KeyError(key)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._values)
+
+    def __len__(self) -> int:
+        return len(self._values)
+
+
+def _single(value: Any) -> Any:
+    """Return the number or text of an array of one, and any other value as it is."""
+    if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.names is None:
+        return value.reshape(-1)[0]
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 class _AxisNames:
@@ -128,7 +156,7 @@ class _AxisNames:
 
     def of(self, name: str, dataset: h5py.Dataset) -> tuple[str, ...]:
         """Return the dimensions of a dataset."""
-        numbers = dataset.attrs.get("_Netcdf4Coordinates")
+        numbers = dataset.attrs["_Netcdf4Coordinates"] if has_attribute(dataset, MARKS[1]) else None
         if numbers is not None and all(int(number) in self._by_number for number in numbers):
             return tuple(self._by_number[int(number)] for number in numbers)
         names = [name] if name in self._scales else self._attached(dataset)
@@ -187,7 +215,7 @@ class Hdf5Variable(Variable):
 
     def stored_rows(self, axis: int) -> tuple[Field, Layout]:
         name = self.dataset.name.strip("/")
-        field, layout = dataset_rows(self.dataset, self.path, name, self.attributes, axis=axis)
+        field, layout = dataset_rows(self.dataset, self.path, name, dict(self.attributes), axis=axis)
         if isinstance(layout, Chunked) and self._is_unwritten():
             layout = replace(layout, fill=self._fill_value())
         shape = self.shape[:axis] + self.shape[axis + 1 :] + field.shape[len(self.shape) - 1 :]

@@ -18,6 +18,8 @@ from mpi4py import MPI
 from matex_data import DataError, DecodeError, FieldNotFound, FormatError, open_dataset
 from matex_data.io.counters import process_profile
 from matex_data.readers import detect
+from matex_data.readers.hdf5.reader import attributes
+from matex_data.readers.netcdf import netcdf4
 from matex_data.readers.netcdf.classic import ClassicVariable
 from matex_data.readers.netcdf.header import read_content
 from matex_data.readers.netcdf.netcdf4 import Hdf5Variable
@@ -458,6 +460,35 @@ def test_a_thousand_variables_on_one_dimension_open_as_with_netcdf4(tmp_path: Pa
     end = time.process_time()
     assert set(found.fields) == set(expected) and set(expected.values()) == {("z",)}
     assert end - middle < 15 * (middle - begin)
+
+
+def test_attributes_of_variables_that_are_not_read_stay_in_the_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = str(tmp_path / "a.nc")
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("t", 4)
+        file.createVariable("t", "i4", ("t",)).units = "days since 2000-01-01"
+        for number in range(20):
+            file.createVariable(f"v{number}", "f4", ("t",)).units = "K"
+    read: list[str] = []
+    monkeypatch.setattr(netcdf4, "attributes", lambda data, most: read.append(data.name) or attributes(data, most=most))
+    assert index(path, ["v3"]).fields["v3"].attributes == {"units": "K"}
+    assert sorted(read) == ["/t", "/v3"]
+
+
+def test_names_of_an_enumeration_are_an_attribute(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.nc")
+    with netCDF4.Dataset(path, "w") as file:
+        file.createDimension("t", 3)
+        kind = file.createEnumType("u1", "cloud", {"clear": 0, "cumulus": 2})
+        variable = file.createVariable("a", kind, ("t",))
+        variable.comment, variable[:] = "by eye", np.array([0, 2, 0], "u1")
+    names = {"clear": 0, "cumulus": 2}
+    assert index(path).fields["a"].attributes == {"enum": names, "comment": "by eye"}
+    with h5py.File(path) as opened:
+        assert netcdf4.UserAttributes(opened["a"])["enum"] == names
+    np.testing.assert_array_equal(open_dataset(path, comm=MPI.COMM_SELF).load()["a"], [0, 2, 0])
 
 
 @pytest.mark.parametrize("kind", [CLASSIC[0], "NETCDF4"])
