@@ -20,7 +20,7 @@ from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
 from matex_data.readers.catalogue import Catalogue, Unreadable, file_of_rows
 from matex_data.readers.root.branches import Branches, TreeBranches, TupleFields
-from matex_data.readers.root.files import choose_tree, file_error, open_file
+from matex_data.readers.root.files import choose_tree, file_error, open_file, tree_in
 from matex_data.readers.root.members import BranchField, members, whole_record
 from matex_data.readers.root.probe import first_line
 from matex_data.storage.files import size_of
@@ -50,7 +50,7 @@ def index(path: str, names: Sequence[str] | None = None, *, tree: str | None = N
         with file:
             _check_end(file, path)
             key = choose_tree(file, path, tree)
-            found = file[key]
+            found = tree_in(file, key)
             kind = TreeBranches if hasattr(found, "branches") else TupleFields
             if names is None or any(map(is_pattern, names)):
                 _warn_of_friends(path, file.key(key))

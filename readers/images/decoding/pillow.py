@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import imagecodecs
 import numpy as np
-from PIL import Image, ImageFile, ImageOps
+from PIL import Image, ImageFile, ImageOps, UnidentifiedImageError
 from PIL.BmpImagePlugin import BmpImageFile
 from PIL.GifImagePlugin import GifImageFile
 from PIL.JpegImagePlugin import JpegImageFile
@@ -191,9 +191,10 @@ def too_large(error: Exception) -> DecodeError:
 
 def no_image(kind: str, error: Exception) -> FormatError:
     """Return the error for what is no image."""
+    cause = "no format that Pillow knows" if isinstance(error, UnidentifiedImageError) else repr(error)
     return FormatError(
         "the file is no image that can be read",
         expected="JPEG, PNG, TIFF, GIF, BMP, WebP or FITS",
-        found=f"{kind}: {error!r}" if kind != "other" else repr(error),
+        found=f"{kind}: {cause}" if kind != "other" else cause,
         remedy="look at the file with another program, and write it again, or leave it out",
     )
