@@ -18,7 +18,7 @@ from matex_data.errors import DataError, PartitionError
 from matex_data.locks import Lock, cached_property
 from matex_data.machine import out_of_memory
 from matex_data.mpi.activity import meeting, polling
-from matex_data.mpi.deadlines import derived, wait_until, waiting_for
+from matex_data.mpi.deadlines import CHECK_INTERVAL, derived, wait_until, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.polling import poll
@@ -197,8 +197,12 @@ class Communicator:
         return self._mpi
 
     def wait_until(self, happened: Callable[[float], bool]) -> None:
-        """Return when an event has happened; see ``deadlines.wait_until``."""
-        wait_until(happened, self.liveness)
+        """Return when an event has happened; see ``deadlines.wait_until``. One rank waits for its own threads only."""
+        if self.size > 1:
+            wait_until(happened, self.liveness)
+            return
+        while not happened(CHECK_INTERVAL):
+            pass
 
     def start_maximum(self, values: Any) -> PendingMaximum:
         """Start to reduce int64[n] to the element-wise maximum over all ranks. *Collective*."""

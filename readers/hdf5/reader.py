@@ -55,6 +55,7 @@ from matex_data.readers.hdf5.types import (
     array_element,
     element_type,
     has_bytes_of,
+    holds_references,
     mislabelled,
     read_first,
     unreadable_members,
@@ -289,12 +290,15 @@ def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whol
 
     Parameters
     ----------
-    whole : all fields of the file are read: single numbers and texts of MATLAB are left out.
+    whole : all fields of the file are read: references, and single numbers and texts of MATLAB are left out.
     """
     last = -1 if is_matlab(dataset) else 0
     field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing, axis=last)
     if is_pickled(dataset):
         raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
+    if whole and not last and holds_references(dataset):
+        problem = "the dataset holds references to objects of the file, which h5py follows"
+        raise FormatError(problem, file=path, field=name, expected="numbers or texts")
     encoding = text_encoding(dataset) if field.ragged and not field.shape else None
     if encoding is not None:
         texts = Field(name, (), np.dtype(object), attributes=field.attributes)

@@ -26,6 +26,13 @@ def element_type(dataset: h5py.Dataset) -> np.dtype[Any]:
     return stored.dtype if found is None else found  # the first one raises the error of h5py
 
 
+def holds_references(dataset: h5py.Dataset) -> bool:
+    """Return whether the elements, or those of lists in them, are references to objects of the file."""
+    dtype = element_type(dataset)
+    inner = h5py.check_vlen_dtype(dtype)
+    return h5py.check_ref_dtype(inner if isinstance(inner, np.dtype) else dtype) is not None
+
+
 def array_element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:
     """Return the dtype of one number, the shape of one element, and whether elements have variable length."""
     item_type = h5py.check_vlen_dtype(dtype)

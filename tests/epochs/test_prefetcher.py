@@ -14,6 +14,7 @@ from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
 from matex_data.mpi.communicator import Communicator
+from matex_data.readers.hdf5.rows import Hdf5Rows
 from tests.support.ranks import Pool
 
 BATCH = 48
@@ -86,3 +87,20 @@ def test_slow_and_fast_ranks_stop_at_the_same_batch(pool: Pool, tmp_path: Path, 
     assert len(set(outcomes)) == 1
     taken, error = outcomes[0]
     assert taken == 9 and f"row {rows // 2}" in error  # the tenth batch is read with two others
+
+
+def test_a_rank_alone_waits_for_its_own_reads_as_long_as_they_take(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "x.h5", "w") as file:
+        file["x"] = ["a", "b", "c"]
+    take = Hdf5Rows.take
+
+    def slow(rows: Hdf5Rows, start: int, stop: int) -> Any:
+        time.sleep(1.0)
+        return take(rows, start, stop)
+
+    monkeypatch.setenv("MATEX_TIMEOUT", "0.2")
+    monkeypatch.setattr(Hdf5Rows, "take", slow)
+    batches = open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF).batches(3)
+    assert [batch["x"].tolist() for batch in batches] == [[b"a", b"b", b"c"]]

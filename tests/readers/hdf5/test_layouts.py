@@ -313,6 +313,19 @@ def test_datasets_that_only_the_library_reads(tmp_path: Path, monkeypatch: pytes
     assert all(row.dtype == np.dtype("i4") for row in every_row(index(str(path), ["ragged"]), "ragged"))
 
 
+def test_references_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
+    """Such as the columns of NWB: no tensor has them."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        file["x"] = np.arange(2)
+        file.create_dataset("group", data=np.array([file["x"].ref] * 2, h5py.ref_dtype))
+        region = np.array([file["x"].regionref[:1]] * 2, h5py.regionref_dtype)
+        file.create_dataset("region", data=region)
+    with pytest.warns(UserWarning, match=r"2 fields cannot be read[\s\S]*'group': .* references"):
+        assert list(index(str(path)).fields) == ["x"]
+    check(path, "group", Hdf5Rows)
+
+
 def test_links(tmp_path: Path) -> None:
     other, path = tmp_path / "other.h5", tmp_path / "a.h5"
     with h5py.File(other, "w") as file:
