@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
 from typing import Any
 
 import h5py
@@ -19,6 +18,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import NAMES_OF_CODES, Field
 from matex_data.index.chunked import Chunked, axis_first
 from matex_data.index.model import Layout
+from matex_data.locks import cached_property
 from matex_data.machine import check_fits
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.hdf5.checks import all_values

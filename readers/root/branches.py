@@ -72,8 +72,14 @@ class Branches(ABC):
 
     def table(self, name: str, members: Mapping[str, BranchField], clusters: Integers) -> BranchBlocks:
         """Return the layout of a branch: without an override, uproot reads its entries."""
+        return self.by_uproot(name, members, clusters)
+
+    def by_uproot(
+        self, name: str, members: Mapping[str, BranchField], clusters: Integers, counted: bool = False
+    ) -> Clusters:
+        """Return the layout of a branch whose entries uproot reads; ``counted``: of `Clusters`."""
         known = sum(m.field.row_bytes if m.kind == "flat" else OBJECT_BYTES for m in members.values())
-        return Clusters(self.path, self.edges(name), name, members, clusters, self.key, known)
+        return Clusters(self.path, self.edges(name), name, members, clusters, self.key, known, counted)
 
     def probe(self, name: str) -> None:  # noqa: B027 (the form of most branches tells)
         """Read one entry if only that shows whether uproot can. Raise `Unreadable` if it cannot."""
@@ -223,9 +229,9 @@ class TreeBranches(Branches):
         entries = np.asarray(branch.entry_offsets, np.int64)
         encoding = _encoding(branch.interpretation)
         kinds = {member.kind for member in members.values()}
-        in_baskets = len(branch.embedded_baskets) == 0 and not self._lacks_offsets(branch)
-        if encoding is None or "nested" in kinds or not in_baskets:
-            return super().table(name, members, clusters)
+        counted = self._lacks_offsets(branch)
+        if encoding is None or "nested" in kinds or len(branch.embedded_baskets) or counted:
+            return self.by_uproot(name, members, clusters, counted and encoding is not None)
         filled = np.flatnonzero(np.diff(entries))
         offset, nbytes = (np.asarray(branch.member(key), np.int64)[filled] for key in ("fBasketSeek", "fBasketBytes"))
         if offset.min(initial=0) < 0 or nbytes.min(initial=0) < 0:

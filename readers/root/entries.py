@@ -179,10 +179,12 @@ class Clusters(BranchBlocks):
     ----------
     tree : key of the tree in the file.
     row_bytes : bytes of an entry in memory, about.
+    counted : entries are lists of numbers, whose lengths another branch has alone.
     """
 
     tree: str
     row_bytes: int
+    counted: bool = False
 
     def inner_bytes(self, name: str) -> int:
         return self.rows * self.row_bytes // len(self.members) if self.members[name].field.ragged else 0
@@ -202,7 +204,10 @@ class Clusters(BranchBlocks):
         try:
             with _LOCK:
                 branch = open_tree(self.path, self.tree)[self.branch]
-                entries = branch.array(entry_start=start, entry_stop=stop, library="ak")
+                if self.counted:
+                    entries = _counted_lists(branch, start, stop)
+                else:
+                    entries = branch.array(entry_start=start, entry_stop=stop, library="ak")
             if len(entries) != stop - start:
                 raise ValueError(f"{len(entries)} entries, instead of {stop - start}")
             if invalid := ak.validity_error(entries):  # lists beyond their content
@@ -217,3 +222,12 @@ class Clusters(BranchBlocks):
                 remedy="the file may be damaged there: restore it from its source",
             ) from error
         return entries
+
+
+def _counted_lists(branch: Any, start: int, stop: int) -> ak.Array:
+    """Return the entries of a basket without offsets; uproot would count by those of the other branch's basket."""
+    counts = branch.count_branch.array(entry_start=start, entry_stop=stop, library="np")
+    basket = branch.basket(int(np.searchsorted(branch.entry_offsets, start, side="right")) - 1)
+    values = np.frombuffer(basket.data, branch.interpretation.content.from_dtype)
+    native = values.astype(values.dtype.newbyteorder("="))
+    return ak.unflatten(ak.from_numpy(native, regulararray=True), counts)

@@ -179,6 +179,18 @@ def test_lists_of_vectors_are_lists_of_rows(tmp_path: Path, monkeypatch: pytest.
         np.testing.assert_array_equal(batch.values, rows)
 
 
+def test_lists_without_offsets_are_cut_by_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of CMS; uproot, which writes none, counts by the basket of the same number, whose entries may be others."""
+    written = {"Muon": events(50)["Muon"]}
+    path = write(tmp_path / "a.root", written)
+    monkeypatch.setattr(TreeBranches, "_lacks_offsets", lambda self, branch: branch.count_branch is not None)
+    found = index(path, ["Muon_pt", "Muon_charge"])
+    for name, layout in found.files[0].layouts.items():
+        assert layout.table.counted
+        lists = zip(every_row(found, name), written["Muon"][name.removeprefix("Muon_")], strict=True)
+        assert all(np.array_equal(one, other) for one, other in lists)
+
+
 def test_lists_that_uproot_misreads_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """uproot counts the numbers of arrays in lists as elements, and reads memory behind the last one."""
     path = write(tmp_path / "a.root", {name: events(50)[name] for name in ("event", "trigger")})
