@@ -28,6 +28,7 @@ from matex_data.readers.root.members import BranchField
 from matex_data.readers.root.probe import first_line, unreadable
 
 OFFSETS_LEFT_OUT = 1  # bit of TTree's fIOFeatures: baskets without byte offsets where a branch of counts has them
+BITS = 15  # kBits, the type of ``TObject::fBits``: if others refer to the object, the number of a process is behind it
 OBJECT_BYTES = 64  # guessed size of an entry of variable length
 
 
@@ -190,11 +191,14 @@ class TreeBranches(Branches):
             reason = self._unreadable.get(name)
             if reason is not None:
                 raise Unreadable(f"uproot cannot read its objects: {reason}")
-        elif self._has_structure(name) and name not in self._probed:
+        elif self._may_be_misread(name) and name not in self._probed:
             try:
                 self._branches[name].array(entry_start=0, entry_stop=1, library="ak")
+                is_misread = _has_other_sizes(self._branches[name])
             except Exception as error:  # of many kinds
                 raise Unreadable(f"uproot cannot read its objects: {first_line(error)}") from error
+            if is_misread:
+                raise Unreadable("uproot misreads lists with more than the elements in them, such as references")
             self._probed.add(name)
 
     def expect(self, names: Sequence[str]) -> None:
@@ -205,10 +209,12 @@ class TreeBranches(Branches):
         interpretation = self._interpretation(name)
         return isinstance(interpretation, AsObjects) and "Model_" in repr(interpretation)
 
-    def _has_structure(self, name: str) -> bool:
-        interpretation = self._interpretation(name)
+    def _may_be_misread(self, name: str) -> bool:
+        """Return whether entries have structures, which may be stored member by member, or bits of a ``TObject``."""
+        branch, interpretation = self._branches[name], self._interpretation(name)
         element = interpretation.content if isinstance(interpretation, AsJagged) else interpretation
-        return isinstance(element, AsObjects | AsStridedObjects) and bool(self._branches[name].num_entries)
+        has_bits = branch.streamer is not None and branch.streamer.member("fType", none_if_missing=True) == BITS
+        return bool(branch.num_entries) and (has_bits or isinstance(element, AsObjects | AsStridedObjects))
 
     @cached_property
     def _unreadable(self) -> Mapping[str, str]:
@@ -252,6 +258,15 @@ class TreeBranches(Branches):
         if features is None or not features.member("fIOBits") & OFFSETS_LEFT_OUT:
             return False
         return isinstance(branch.interpretation, AsJagged) and branch.count_branch is not None
+
+
+def _has_other_sizes(branch: Any) -> bool:
+    """Return whether lists in the first basket have other sizes than those of their elements."""
+    if not isinstance(branch.interpretation, AsJagged) or not hasattr(branch.interpretation.content, "from_dtype"):
+        return False
+    offsets = branch.basket(0).byte_offsets
+    header, element = branch.interpretation.header_bytes, branch.interpretation.content.from_dtype.itemsize
+    return offsets is not None and bool(((np.diff(offsets) - header) % element).any())
 
 
 def _encoding(interpretation: Any) -> Encoding | None:

@@ -199,6 +199,15 @@ def test_lists_that_uproot_misreads_are_left_out(tmp_path: Path, monkeypatch: py
         assert list(index(path).fields) == ["event"]
 
 
+def test_lists_with_more_than_their_elements_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as structures that are stored member by member in ``PHYSLITE``, and ``fBits`` in files of Delphes."""
+    path = write(tmp_path / "a.root", {name: events(50)[name] for name in ("event", "Muon")})
+    _interpreted_as(monkeypatch, "Muon_pt", AsJagged(AsDtype(np.dtype(">u8"))))
+    monkeypatch.setattr(TreeBranches, "_may_be_misread", lambda self, name: name.startswith("Muon_"))
+    with pytest.warns(UserWarning, match=r"1 branch cannot.*left out[\s\S]*'Muon_pt'.*more than the elements"):
+        assert list(index(path).fields) == ["event", "nMuon", "Muon_charge"]
+
+
 def test_arrays_of_structures_are_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """uproot has no name for their type."""
     path = write(tmp_path / "a.root", {name: events(50)[name] for name in ("event", "position")})
