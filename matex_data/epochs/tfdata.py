@@ -233,7 +233,7 @@ def _splits(lengths: Integers) -> Integers:
 def _dtype(field: Field) -> tf.DType:
     if field.nested:
         raise FormatError(
-            "lists of lists of different lengths are no tensors",
+            "such samples are no tensors",
             field=field.name,
             expected="numbers, strings, or lists of these",
             found=field.attributes.get("type", "lists of lists"),

@@ -52,11 +52,12 @@ from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of,
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import (
+    REFERENCES,
     array_element,
     element_type,
     has_bytes_of,
-    holds_references,
     mislabelled,
+    other_objects,
     read_first,
     unreadable_members,
 )
@@ -296,8 +297,8 @@ def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whol
     field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing, axis=last)
     if is_pickled(dataset):
         raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
-    if whole and not last and holds_references(dataset):
-        problem = "the dataset holds references to objects of the file, which h5py follows"
+    if whole and not last and field.attributes.get("type") == REFERENCES:
+        problem = f"the dataset holds {REFERENCES}, which h5py follows"
         raise FormatError(problem, file=path, field=name, expected="numbers or texts")
     encoding = text_encoding(dataset) if field.ragged and not field.shape else None
     if encoding is not None:
@@ -431,6 +432,9 @@ def _field_and_layout(
 ) -> tuple[Field, Layout]:
     stored, item, ragged = array_element(element_type(dataset))
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
+    objects = other_objects(element_type(dataset))
+    if objects is not None:
+        field_attributes = {**field_attributes, "nested": True, "type": objects}
     field = Field(name, (*axis_first(dataset.shape, axis)[1:], *item), native, ragged, field_attributes)
     partial = any(unreadable_members(dataset.id.get_type()))
     layout = None if partial else _byte_ranges(dataset, path, name, axis)

@@ -13,6 +13,8 @@ from matex_data._types import Array
 from matex_data.index.chunked import MemberPath
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 
+REFERENCES = "references to objects of the file"
+
 
 def element_type(dataset: h5py.Dataset) -> np.dtype[Any]:
     """Return the dtype of an element in memory; that of a table lacks the members for which h5py has no type.
@@ -26,11 +28,15 @@ def element_type(dataset: h5py.Dataset) -> np.dtype[Any]:
     return stored.dtype if found is None else found  # the first one raises the error of h5py
 
 
-def holds_references(dataset: h5py.Dataset) -> bool:
-    """Return whether the elements, or those of lists in them, are references to objects of the file."""
-    dtype = element_type(dataset)
+def other_objects(dtype: np.dtype[Any]) -> str | None:
+    """Return what elements, or those of lists, are if they are neither numbers nor texts; None if they are these."""
     inner = h5py.check_vlen_dtype(dtype)
-    return h5py.check_ref_dtype(inner if isinstance(inner, np.dtype) else dtype) is not None
+    base = inner if isinstance(inner, np.dtype) else dtype
+    while base.subdtype is not None:
+        base = base.subdtype[0]
+    if not base.hasobject or base.names is not None or h5py.check_string_dtype(base) is not None:
+        return None
+    return REFERENCES if h5py.check_ref_dtype(base) is not None else "lists of different lengths"
 
 
 def array_element(dtype: np.dtype[Any]) -> tuple[np.dtype[Any], tuple[int, ...], bool]:

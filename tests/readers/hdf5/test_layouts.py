@@ -13,7 +13,7 @@ import pytest
 from mpi4py import MPI
 
 import matex_data as md
-from matex_data.errors import DecodeError
+from matex_data.errors import DecodeError, FormatError
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Index, Layout
@@ -324,6 +324,18 @@ def test_references_are_left_out_unless_they_are_named(tmp_path: Path) -> None:
     with pytest.warns(UserWarning, match=r"2 fields cannot be read[\s\S]*'group': .* references"):
         assert list(index(str(path)).fields) == ["x"]
     check(path, "group", Hdf5Rows)
+    with pytest.raises(FormatError, match=r"no tensors[\s\S]*found: references"):
+        md.open_dataset(path, inputs="group", comm=MPI.COMM_SELF).tf_dataset(1)
+
+
+def test_arrays_of_lists_are_no_tensors(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        kind = h5py.h5t.array_create(h5py.h5t.vlen_create(h5py.h5t.NATIVE_INT32), (2,))
+        h5py.h5d.create(file.id, b"x", kind, h5py.h5s.create_simple((3,)))
+    check(path, "x", Hdf5Rows)
+    with pytest.raises(FormatError, match=r"no tensors[\s\S]*found: lists of different lengths"):
+        md.open_dataset(path, comm=MPI.COMM_SELF).tf_dataset(1)
 
 
 def test_links(tmp_path: Path) -> None:
