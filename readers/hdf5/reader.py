@@ -430,9 +430,10 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
 def _field_and_layout(
     dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool, axis: int
 ) -> tuple[Field, Layout]:
-    stored, item, ragged = array_element(element_type(dataset))
+    memory = element_type(dataset)
+    stored, item, ragged = array_element(memory)
     native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
-    objects = other_objects(element_type(dataset))
+    objects = other_objects(memory)
     if objects is not None:
         field_attributes = {**field_attributes, "nested": True, "type": objects}
     field = Field(name, (*axis_first(dataset.shape, axis)[1:], *item), native, ragged, field_attributes)
