@@ -176,7 +176,7 @@ def _volume(found: str) -> FormatError:
 def _would_cut(image: TiffImageFile) -> bool:
     """Return whether Pillow would cut the numbers or channels of this image, or take unsigned ones for signed ones."""
     tags: Any = image.tag_v2
-    if tags.get(SAMPLES, 1) > len(image.getbands()) == 1:
+    if tags.get(SAMPLES, 1) > len(image.getbands()):
         return True
     bits, forms = max(tags.get(BITS, (1,))), tags.get(SAMPLE_FORMAT, (UNSIGNED,))
     if bits > 8 and image.mode not in ("I", "F", "I;16", "I;16B"):
@@ -339,4 +339,4 @@ def _mode(page: Any) -> str:
         return {1: "L", 2: "LA"}.get(channels, "")
     if name == "RGB":
         return {3: "RGB", 4: "RGBA"}.get(channels, "RGB" if channels > 4 else "")
-    return "CMYK" if name == "SEPARATED" and channels == 4 else ""
+    return "CMYK" if name == "SEPARATED" and channels >= 4 else ""

@@ -7,7 +7,7 @@ import json
 import pickle
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -335,6 +335,23 @@ def test_planes_of_gray_are_channels(planes: int, dtype: str, compression: str |
     array = np.random.default_rng(4).integers(0, 200, (40, 33, planes)).astype(dtype)
     options: dict[str, Any] = {"photometric": "minisblack", "planarconfig": "separate", "compression": compression}
     check(written(np.moveaxis(array, 2, 0), **options), NATIVE, array)
+
+
+@pytest.mark.parametrize("compression", [None, "deflate"])
+@pytest.mark.parametrize("dtype", ["u1", "u2"])
+@pytest.mark.parametrize(
+    ("photometric", "extra"), [("rgb", ["unspecified"]), ("rgb", ["unassalpha", "unspecified"]), ("separated", [0])]
+)
+def test_channels_beside_colours_are_kept(
+    photometric: str, extra: Sequence[Any], dtype: str, compression: str | None
+) -> None:
+    """Pillow leaves out those without a meaning, such as near infrared in pictures of the earth."""
+    colours = 3 if photometric == "rgb" else 4
+    array = np.random.default_rng(4).integers(0, 200, (40, 33, colours + len(extra))).astype(dtype)
+    data = written(array, photometric=photometric, extrasamples=extra, compression=compression)
+    check(data, NATIVE, array)
+    if photometric == "rgb":
+        check(data, ImageOptions(mode="rgb"), array[..., :3])
 
 
 @pytest.mark.parametrize("kind", ["DIB", "PPM", "ICO"])
