@@ -19,7 +19,7 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
-from matex_data.index.strided import Strided, Transposed
+from matex_data.index.strided import along_axis
 from matex_data.locks import Lock
 from matex_data.readers.fits.columns import decoded
 from matex_data.readers.fits.headers import Unit
@@ -49,15 +49,9 @@ def array(path: str, unit: Unit, field: str, axis: int) -> tuple[Field, Layout]:
     stored, dtype, convert = _values(path, unit)
     shape = unit.shape
     axis = _checked_axis(path, shape, axis)
-    sample = (*shape[:axis], *shape[axis + 1 :])
-    layout: Layout
-    if axis == 0:
-        layout = Strided(shape[0], unit.begin, prod(sample) * stored.itemsize, stored, sample, convert=convert)
-    else:
-        step = prod(shape[1:]) * stored.itemsize
-        before, after = shape[:axis], shape[axis + 1 :]
-        layout = Transposed(shape[axis], unit.begin, before, after, step, stored, tuple(range(len(sample))), convert)
-    return Field(field, sample, dtype), layout
+    step = prod(shape[1:]) * stored.itemsize
+    layout = along_axis(shape, axis, unit.begin, step, stored, convert=convert)
+    return Field(field, (*shape[:axis], *shape[axis + 1 :]), dtype), layout
 
 
 def extensions(path: str, units: Sequence[Unit], field: str) -> tuple[Field, Layout]:
