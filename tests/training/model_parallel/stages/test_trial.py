@@ -109,11 +109,10 @@ def _automatic(comm: Any, name: str, stages: int, **options: Any) -> tuple[Any, 
     return weights_of(model), vars(model).get(CHOICE, []), counts, [text for text in said if "auto" in text]
 
 
-@pytest.mark.parametrize("stages", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("replicated", [True, pytest.param(False, marks=pytest.mark.slow)])
 @pytest.mark.rank_counts(2, slow=(4,))
-def test_weights_are_those_of_one_process_and_all_ranks_choose_alike(pool: Pool, stages: int) -> None:
-    if pool.size % stages:
-        pytest.skip("fewer ranks than stages")
+def test_weights_are_those_of_one_process_and_all_ranks_choose_alike(pool: Pool, replicated: bool) -> None:
+    stages = 2 if replicated else pool.size
     weights, _ = accumulated("chain", "sgd", 1, pool.size // stages, EPOCHS)
     results = pool.run(_automatic, "chain", stages, timeout=120)
     for found, choice, counts, _ in results:
