@@ -10,7 +10,9 @@ import logging
 import re
 import struct
 import sys
-from typing import Any
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any, NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -47,11 +49,25 @@ NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value f
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each oddity of a file is printed
 
 
-def page_offsets(data: bytes | memoryview | Slices, most: int | None = None) -> list[int]:
-    """Return the byte positions of the directories of all pages, or of the first ``most``, in the order of their chain.
+class Directory(NamedTuple):
+    """Directory of an image in the chain of a file.
 
-    A directory that refers to an earlier one is the last, as in Pillow. Smaller versions of an image that follow it
-    (overviews) are no pages.
+    Attributes
+    ----------
+    number : in the chain, from 0.
+    offset : byte position in the file.
+    is_page : it is none of a smaller version of another image: a thumbnail, or an overview.
+    """
+
+    number: int
+    offset: int
+    is_page: bool
+
+
+def directories(data: bytes | memoryview | Slices) -> Iterator[Directory]:
+    """Yield the directories of a file, in the order of their chain.
+
+    A directory that refers to an earlier one is the last, as in Pillow.
 
     Raises
     ------
@@ -59,16 +75,14 @@ def page_offsets(data: bytes | memoryview | Slices, most: int | None = None) -> 
     """
     order = "<" if bytes(data[:2]) == b"II" else ">"
     big = 43 in data[2:4]
-    start, count_format, entry, next_format = (8, "Q", 20, "Q") if big else (4, "H", 12, "I")
-    offsets: list[int] = []
+    at, count_format, entry, next_format = (8, "Q", 20, "Q") if big else (4, "H", 12, "I")
     seen: set[int] = set()
-    reduced: list[bool] = []
-    at = start
+    number = 0
     while True:
         try:
             (offset,) = _unpacked(order + next_format, data, at)
-            if offset == 0 or offset in seen or len(offsets) == most:
-                return _without_overviews(offsets, reduced)
+            if offset == 0 or offset in seen:
+                return
             (entries,) = _unpacked(order + count_format, data, offset)
         except struct.error:
             raise FormatError(
@@ -78,9 +92,22 @@ def page_offsets(data: bytes | memoryview | Slices, most: int | None = None) -> 
                 remedy="the file may be cut off: write it again, or read its first page alone (pages='first')",
             ) from None
         seen.add(offset)
-        offsets.append(offset)
-        reduced.append(_is_reduced(data, offset + struct.calcsize("=" + count_format), order, big))
-        at = offset + struct.calcsize("=" + count_format) + entry * entries
+        begin = offset + struct.calcsize("=" + count_format)
+        yield Directory(number, offset, not number or not _is_reduced(data, begin, order, big))
+        at, number = begin + entry * entries, number + 1
+
+
+def _page_at(data: bytes | memoryview, page: int) -> Directory:
+    """Return the directory of a page.
+
+    Raises
+    ------
+    DecodeError : there are fewer pages.
+    """
+    found = [directory for directory in directories(data) if directory.is_page][: page + 1]
+    if not 0 <= page < len(found):
+        raise DecodeError("the file has no such page", expected=f"a page below {len(found)}", found=f"page {page}")
+    return found[page]
 
 
 def _unpacked(form: str, data: bytes | memoryview | Slices, at: int) -> tuple[Any, ...]:
@@ -97,16 +124,9 @@ def _is_reduced(data: bytes | memoryview | Slices, entry: int, order: str, big: 
     return tag == SUBFILE_TYPE and kind == LONG and count == 1 and bool(value & REDUCED)
 
 
-def _without_overviews(offsets: list[int], reduced: list[bool]) -> list[int]:
-    count = len(offsets)
-    while count > 1 and reduced[count - 1]:
-        count -= 1
-    return offsets[:count]
-
-
 def count_pages(data: bytes | memoryview) -> int:
     """Return the number of images: of pages, or of the images behind the only page of a hyperstack."""
-    pages = len(page_offsets(data))
+    pages = sum(directory.is_page for directory in directories(data))
     return _images(data, _opened(data, 0)) if pages == 1 else pages
 
 
@@ -132,21 +152,16 @@ def images_behind(file: Any) -> int:
 
 def _is_behind(data: bytes | memoryview, page: int) -> bool:
     """Return whether an image lies behind the only page of a file."""
-    return page > 0 and len(page_offsets(data, most=2)) == 1 and page < count_pages(data)
+    return page > 0 and len(list(islice(directories(data), 2))) == 1 and page < count_pages(data)
 
 
 def open_page(data: bytes | memoryview, page: int) -> TiffImageFile:
     """Return a page as an image of Pillow, with its tags read. The first one needs no list of pages."""
     stream = io.BytesIO(data)
     if page:
-        offsets = page_offsets(data)
-        if not 0 <= page < len(offsets):
-            raise DecodeError(
-                "the file has no such page", expected=f"a page below {len(offsets)}", found=f"page {page}"
-            )
         order = "<" if bytes(data[:2]) == b"II" else ">"
         at, kind = (8, "Q") if 43 in data[2:4] else (4, "I")
-        struct.pack_into(order + kind, stream.getbuffer(), at, offsets[page])
+        struct.pack_into(order + kind, stream.getbuffer(), at, _page_at(data, page).offset)
     return TiffImageFile(stream)
 
 
@@ -186,7 +201,7 @@ def _would_cut(image: TiffImageFile) -> bool:
 
 def tiff_header(data: bytes | memoryview, max_pixels: int, counted: bool) -> Header:
     """Return the header of the first page; its number of pages is 1 unless they are to be ``counted``."""
-    pages = len(page_offsets(data)) if counted else 1
+    pages = sum(directory.is_page for directory in directories(data)) if counted else 1
     image = _opened(data, 0)
     if counted and pages == 1:
         pages = _images(data, image)
@@ -233,7 +248,7 @@ def _would_swap(image: TiffImageFile) -> bool:
 
 def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) -> Pixels:
     with _file(data) as file:
-        found = _page(file, page, len(data), max_pixels)
+        found = _page(file, _page_at(data, page).number if page else 0, len(data), max_pixels)
         array = found.asarray(squeeze=False, maxworkers=1)[:, 0]
         pixels = np.moveaxis(array, 0, 2)[..., 0] if array.shape[3] == 1 else array[0]
         if _shape(found)[2] is None:

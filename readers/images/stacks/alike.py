@@ -5,6 +5,7 @@ The metadata are read by tifffile. Format: TIFF 6.0, https://www.itu.int/itudoc/
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from matex_data.readers.decoding import Decoding, narrow
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
-from matex_data.readers.images.decoding.tiff import images_behind, page_offsets
+from matex_data.readers.images.decoding.tiff import Directory, directories, images_behind
 from matex_data.readers.images.stacks.pages import StackPages, StoredPage
 from matex_data.storage.files import open_binary, size_of_open
 from matex_data.storage.objects import Slices, is_url
@@ -48,7 +49,8 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
             chain = _chain(path, Slices(stored, size))
             stored.seek(0)
             with tifffile.TiffFile(stored if is_url(path) else path, _multifile=False) as file:
-                found = _pages(file) if len(file.pages) == len(chain) else None
+                numbers = [directory.number for directory in chain if directory.is_page]
+                found = _pages(file, numbers) if len(file.pages) == len(chain) else None
     except (FormatError, OSError):
         raise
     except Exception:  # tifffile raises many kinds; the decoder of single pages has the better errors
@@ -68,8 +70,8 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     return field, layout
 
 
-def _chain(path: str, data: Slices) -> list[int]:
-    """Return the position of each page's directory.
+def _chain(path: str, data: Slices) -> list[Directory]:
+    """Return the directories of all images.
 
     Raises
     ------
@@ -79,7 +81,7 @@ def _chain(path: str, data: Slices) -> list[int]:
     if image_kind(data[:HEAD_BYTES]) != "tiff":
         raise ValueError("no TIFF file")
     try:
-        return page_offsets(data)
+        return list(directories(data))
     except FormatError as error:
         found = "the position of a page beyond it"
         raise _truncated(path, byte=error.byte, expected=error.expected, found=found) from error
@@ -89,16 +91,20 @@ def _truncated(path: str, **facts: Any) -> FormatError:
     return FormatError("the file is truncated", file=path, remedy="copy it again from its source", **facts)
 
 
-def _pages(file: tifffile.TiffFile) -> tuple[StoredPage, Integers, Integers] | None:
-    """Return the form of the pages, and int64[pages, segments], offset and size of each strip or tile.
+def _pages(file: tifffile.TiffFile, numbers: Sequence[int]) -> tuple[StoredPage, Integers, Integers] | None:
+    """Return the form of pages, and int64[pages, segments], offset and size of each strip or tile.
 
     None if they differ or cannot be laid out.
+
+    Parameters
+    ----------
+    numbers : of the pages among all images of the file.
     """
     first = file.pages.first
     if not _is_plain(first):
         return None
     page, ranges, contiguous = StoredPage.of(first, file.byteorder), [], True
-    for other in file.pages:
+    for other in map(file.pages.__getitem__, numbers):
         if not isinstance(other, tifffile.TiffPage) or other.hash != first.hash or not _is_plain(other):
             return None
         contiguous = contiguous and other.is_contiguous

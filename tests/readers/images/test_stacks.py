@@ -343,7 +343,7 @@ def test_corpus() -> None:
         index = stack(path)
         rows = every_row(index, "image")
         with tifffile.TiffFile(path) as file:
-            pages = [page.asarray() for page in file.pages]
+            pages = [page.asarray() for i, page in enumerate(file.pages) if not (i and page.is_reduced)]
         assert len(rows) == len(pages)
         for number, (row, page) in enumerate(zip(rows, pages, strict=True)):
             same(row, page if row.shape == page.shape else np.moveaxis(page, 0, -1))
