@@ -233,15 +233,18 @@ Names = str | Sequence[str] | None
 def unlike(first: Field, other: Field) -> str | None:
     """Return the attribute by which equal numbers of two fields are different quantities; None: there is none.
 
-    Units that only one of them has are no difference.
+    Units that only one of them has are no difference, unless they are those of times, which have an origin.
 
     >>> kelvin, celsius = (Field("t", (), np.dtype("f4"), attributes={"units": unit}) for unit in ("K", "degC"))
     >>> unlike(kelvin, celsius), unlike(kelvin, Field("t", (), np.dtype("f4")))
     ('units', None)
+    >>> unlike(Field("t", (), np.dtype("f8")), Field("t", (), np.dtype("f8"), attributes={"units": "s since 1970-01-01"}))
+    'units'
     """
     for key in (*UNITS, *NAMES_OF_CODES):
         mine, theirs = first.attributes.get(key), other.attributes.get(key)
-        if mine is theirs or (key in UNITS and (mine is None or theirs is None)):
+        only = mine if theirs is None else theirs if mine is None else None
+        if mine is theirs or (key in UNITS and only is not None and " since " not in str(only)):
             continue
         if str(mine).removesuffix(" UTC") != str(theirs).removesuffix(" UTC"):  # in which times are without it, too
             return key

@@ -95,6 +95,23 @@ def test_frames_of_pandas(tmp_path: Path, pool: Pool, kind: str) -> None:
     np.testing.assert_array_equal(filled["x"], whole["x"].astype(float).fillna(-1))
 
 
+@pytest.mark.parametrize("kind", ["parquet", "feather", "jsonl"])
+@pytest.mark.parametrize("order", [1, -1])
+def test_times_and_plain_numbers_are_not_united(tmp_path: Path, kind: str, order: int) -> None:
+    """The numbers may count milliseconds, as those of ``to_json`` do."""
+    times = pd.DataFrame({"t": pd.to_datetime(["2020-01-01", "2021-01-01"])})
+    for number, frame in enumerate((times, times.astype("int64"))[::order]):
+        path = tmp_path / f"{number}.{kind}"
+        if kind == "parquet":
+            frame.to_parquet(path)
+        elif kind == "feather":
+            frame.to_feather(path)
+        else:
+            frame.to_json(path, orient="records", lines=True, date_format="iso")
+    with pytest.raises(FormatError, match=r"agree on 'units' of 't'(.|\n)*1970"):
+        alone(tmp_path)
+
+
 def test_what_cannot_be_united_names_both_files(tmp_path: Path, pool: Pool) -> None:
     pd.DataFrame({"x": [1]}).to_parquet(tmp_path / "0.parquet")
     pd.DataFrame({"x": [2]}).to_parquet(tmp_path / "1.parquet")
