@@ -235,11 +235,12 @@ def unlike(first: Field, other: Field) -> str | None:
 
     Units that only one of them has are no difference, unless they are those of times, which have an origin.
 
-    >>> kelvin, celsius = (Field("t", (), np.dtype("f4"), attributes={"units": unit}) for unit in ("K", "degC"))
-    >>> unlike(kelvin, celsius), unlike(kelvin, Field("t", (), np.dtype("f4")))
-    ('units', None)
-    >>> unlike(Field("t", (), np.dtype("f8")), Field("t", (), np.dtype("f8"), attributes={"units": "s since 1970-01-01"}))
-    'units'
+    >>> none, kelvin, hours = (
+    ...     Field("t", (), np.dtype("f4"), attributes=units)
+    ...     for units in ({}, {"units": "K"}, {"units": "hours since 2000-01-01"})
+    ... )
+    >>> unlike(kelvin, hours), unlike(kelvin, none), unlike(none, hours)
+    ('units', None, 'units')
     """
     for key in (*UNITS, *NAMES_OF_CODES):
         mine, theirs = first.attributes.get(key), other.attributes.get(key)

@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import zarr
 from hypothesis import given
@@ -59,6 +60,23 @@ def test_files_of_a_range(tmp_path: Path) -> None:
     ]
     with pytest.raises(md.DataError, match=r"no such file.*a-012\.npy"):
         expand(tmp_path / "a-{010..012}.npy")
+
+
+@pytest.mark.parametrize("recursive", [False, True])
+def test_folders_that_a_pattern_matches_are_those_that_are_named(tmp_path: Path, recursive: bool) -> None:
+    for year in (2020, 2021, 1999):
+        (tmp_path / f"year={year}").mkdir()
+        pd.DataFrame({"n": [year % 100] * 2}).to_parquet(tmp_path / f"year={year}" / "a.parquet")
+    wells = zarr.open_group(tmp_path / "plate.zarr", mode="w")
+    for field in range(3):
+        wells.create_array(f"A/1/{field}/x", shape=(2,), chunks=(1,), dtype="i4")[:] = field
+    found = md.open_dataset(tmp_path / ("**/year=20*" if recursive else "year=20*"), comm=MPI.COMM_SELF).load()
+    assert (found["n"].tolist(), found["year"].tolist()) == ([20, 20, 21, 21], [2020, 2020, 2021, 2021])
+    fields = md.open_dataset(tmp_path / "plate.zarr" / "*" / "*" / "[0-9]", comm=MPI.COMM_SELF, inputs="x")
+    assert fields.load()["x"].tolist() == [0, 0, 1, 1, 2, 2]
+    (tmp_path / "empty1").mkdir()
+    with pytest.raises(md.DataError, match=r"the directory holds no files.*empty1"):
+        expand(tmp_path / "empty*")
 
 
 ANNEXED = "../.git/annex/objects/Xk/9Q/SHA256E-s212--aa.npy/SHA256E-s212--aa.npy"

@@ -203,7 +203,9 @@ def _expand_url(url: str, format: str | None) -> list[str]:
     try:
         if objects.has_wildcard(url):
             found, folders = objects.matching(url)
-            files = [*found, *data_folders(folders)]
+            files = [*found, *data_folders(folders)] or [
+                file for folder in folders for file in _expand_url(folder, format)
+            ]
         else:
             if folder_format(url, format):
                 return [url.rstrip("/")]
@@ -258,6 +260,9 @@ def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
         found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
         existing = existing_files(found)
         files = [*existing, *data_folders(found)]
+        if not files:  # folders alone, of which each stands for what it does where it is named by itself
+            folders = [folder for folder in found if Path(folder).is_dir()]
+            files = list(dict.fromkeys(file for folder in folders for file in _expand_one(folder, format, whole)))
         links = natural_sorted(file for file in found if file not in existing)
     for link in links:
         check_link(link)

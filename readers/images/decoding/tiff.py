@@ -49,8 +49,8 @@ NO_LAYOUT = ("unknown pixel mode", "unknown data organization", "Invalid value f
 logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each oddity of a file is printed
 
 
-class Directory(NamedTuple):
-    """Directory of an image in the chain of a file.
+class ImageFileDirectory(NamedTuple):
+    """ImageFileDirectory of an image in the chain of a file.
 
     Attributes
     ----------
@@ -64,7 +64,7 @@ class Directory(NamedTuple):
     is_page: bool
 
 
-def directories(data: bytes | memoryview | Slices) -> Iterator[Directory]:
+def directories(data: bytes | memoryview | Slices) -> Iterator[ImageFileDirectory]:
     """Yield the directories of a file, in the order of their chain.
 
     A directory that refers to an earlier one is the last, as in Pillow.
@@ -93,11 +93,11 @@ def directories(data: bytes | memoryview | Slices) -> Iterator[Directory]:
             ) from None
         seen.add(offset)
         begin = offset + struct.calcsize("=" + count_format)
-        yield Directory(number, offset, not number or not _is_reduced(data, begin, order, big))
+        yield ImageFileDirectory(number, offset, not number or not _is_reduced(data, begin, order, big))
         at, number = begin + entry * entries, number + 1
 
 
-def _page_at(data: bytes | memoryview, page: int) -> Directory:
+def _page_at(data: bytes | memoryview, page: int) -> ImageFileDirectory:
     """Return the directory of a page.
 
     Raises

@@ -20,7 +20,7 @@ from matex_data.readers.decoding import Decoding, narrow
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
-from matex_data.readers.images.decoding.tiff import Directory, directories, images_behind
+from matex_data.readers.images.decoding.tiff import ImageFileDirectory, directories, images_behind
 from matex_data.readers.images.stacks.pages import StackPages, StoredPage
 from matex_data.storage.files import open_binary, size_of_open
 from matex_data.storage.objects import Slices, is_url
@@ -70,7 +70,7 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     return field, layout
 
 
-def _chain(path: str, data: Slices) -> list[Directory]:
+def _chain(path: str, data: Slices) -> list[ImageFileDirectory]:
     """Return the directories of all images.
 
     Raises
