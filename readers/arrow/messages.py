@@ -1,7 +1,7 @@
 """Messages of an Arrow IPC file or stream: where each lies, and where the columns lie in it.
 
-A file is a stream between two magic words, with a footer of which reading in order has no need. The nodes and buffers
-of a record batch follow from the schema.
+Messages of a stream follow each other. Those of a file are where its footer says, which has the schema, too: polars
+writes dictionaries behind the batches. The nodes and buffers of a record batch follow from the schema.
 Format: https://arrow.apache.org/docs/format/Columnar.html#serialization-and-interprocess-communication-ipc
 """
 
@@ -23,8 +23,11 @@ from matex_data.errors import FormatError
 from matex_data.index.model import EMPTY
 
 MAGIC = b"ARROW1"
-BEGIN = 8  # bytes in front of the first message of a file
+BEGIN = 8  # bytes in front of the messages of a file
+_END = 4 + len(MAGIC)  # bytes behind the footer: its length and the magic word
 _CONTINUES = b"\xff\xff\xff\xff"
+_HEAD = struct.Struct("<I 5H 2x ihBx I 4x")  # of a schema: the place of the table, its fields, and the table itself
+_HEAD_REFERS = 24  # byte of the head from which the distance to the schema counts
 _GUESS = 8 << 10  # bytes of a message without its body that are read at once
 _SCHEMA, _DICTIONARY, _BATCH = 1, 2, 3  # kinds of messages
 _DAMAGE = (struct.error, IndexError, ValueError, TypeError, OverflowError)  # of bytes that are no flatbuffer
@@ -80,7 +83,7 @@ class Message:
 
 
 def read_messages(path: str, file: BinaryIO) -> Iterator[Message]:
-    """Yield the messages of a file in order: the schema, then dictionaries and batches. Bodies are not read.
+    """Return the messages of a file or stream in order, a schema first. Bodies are not read.
 
     Raises
     ------
@@ -89,35 +92,133 @@ def read_messages(path: str, file: BinaryIO) -> Iterator[Message]:
     size = file.seek(0, os.SEEK_END)
     file.seek(0)
     is_file = file.read(len(MAGIC)) == MAGIC
-    if is_file:
-        file.seek(-len(MAGIC), os.SEEK_END)
-        if file.read() != MAGIC or size < 2 * BEGIN:
-            raise _damaged(path, size, "the file is truncated", f"{MAGIC!r} at its end")
-    position = BEGIN if is_file else 0
+    return _of_file(path, file, size) if is_file else _of_stream(path, file, size)
+
+
+def _of_stream(path: str, file: BinaryIO, size: int) -> Iterator[Message]:
+    position = 0
     while position < size:
         message = _read_message(path, file, position)
         if message is None:
             return
         if message.end > size:
             raise _damaged(path, position, "the file is truncated", f"a message to byte {message.end}")
-        if (position in (0, BEGIN)) != (message.kind == _SCHEMA):
+        if (position == 0) != (message.kind == _SCHEMA):
             raise _damaged(path, position, "the messages are out of order", "a schema first, and no other")
         yield message
         position = message.end
-    if is_file:
-        raise _damaged(path, position, "the file is truncated", "an end of its messages")
+
+
+def _of_file(path: str, file: BinaryIO, size: int) -> Iterator[Message]:
+    """Yield the footer of a file as its schema, then the messages that it lists."""
+    begin, footer = _read_footer(path, file, size)
+    try:
+        root = _root(footer)
+        dictionaries, batches = (_vector(root, field, 3) for field in (2, 3))
+    except _DAMAGE as error:
+        raise _damaged(path, begin, "the footer is damaged", "metadata of Arrow", error) from error
+    yield Message(_SCHEMA, begin, len(footer), 0)
+    for blocks in (dictionaries, batches):
+        blocks[:, 1] &= 0xFFFFFFFF  # an int32, behind which four bytes have no meaning
+    _check_apart(path, begin, np.concatenate([dictionaries, batches]))
+    whole: set[int] = set()
+    for block in dictionaries.tolist():
+        message = _read_block(path, file, _DICTIONARY, *block)
+        if not message.delta and message.dictionary in whole:
+            found = f"another one of number {message.dictionary}"
+            raise _damaged(path, message.offset, "a dictionary is damaged", "one of each number", found)
+        whole.add(message.dictionary)
+        yield message
+    for block in batches.tolist():
+        yield _read_block(path, file, _BATCH, *block)
+
+
+def _read_block(path: str, file: BinaryIO, kind: int, offset: int, head_bytes: int, body_bytes: int) -> Message:
+    """Return a message that the footer lists."""
+    file.seek(offset)
+    message = _message(path, offset, file.read(head_bytes))
+    if (message.kind, message.head_bytes) != (kind, head_bytes) or message.body_bytes > body_bytes:
+        expected = f"kind {kind} with {head_bytes} and at most {body_bytes} bytes"
+        found = f"kind {message.kind} with {message.head_bytes} and {message.body_bytes} bytes"
+        raise _damaged(path, offset, "a message is not the one that the footer lists", expected, found)
+    return message
+
+
+def _read_footer(path: str, file: BinaryIO, size: int) -> tuple[int, bytes]:
+    """Return the first byte of the footer of a file, and the footer."""
+    file.seek(max(0, size - _END))
+    end = file.read(_END)
+    if size < BEGIN + _END or not end.endswith(MAGIC):
+        raise _damaged(path, size, "the file is truncated", f"{MAGIC!r} at its end")
+    length, most = int.from_bytes(end[:4], "little", signed=True), size - BEGIN - _END
+    if not 0 < length <= most:
+        raise _damaged(path, size - _END, "the length of the footer is damaged", f"1 to {most} bytes", length)
+    file.seek(size - _END - length)
+    return size - _END - length, file.read(length)
+
+
+def _check_apart(path: str, end: int, blocks: Integers) -> None:
+    """Raise ``FormatError`` unless messages lie in front of the footer, and none in another.
+
+    Parameters
+    ----------
+    end : the first byte of the footer.
+    blocks : int64[messages, 3], offset, length of the metadata and length of the body.
+    """
+    blocks = blocks[np.argsort(blocks[:, 0], kind="stable")]
+    room = np.diff(blocks[:, 0], append=end)
+    is_inside = (blocks >= (BEGIN, 1, 0)).all(axis=1) & (blocks <= end).all(axis=1)  # their sums do not overflow then
+    wrong = np.flatnonzero(~is_inside | (blocks[:, 1:].sum(axis=1) > room))
+    if len(wrong):
+        expected = f"messages between the bytes {BEGIN} and {end}, one behind the other"
+        offset, head_bytes, body_bytes = blocks[wrong[0]].tolist()
+        found = f"one of {head_bytes} and {body_bytes} bytes at byte {offset}"
+        raise _damaged(path, end, "the footer is damaged", expected, found)
+
+
+def schema_message(path: str, offset: int, stored: bytes) -> bytes:
+    """Return the schema of a file or stream as the first message of a stream.
+
+    That of a file is in the footer, to which a head is added that refers to it: pyarrow would number its dictionaries
+    anew.
+
+    Parameters
+    ----------
+    offset, stored : of the first message as ``read_messages`` yields it.
+
+    Raises
+    ------
+    FormatError : the footer is damaged.
+    """
+    if not offset:
+        return stored
+    try:
+        root = _root(stored)
+        schema = _inner(root, 1)
+        if schema is None:
+            raise ValueError("no schema")
+        version, distance = _number(root, 0, "h"), schema.Pos + _HEAD.size - _HEAD_REFERS
+        metadata = _HEAD.pack(16, 10, 12, 4, 6, 8, 12, version, _SCHEMA, distance) + stored
+    except _DAMAGE as error:
+        raise _damaged(path, offset, "the footer is damaged", "metadata of Arrow", error) from error
+    return _CONTINUES + len(metadata).to_bytes(4, "little") + metadata
 
 
 def _read_message(path: str, file: BinaryIO, position: int) -> Message | None:
-    """Return the message at a position; None: the stream ends."""
+    """Return the message at a position of a stream; None: the stream ends."""
     file.seek(position)
     head = file.read(_GUESS)
-    prefix = 8 if head.startswith(_CONTINUES) else 4  # files of versions before 0.15 have the length alone
-    length = int.from_bytes(head[prefix - 4 : prefix], "little", signed=True)
+    prefix, length = _prefix(head)
     if length == 0 and len(head) >= prefix:
         return None
     if length > len(head) - prefix:
         head += file.read(length - len(head) + prefix)
+    return _message(path, position, head)
+
+
+def _message(path: str, position: int, head: bytes) -> Message:
+    """Return the message whose first bytes are given, at least up to its body."""
+    prefix, length = _prefix(head)
     if not 0 < length <= len(head) - prefix:
         raise _damaged(path, position, "a message is damaged", "its length")
     try:
@@ -126,8 +227,14 @@ def _read_message(path: str, file: BinaryIO, position: int) -> Message | None:
         raise _damaged(path, position, "a message is damaged", "metadata of Arrow", error) from error
 
 
+def _prefix(head: bytes) -> tuple[int, int]:
+    """Return the number of bytes in front of the metadata of a message, and that of the metadata."""
+    prefix = 8 if head.startswith(_CONTINUES) else 4  # files of versions before 0.15 have the length alone
+    return prefix, int.from_bytes(head[prefix - 4 : prefix], "little", signed=True)
+
+
 def _parse(metadata: bytes, offset: int, head_bytes: int) -> Message:
-    root = flatbuffers.table.Table(metadata, int.from_bytes(metadata[:4], "little"))
+    root = _root(metadata)
     kind, body = _number(root, 1, "B"), _number(root, 3, "q")
     content = _inner(root, 2)
     if kind not in (_SCHEMA, _DICTIONARY, _BATCH) or content is None or body < 0:
@@ -146,6 +253,10 @@ def _parse(metadata: bytes, offset: int, head_bytes: int) -> Message:
         raise ValueError("buffers outside of the body")
     columns = nodes[:, 1], buffers[:, 0], buffers[:, 1], variadic
     return Message(kind, offset, head_bytes, body, rows, dictionary, delta, *columns, bool(_field(content, 3)))
+
+
+def _root(metadata: bytes) -> Any:
+    return flatbuffers.table.Table(metadata, int.from_bytes(metadata[:4], "little"))
 
 
 def _field(table: Any, number: int) -> int:

@@ -16,7 +16,7 @@ import pyarrow as pa
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.index.model import Index
-from matex_data.readers.arrow.messages import Message, Nodes, column_borders, nodes, read_messages
+from matex_data.readers.arrow.messages import Message, Nodes, column_borders, nodes, read_messages, schema_message
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.members import Leaves, columns_of, fields_of, leaf_numbers
@@ -38,32 +38,16 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
     """
     with reading(path), open_binary(path) as file:
         messages = list(read_messages(path, file))
-        head = messages[0] if messages else None
-        file.seek(head.offset if head else 0)
-        stored = file.read(head.head_bytes if head else 0)
-        if head is None:
+        if not messages:
             raise FormatError("the file has no schema of Arrow", file=path, remedy="write the file again")
-        try:
-            schema = pa.ipc.read_schema(pa.py_buffer(stored))
-            footer = pa.ipc.open_file(file).schema if head.offset else schema
-        except (pa.ArrowException, OSError, ValueError) as error:
-            raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
-    _check_equal(path, schema, footer)
+        head = messages[0]
+        file.seek(head.offset)
+        stored = schema_message(path, head.offset, file.read(head.head_bytes))
+    try:
+        schema = pa.ipc.read_schema(pa.py_buffer(stored))
+    except (pa.ArrowException, OSError, ValueError) as error:
+        raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
     return columns_of(path, schema, dtype or {}, partial(_of_batches, path, schema, messages))
-
-
-def _check_equal(path: str, schema: pa.Schema, footer: pa.Schema) -> None:
-    """Raise ``FormatError`` if the schemas of the first message and of the footer are two: one of them is damaged."""
-    if footer == schema:
-        return
-    begin, end = ([f"{column.name}: {column.type}" for column in columns] for columns in (schema, footer))
-    raise FormatError(
-        "the schema at the end of the file is another one than at its begin",
-        file=path,
-        expected=", ".join(column for column in begin if column not in end) or begin,
-        found=", ".join(column for column in end if column not in begin) or end,
-        remedy="copy or write the file again",
-    )
 
 
 def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Leaves) -> Index:
@@ -151,6 +135,7 @@ def _preambles(messages: Sequence[Message], batches: Sequence[Message]) -> tuple
 
     These are the schema, and of each dictionary its last whole state and what was added to it since.
     """
+    order = {message.offset: i for i, message in enumerate(messages)}  # that of the footer, not of their offsets
     found: list[Integers] = []
     number_of: dict[int, int] = {}
     dictionaries: dict[int, list[Message]] = {}
@@ -163,7 +148,7 @@ def _preambles(messages: Sequence[Message], batches: Sequence[Message]) -> tuple
         elif message.is_batch:
             if is_changed:
                 needed = (m for of_one in dictionaries.values() for m in of_one)
-                found.append(_byte_ranges([messages[0], *sorted(needed, key=lambda m: m.offset)]))
+                found.append(_byte_ranges([messages[0], *sorted(needed, key=lambda m: order[m.offset])]))
                 is_changed = False
             number_of[message.offset] = len(found) - 1
     return found, np.array([number_of[batch.offset] for batch in batches], np.int64)

@@ -17,6 +17,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import ReadRequest
 from matex_data.lru import LeastRecentlyUsed
+from matex_data.readers.arrow.messages import schema_message
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.values import ColumnValues
 from matex_data.storage.files import open_binary, reading
@@ -34,7 +35,8 @@ class RecordBatches(ArrowBlocks):
     numbers : int64[columns], numbers of the stored columns in the schema, ascending.
     column : of each field, the position of its stored column, by name.
     head_offset, head_bytes, body_bytes : int64[blocks], byte range of the metadata, and the length of the body.
-    preambles : int64[2 * messages] each, offset and length of the schema, then of each message of a dictionary.
+    preambles : int64[2 * messages] each, offset and length of the schema, or of the footer that has it, then of each
+        message of a dictionary.
     preamble : int64[blocks], number of the preamble that the block needs.
     """
 
@@ -118,7 +120,7 @@ class RecordBatches(ArrowBlocks):
                 found.append(file.read(nbytes))
         if sum(map(len, found)) != int(ranges[:, 1].sum()):
             raise DecodeError("the file has become shorter", file=self.path, remedy="open the data set again")
-        return b"".join(found)
+        return b"".join([schema_message(self.path, int(ranges[0, 0]), found[0]), *found[1:]])
 
 
 class _Stream(io.RawIOBase):

@@ -22,6 +22,7 @@ from matex_data.readers.parquet.footer import Footer
 from matex_data.readers.parquet.values import ColumnValues
 from matex_data.storage.objects import Seekable
 
+DICTIONARY = {"PLAIN_DICTIONARY", "RLE_DICTIONARY"}  # encodings of pages that refer to one
 NUMBER_BYTES = 4  # of a value, fewer than a text of one character has with its length
 
 
@@ -105,11 +106,15 @@ class RowGroups(ArrowBlocks):
 def _repeated(group: Any, paths: Collection[str]) -> list[str]:
     """Return the columns of texts that a row group has as numbers of a dictionary: a text then is in memory once."""
     columns = map(group.column, range(group.num_columns)) if paths else ()
-    return [
-        column.path_in_schema
-        for column in columns
-        if column.path_in_schema in paths and column.total_uncompressed_size < NUMBER_BYTES * column.num_values
-    ]
+    return [column.path_in_schema for column in columns if column.path_in_schema in paths and _is_repeated(column)]
+
+
+def _is_repeated(column: Any) -> bool:
+    """Return whether pages of a column chunk refer to a dictionary, and few hold texts beside it."""
+    encodings = column.encodings
+    if DICTIONARY.isdisjoint(encodings) or any(name.startswith("DELTA_") for name in encodings):
+        return False  # pyarrow makes no dictionary of texts in DELTA_BYTE_ARRAY or DELTA_LENGTH_BYTE_ARRAY
+    return bool(column.total_uncompressed_size < NUMBER_BYTES * column.num_values)
 
 
 def _bounds(statistics: Any) -> tuple[float, float]:

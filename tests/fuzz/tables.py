@@ -17,10 +17,11 @@ from tests.readers.zarr import test_reader as zarr_reader
 
 
 def write_arrow(folder: Path) -> list[Path]:
-    """Write files and streams of some batches, compressed and not."""
+    """Write files and streams of some batches, compressed and not, and a file as polars does."""
     content = test_reader.table(30)
     kinds: dict[str, dict[str, Any]] = {"plain": {}, "zstd": {"compression": "zstd"}, "stream": {"stream": True}}
-    return [Path(test_ipc.write(folder / f"own_{kind}.arrow", content, **kinds[kind])) for kind in kinds]
+    paths = [test_ipc.write(folder / f"own_{kind}.arrow", content, **kinds[kind]) for kind in kinds]
+    return [*map(Path, paths), Path(test_ipc.as_polars(test_ipc.write(folder / "own_polars.arrow", content)))]
 
 
 def read_arrow(path: Path) -> dict[str, Any]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import flatbuffers.table
 import numpy as np
 import pyarrow as pa
 import pyarrow.dataset
@@ -30,12 +33,41 @@ def write(path: Path, content: pa.Table, stream: bool = False, batch: int = GROU
     return str(path)
 
 
+BLOCK = struct.Struct("<qi4xq")  # offset, length of the metadata, length of the body
+
+
+def blocks(content: bytes) -> tuple[int, list[int], list[int]]:
+    """Return the first byte of the footer of a file, and where it lists dictionaries and record batches."""
+    begin = len(content) - 10 - int.from_bytes(content[-10:-6], "little")
+    footer = flatbuffers.table.Table(content, begin + int.from_bytes(content[begin : begin + 4], "little"))
+    vectors = [footer.Offset(8), footer.Offset(10)]
+    listed = [[footer.Vector(v) + BLOCK.size * i for i in range(footer.VectorLen(v))] if v else [] for v in vectors]
+    return begin, listed[0], listed[1]
+
+
+def as_polars(path: str) -> str:
+    """Write a file again as polars lays it out: a schema without its length, and dictionaries behind the batches.
+
+    The last dictionary comes first: the order is that of the footer.
+    """
+    content = Path(path).read_bytes()
+    begin, dictionaries, batches = blocks(content)
+    schema_end = 16 + int.from_bytes(content[12:16], "little")
+    moved, footer = bytearray(content[:8] + content[16:schema_end]), bytearray(content[begin:])
+    for entry in (*batches, *reversed(dictionaries)):
+        offset, head_bytes, body_bytes = BLOCK.unpack_from(content, entry)
+        BLOCK.pack_into(footer, entry - begin, len(moved), head_bytes, body_bytes)
+        moved += content[offset : offset + head_bytes + body_bytes]
+    Path(path).write_bytes(moved + footer)
+    return path
+
+
 class TestArrow(FormatSuite):
     def write(self, folder: Path) -> Case:
         first = np.cumsum((0, *ROWS[:-1])).tolist()
         contents = [table(rows, start) for rows, start in zip(ROWS, first, strict=True)]
         paths = [
-            write(folder / "part0.arrow", contents[0]),
+            as_polars(write(folder / "part0.arrow", contents[0])),
             write(folder / "part1.arrow", contents[1], stream=True),
             write(folder / "part2.arrow", contents[2], compression="lz4"),
             str(folder / "part3.arrow"),
@@ -161,14 +193,98 @@ def test_names_that_are_no_text(tmp_path: Path, name: str) -> None:
         open_dataset(path, comm=MPI.COMM_SELF)
 
 
-def test_a_schema_that_is_damaged_at_the_end_alone(tmp_path: Path) -> None:
-    path = Path(write(tmp_path / "rows.arrow", table(40)))
-    begin, _, end = path.read_bytes().rpartition(b"event")
-    assert b"event" in begin
-    path.write_bytes(begin + b"evenT" + end)
-    with pytest.raises(FormatError, match="the schema at the end of the file is another one") as caught:
-        open_dataset(path)
-    assert (caught.value.expected, caught.value.found) == ("event: int64", "evenT: int64")
+def _texts(comm: MPI.Intracomm, path: str) -> list[str]:
+    return [text.decode() for text in open_dataset(path, comm=comm).load()["text"]]
+
+
+@pytest.mark.parametrize("compression", [None, "lz4", "zstd"])
+@pytest.mark.parametrize("layout", [str, as_polars])
+def test_files_are_read_by_their_footer(
+    tmp_path: Path, ranks: Pools, layout: Callable[[str], str], compression: str | None
+) -> None:
+    values = ["a", "b", "c", "d", "e"]
+    grown = [
+        pa.DictionaryArray.from_arrays(pa.array([n, 0, n], pa.int8()), pa.array(values[: n + 1])) for n in range(5)
+    ]
+    content = pa.table({"n": pa.array(range(15)).dictionary_encode(), "text": pa.chunked_array(grown)})
+    options = {"compression": compression, "emit_dictionary_deltas": True}
+    path = layout(write(tmp_path / "a.arrow", content.replace_schema_metadata({"by": "a test"}), batch=3, **options))
+    assert pa.ipc.open_file(path).read_all()["text"].to_pylist() == content["text"].to_pylist()
+    for size in (1, 3):
+        by_rank = ranks(size).run(_texts, path)
+        assert [text for texts in by_rank for text in texts] == content["text"].to_pylist()
+
+
+@pytest.mark.parametrize("layout", [str, as_polars])
+def test_files_without_rows_and_of_earlier_versions(tmp_path: Path, layout: Callable[[str], str]) -> None:
+    content = pa.table({"x": [1, 2, 3], "text": pa.array(["a", "b", "a"]).dictionary_encode()})
+    assert len(open_dataset(layout(write(tmp_path / "none.arrow", content[:0])), comm=MPI.COMM_SELF)) == 0
+    path = write(tmp_path / "old.arrow", content, use_legacy_format=True, metadata_version=pa.ipc.MetadataVersion.V4)
+    assert read(path)["text"].tolist() == [b"a", b"b", b"a"]
+
+
+OTHERS = {
+    "outside": lambda offset, head, body: (1 << 62, head, body),
+    "in front": lambda offset, head, body: (0, head, body),
+    "negative": lambda offset, head, body: (-offset, head, body),
+    "no metadata": lambda offset, head, body: (offset, 0, body),
+    "negative metadata": lambda offset, head, body: (offset, -8, body),
+    "longer metadata": lambda offset, head, body: (offset, head + 8, body - 8),
+    "huge body": lambda offset, head, body: (offset, head, (1 << 63) - 1),
+    "negative body": lambda offset, head, body: (offset, head, -1),
+    "shorter body": lambda offset, head, body: (offset, head, body - 8),
+    "between messages": lambda offset, head, body: (offset + 8, head, body - 8),
+}
+
+
+@pytest.mark.parametrize("kind", [1, 2])
+@pytest.mark.parametrize("other", OTHERS)
+def test_footers_that_list_other_messages(tmp_path: Path, other: str, kind: int) -> None:
+    path = Path(write(tmp_path / "a.arrow", table(40)))
+    content = bytearray(path.read_bytes())
+    entry = blocks(content)[kind][0]
+    BLOCK.pack_into(content, entry, *OTHERS[other](*BLOCK.unpack_from(content, entry)))
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"footer|damaged"):
+        read(str(path))
+
+
+def test_footers_that_list_a_message_twice_or_none(tmp_path: Path) -> None:
+    path = Path(write(tmp_path / "a.arrow", table(40)))
+    content = bytearray(path.read_bytes())
+    _, _, (first, second, *_) = blocks(content)
+    BLOCK.pack_into(content, second, *BLOCK.unpack_from(content, first))
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"the footer is damaged(.|\n)*one behind the other"):
+        read(str(path))
+    struct.pack_into("<I", content, first - 4, 0xFFFFFFFF)
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="the footer is damaged"):
+        read(str(path))
+
+
+@pytest.mark.parametrize("length", [-1, 0, 1, 6, 1 << 30, (1 << 31) - 1])
+def test_lengths_of_footers(tmp_path: Path, length: int) -> None:
+    path = Path(write(tmp_path / "a.arrow", table(40)))
+    content = bytearray(path.read_bytes())
+    struct.pack_into("<i", content, len(content) - 10, length)
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="footer"):
+        read(str(path))
+
+
+def test_a_dictionary_that_a_file_has_twice(tmp_path: Path) -> None:
+    """Streams replace dictionaries; in a file batches would have the texts of another one."""
+    parts = [pa.DictionaryArray.from_arrays(pa.array([n]), pa.array(["a", "b"][: n + 1])) for n in range(2)]
+    path = Path(write(tmp_path / "a.arrow", pa.table({"x": pa.chunked_array(parts)}), emit_dictionary_deltas=True))
+    content = bytearray(path.read_bytes())
+    begin = BLOCK.unpack_from(content, blocks(content)[1][1])[0] + 8
+    root = flatbuffers.table.Table(content, begin + int.from_bytes(content[begin : begin + 4], "little"))
+    batch = flatbuffers.table.Table(content, root.Indirect(root.Pos + root.Offset(8)))
+    content[batch.Pos + batch.Offset(8)] = 0  # it is no addition
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match="another one of number 0"):
+        read(str(path))
 
 
 def test_offsets_outside_of_the_values(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.parquet import footer, reader
 from tests.support.format_suite import Case, FormatSuite, same
+from tests.support.ranks import Pools
 
 ROWS = (150, 37, 1, 110)
 GROUP = 16  # rows
@@ -258,6 +259,30 @@ def test_deeper_lists_and_lists_of_texts(tmp_path: Path) -> None:
     batches = open_dataset(path, comm=MPI.COMM_SELF, inputs=["deep"]).batches(2, remainder="keep")
     assert [[inner.tolist() for inner in row] for batch in batches for row in batch["deep"]] == rows
     assert [[word.decode() for word in row] for row in found["words"]] == texts
+
+
+def _loaded(comm: MPI.Intracomm, path: str) -> dict[str, list[Any]]:
+    return {name: values.tolist() for name, values in open_dataset(path, comm=comm).load().items()}
+
+
+@pytest.mark.parametrize("encoding", ["DELTA_BYTE_ARRAY", "DELTA_LENGTH_BYTE_ARRAY", "PLAIN", "RLE_DICTIONARY"])
+def test_texts_in_all_encodings(tmp_path: Path, ranks: Pools, encoding: str) -> None:
+    texts = [f"{'prefix' * 5}{i // 100}" for i in range(1000)]
+    columns = {"text": pa.array(texts), "bytes": pa.array([b"%d" % (i % 10) for i in range(1000)])}
+    columns["words"] = pa.array([texts[i : i + i % 3] for i in range(1000)])
+    is_dictionary = encoding.endswith("DICTIONARY")
+    chosen = dict.fromkeys(("text", "bytes", "words.list.element"), encoding)
+    options: dict[str, Any] = {} if is_dictionary else {"use_dictionary": False, "column_encoding": chosen}
+    path = write(tmp_path / "a.parquet", columns, 500, **options)
+    stored = pq.read_metadata(path).row_group(0)
+    assert all(encoding in stored.column(i).encodings for i in range(3))
+    for size in (1, 3):
+        by_rank = ranks(size).run(_loaded, path)
+        for name in ("text", "bytes"):
+            found = [value for part in by_rank for value in part[name]]
+            assert found == columns[name].cast(pa.binary()).to_pylist()
+        words = [[word.decode() for word in row] for part in by_rank for row in part["words"]]
+        assert words == columns["words"].to_pylist()
 
 
 def test_columns_of_one_name_are_left_out(tmp_path: Path) -> None:
