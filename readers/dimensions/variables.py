@@ -141,7 +141,9 @@ class FileContent:
                 return candidates[0]
         if len({name.rpartition("/")[2] for name in times}) == 1:
             return times[0]  # of several groups; those of equal values are one dimension
-        used = [name for name in self.unlimited if any(name in v.dimensions for v in selected)]
+        having = {name: sum(name in v.dimensions for v in selected) for name in self.unlimited}
+        # An empty one that few variables have, such as the history of Argo's profiles, counts no samples.
+        used = [name for name, n in having.items() if n and (self.dimensions[name] or 2 * n > len(selected))]
         for candidates in (used, [name for name in used if "/" not in name]):
             if len(candidates) == 1:
                 return candidates[0]

@@ -189,6 +189,23 @@ def test_ambiguous_sample_dimension(tmp_path: Path) -> None:
         index(path, ["aa"])
 
 
+@pytest.mark.parametrize("most", [False, True])
+def test_an_empty_unlimited_dimension(tmp_path: Path, most: bool) -> None:
+    """It has the samples of a file without records, and not those of profiles without a history."""
+    with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
+        for name, length in (("n", None), ("profile", 3), ("level", 2)):
+            file.createDimension(name, length)
+        for name in "abc":
+            file.createVariable(name, "f4", ("n", "profile") if most else ("profile", "level"))
+        file.createVariable("history", "f4", ("n", "profile"))
+        file.createVariable("pressure", "f4", ("level",))
+    if most:
+        assert len(index(str(tmp_path / "a.nc"))) == 0
+        return
+    with pytest.raises(FormatError, match=r"profile \(3\), level \(2\)(.|\n)*sample_dim='profile'"):
+        index(str(tmp_path / "a.nc"))
+
+
 def test_groups_scales_and_a_partly_written_variable(tmp_path: Path) -> None:
     path = tmp_path / "a.nc"
     with netCDF4.Dataset(path, "w") as file:
