@@ -6,8 +6,10 @@ https://jsonlines.org
 from __future__ import annotations
 
 import io
+import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from bisect import bisect_left
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import IO, Any, TypeVar
@@ -23,7 +25,16 @@ from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
-from matex_data.readers.parquet.members import Leaves, Step, columns_of, dtypes_of, fields_of, leaves_of, numeric
+from matex_data.readers.parquet.members import (
+    Leaves,
+    Step,
+    columns_of,
+    dtypes_of,
+    fields_of,
+    is_text,
+    leaves_of,
+    numeric,
+)
 from matex_data.readers.parquet.values import ColumnValues, values_at
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
@@ -37,11 +48,14 @@ _LEAST_UNSIGNED = 2**63  # integers from here on are beyond int64
 _MICROSECONDS, _NANOSECONDS = pa.timestamp("us"), pa.timestamp("ns")
 _FRACTION = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d")  # a time, which is a text if its column has fractions
 _CHANGED = re.compile(r"Column\((/[^)]*)\) changed from")  # as pyarrow words it, like the next one
-_OTHER_TYPE = re.compile(r"Failed to convert JSON to (\w+), couldn't parse:(.*)", re.DOTALL)
+_OTHER_TYPE = re.compile(r"Failed to convert JSON to ([^,]+), couldn't parse:(.*)", re.DOTALL)
 _PARSED_AS = {"f": pa.float64(), "i": pa.int64(), "u": pa.uint64()}  # by the kind of a requested dtype
+_KINDS = {dict: "objects", list: "arrays", str: "texts", bool: "truth values", int: "numbers", float: "numbers"}
 RATIO = 2.0  # bytes in memory for each byte of a text, about
 
 Located = TypeVar("Located", bound=DataError)
+Path = tuple[Step, ...]
+"""Names of a member and those around it, the outer one first; None: the elements of a list."""
 
 
 def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
@@ -51,7 +65,8 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
 
     Parameters
     ----------
-    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``.
+    dtype : of numbers, by name or pattern, for members whose type shows in few lines: ``{"x": "float64"}``. "str" for
+        texts that are no times, though most of them look so.
 
     Raises
     ------
@@ -61,16 +76,18 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
         types = _Types(path)
         text, stored = content(path, file)
         offset, nbytes, edges = _blocks(path, text, types)
-    schema, missing = types.result(dtype or {})
+    schema, missing, unread = types.result(dtype or {})
 
     def make(chosen: Leaves) -> Index:
         members = {name: m.with_missing() if name in missing else m for name, (m, _) in chosen.items()}
         columns = {member.column for member in members.values()}
-        wanted = pa.schema([field for field in schema if field.name in columns])
+        others = {_path(column, steps) for column, _, steps, _ in _leaves(schema)}
+        others -= {_path(member.column, member.steps) for member in members.values()}
+        wanted = _without_members(pa.schema([field for field in schema if field.name in columns]), others)
         table = LineBlocks(path, edges, members, offset, nbytes, RATIO, wanted.serialize().to_pybytes())
         return file_of_table(path, fields_of(members), of_content(path, stored, table))
 
-    return columns_of(path, schema, dtype or {}, make)
+    return columns_of(path, schema, dtype or {}, make, unread)
 
 
 def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Integers, Integers]:
@@ -121,12 +138,13 @@ class _Types:
         self._schemas: list[pa.Schema] = []
         self._missing: set[str] = set()
         self._types: dict[str, list[tuple[str, Sequence[Step], pa.DataType]]] = {}  # which pyarrow does not infer
+        self._kinds: dict[Path, set[str]] = {}  # of values
 
     def add(self, byte: int, lines: bytes, count: int) -> None:
         """Learn from the block of lines at a byte of the file; ``count``: those that are not blank."""
         try:
-            table = _parse(lines, None)
-        except (pa.ArrowException, ValueError) as error:
+            lines, table = self._parsed(lines)
+        except (pa.ArrowException, ValueError, RecursionError) as error:
             raise _unparsed(FormatError, error, file=self._path, byte=byte) from error
         if table.num_rows != count:
             raise FormatError(
@@ -150,11 +168,40 @@ class _Types:
                 break
         self._schemas.append(table.schema)
 
-    def result(self, dtype: Mapping[str, Any]) -> tuple[pa.Schema, set[str]]:
-        """Return the schema, and the names of the fields of which values are missing."""
-        known = [list(_leaves(schema)) for schema in self._schemas]
+    def _parsed(self, lines: bytes) -> tuple[bytes, pa.Table]:
+        """Return the lines without members of mixed types, and the table of them."""
+        try:
+            table = _parse(lines, None)
+        except pa.ArrowException as error:
+            if not _CHANGED.search(str(error)):
+                raise
+            rows = [json.loads(line) for line in _lines(lines)]
+            self._add_kinds(kind for row in rows for kind in _kinds(row, ()))
+            mixed = self._mixed()
+            lines = b"\n".join(json.dumps(_without(row, (), mixed)).encode() for row in rows)
+            table = _parse(lines, None)
+        for column in table.schema:
+            self._add_kinds(_kinds_of_type(column.type, (column.name,)))
+        return lines, table
+
+    def _add_kinds(self, found: Iterable[tuple[Path, str]]) -> None:
+        for path, kind in found:
+            self._kinds.setdefault(path, set()).add(kind)
+
+    def _mixed(self) -> dict[Path, str]:
+        """Return the kinds of values of each member that has several."""
+        mixed: dict[Path, str] = {}
+        for path, kinds in self._kinds.items():
+            if len(kinds) > 1:
+                mixed[_member(path)] = f"values of different types: {', '.join(sorted(kinds))}"
+        return mixed
+
+    def result(self, dtype: Mapping[str, Any]) -> tuple[pa.Schema, set[str], dict[str, str]]:
+        """Return the schema, the names of the fields of which values are missing, and why others cannot be read."""
+        mixed = self._mixed()
+        schemas = [_without_members(schema, mixed) for schema in self._schemas]
+        known = [list(_leaves(schema)) for schema in schemas]
         texts = {(column, steps) for own in known for column, _, steps, kind in own if pa.types.is_string(kind)}
-        schemas = list(self._schemas)
         for i, own in enumerate(known):
             for column, _, steps, kind in own:
                 if (column, steps) in texts and pa.types.is_timestamp(kind):  # times on some lines, texts on others
@@ -163,8 +210,9 @@ class _Types:
             schema = pa.unify_schemas(schemas, promote_options="permissive")
         except pa.ArrowException as error:
             raise FormatError("lines differ in the type of a member", file=self._path, found=error) from error
+        kept = {(column, steps) for column, _, steps, _ in _leaves(schema)} - texts
         for found in self._types.values():
-            if found[0][:2] not in texts:
+            if found[0][:2] in kept:
                 schema = _with_type(schema, *next((one for one in found if one[2] == _NANOSECONDS), found[0]))
         names = [{name for _, name, _, _ in own} for own in known]
         absent = set[str]()
@@ -174,9 +222,13 @@ class _Types:
                 absent.add(name)
             is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind) or pa.types.is_null(kind)
             given = numeric(requested.get(name, object))
+            is_written = pa.types.is_timestamp(kind) or pa.types.is_null(kind)
+            if is_written and is_text(requested.get(name)):
+                schema = _with_type(schema, column, steps, pa.string())
             if is_number and given is not None and given.kind in _PARSED_AS:
                 schema = _with_type(schema, column, steps, _PARSED_AS[given.kind])
-        return schema, self._missing | absent
+        unread = {".".join(step for step in path if isinstance(step, str)): reason for path, reason in mixed.items()}
+        return schema, self._missing | absent, unread
 
 
 def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str, tuple[Step, ...], pa.DataType]]:
@@ -184,6 +236,73 @@ def _leaves(schema: pa.Schema) -> Iterator[tuple[str, str, tuple[Step, ...], pa.
     for column in schema:
         for name, steps, kind in leaves_of(column.name, (), column.type):
             yield column.name, name, steps, kind
+
+
+def _lines(data: bytes) -> list[bytes]:
+    """Return the lines that are not blank."""
+    return [line for line in data.split(b"\n") if line and not line.isspace()]
+
+
+def _path(column: str, steps: Sequence[Step]) -> Path:
+    """Return the path of a member, whose values lie at the end of steps from a column."""
+    return _member((column, *steps))
+
+
+def _member(path: Path) -> Path:
+    """Return the path of the member whose values, or elements of whose lists, have a path."""
+    while path and path[-1] is None:
+        path = path[:-1]
+    return path
+
+
+def _kinds(value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield path and kind of a value, and of all within it, without those that are missing."""
+    if value is not None:
+        yield path, _KINDS[type(value)]
+    if isinstance(value, dict):
+        for name, inner in value.items():
+            yield from _kinds(inner, (*path, name))
+    elif isinstance(value, list):
+        for inner in value:
+            yield from _kinds(inner, (*path, None))
+
+
+def _kinds_of_type(kind: pa.DataType, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield what `_kinds` does, of a type that pyarrow has inferred from values."""
+    if pa.types.is_struct(kind):
+        yield path, _KINDS[dict]
+        for member in (kind.field(i) for i in range(kind.num_fields)):
+            yield from _kinds_of_type(member.type, (*path, member.name))
+    elif pa.types.is_list(kind):
+        yield path, _KINDS[list]
+        yield from _kinds_of_type(kind.value_type, (*path, None))
+    elif not pa.types.is_null(kind):
+        is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+        yield path, _KINDS[int if is_number else bool if pa.types.is_boolean(kind) else str]
+
+
+def _without(value: Any, path: Path, members: Collection[Path]) -> Any:
+    """Return a value of a path without members within it."""
+    if isinstance(value, dict):
+        kept = {name: inner for name, inner in value.items() if (*path, name) not in members}
+        return {name: _without(inner, (*path, name), members) for name, inner in kept.items()}
+    return [_without(inner, (*path, None), members) for inner in value] if isinstance(value, list) else value
+
+
+def _without_members(schema: pa.Schema, members: Collection[Path]) -> pa.Schema:
+    """Return a schema without members."""
+
+    def kept(kind: pa.DataType, path: Path) -> pa.DataType:
+        if pa.types.is_list(kind):
+            return pa.list_(kept(kind.value_type, (*path, None)))
+        if not pa.types.is_struct(kind):
+            return kind
+        inner = (kind.field(i) for i in range(kind.num_fields))
+        return pa.struct([f.with_type(kept(f.type, (*path, f.name))) for f in inner if (*path, f.name) not in members])
+
+    if not members:
+        return schema
+    return pa.schema([f.with_type(kept(f.type, (f.name,))) for f in schema if (f.name,) not in members])
 
 
 def _other_types(values: pa.Array) -> tuple[pa.DataType, ...]:
@@ -214,12 +333,21 @@ def _with_type(schema: pa.Schema, column: str, steps: Sequence[Step], value: pa.
 def _unparsed(kind: type[Located], error: Exception, **where: Any) -> Located:
     """Return the error for a block of lines that pyarrow does not parse."""
     changed, other = _CHANGED.search(str(error)), _OTHER_TYPE.search(str(error))
+    name = repr(where.get("field") or "name")
+    if other is not None and other[1].startswith("timestamp"):
+        return kind(
+            "a text is no time, as those on the lines that were looked at are",
+            expected="a date or time in ISO 8601",
+            found=repr(other[2]),
+            remedy=f"give dtype={{{name}: 'str'}}: texts stay texts",
+            **where,
+        )
     if other is not None:
         return kind(
             "a member has a number of another type than on the lines that were looked at, or than requested",
             expected=other[1],
             found=other[2],
-            remedy="give the type that holds all of its numbers, such as dtype={name: 'float64'}",
+            remedy=f"give the type that holds all of its numbers, such as dtype={{{name}: 'float64'}}",
             **where,
         )
     if changed is None:
@@ -235,9 +363,33 @@ def _unparsed(kind: type[Located], error: Exception, **where: Any) -> Located:
         "a member has values of different types",
         expected="values of one type, such as numbers or texts, on all lines",
         found=error,
-        remedy="write the member as a text on all lines, or as two members",
+        remedy="write the member as a text on all lines, or as two members; or select others with inputs= and targets=",
         **where,
     )
+
+
+def _first_fault(data: bytes, schema: pa.Schema) -> tuple[int, str | None, Exception] | None:
+    """Return the number of the first line that does not parse, its field and the error; None: each line does."""
+    lines = _lines(data)
+    counts = range(1, len(lines) + 1)
+    first = bisect_left(counts, True, key=lambda count: _failure(b"\n".join(lines[:count]), schema) is not None)
+    if first == len(lines):
+        return None
+    for column, name, steps, kind in _leaves(schema):
+        for step in reversed(steps):
+            kind = pa.list_(kind) if step is None else pa.struct([(step, kind)])
+        if (error := _failure(lines[first], pa.schema([(column, kind)]))) is not None:
+            return first, name, error
+    return None
+
+
+def _failure(data: bytes, schema: pa.Schema) -> Exception | None:
+    """Return the error that lines do not parse, if they do not."""
+    try:
+        _parse(data, schema)
+    except (pa.ArrowException, ValueError) as error:
+        return error
+    return None
 
 
 def _parse(data: Any, schema: pa.Schema | None) -> pa.Table:
@@ -279,9 +431,11 @@ class LineBlocks(ArrowBlocks):
     def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, ColumnValues]:
         columns = {self.members[name].column for name in names}
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
+        schema = pa.schema([field for field in schema if field.name in columns])
         try:
-            table = _parse(stored, pa.schema([field for field in schema if field.name in columns]))
+            table = _parse(stored, schema)
         except (pa.ArrowException, ValueError) as error:
-            field, where = names[0] if len(names) == 1 else None, (int(self.edges[block]), int(self.offset[block]))
-            raise _unparsed(DecodeError, error, file=self.path, field=field, row=where[0], byte=where[1]) from error
+            line, field, cause = _first_fault(stored.tobytes(), schema) or (0, None, error)
+            row, byte = int(self.edges[block]) + line, int(self.offset[block])
+            raise _unparsed(DecodeError, cause, file=self.path, field=field, row=row, byte=byte) from error
         return self.values(block, table, names)

@@ -74,6 +74,8 @@ def uses(node: ast.AST) -> Iterator[Use]:
             yield Use(name)
         case ast.Compare(left=ast.Name(id=name), comparators=[ast.Constant(value=str())]):
             yield Use(name, is_number=False)
+        case ast.Compare(left=ast.Name(id=name), comparators=[ast.Tuple(elts=[ast.Constant(value=str()), *_])]):
+            yield Use(name, is_number=False)
         case ast.Call(func=ast.Name(id=function), args=arguments):
             for use in chain.from_iterable(map(uses, arguments)):
                 is_inner = use.is_inner or function in REDUCTIONS
@@ -94,7 +96,8 @@ class Expression:
     option : for which the user wrote it, such as ``"where="``, for errors.
     text : as the user wrote it.
     tree : its syntax tree, which has been checked. Names are those of fields, whatever their characters; a comparison
-        with a text is ``field == 'text'``, a position a constant.
+        with a text is ``field == 'text'``, a position a constant. A list has constants alone, either
+        numbers or texts: ``field in (1, 2)``.
     """
 
     option: str
@@ -142,6 +145,16 @@ class Expression:
         return names[0], names[-1] if len(names) < 2 else names[1]
 
 
+def constants(values: ast.expr) -> list[Any]:
+    """Return the numbers or texts of a list.
+
+    >>> constants(parse("x not in [1, 2.5]").tree.operand.comparators[0])
+    [1, 2.5]
+    """
+    elements = values.elts if isinstance(values, ast.Tuple) else []
+    return [one.value for one in elements if isinstance(one, ast.Constant)]
+
+
 def compared_as(comparison: ast.Compare, dtypes: Mapping[str, np.dtype[Any]]) -> Callable[[Any], Any] | None:
     """Return the floats of fewer than 64 bits in which NumPy compares the numbers of fields; None: there are none.
 
@@ -186,7 +199,7 @@ def parse(text: str, option: str = "where=") -> Expression:
     >>> parse("(`jets/pt` > 30) & (MET < 4)").fields
     ['jets/pt', 'MET']
     >>> ast.unparse(parse("~(species not in ['a', 'b'])").tree)
-    "~~((species == 'a') | (species == 'b'))"
+    "~~(species in ('a', 'b'))"
     """
     quoted: dict[str, str] = {}
 
@@ -336,23 +349,36 @@ class _Checked(ast.NodeTransformer):
         left, right = (isinstance(side, ast.Constant) and isinstance(side.value, str) for side in (node.left, other))
         if not left and not right:
             return self.generic_visit(node)
-        field, text = self._field(other if left else node.left), node.left if left else other
-        if field is None or not isinstance(operator, ast.Eq | ast.NotEq):
-            raise self._whole.error(f"{ast.unparse(node)!r}", expected="texts are compared by field == 'text'")
-        test = ast.Compare(field, [ast.Eq()], [text])
+        side, text = (other, node.left) if left else (node.left, other)
+        test = ast.Compare(self._of_texts(side, node), [ast.Eq()], [text])
         return test if isinstance(operator, ast.Eq) else ast.UnaryOp(ast.Invert(), test)
 
     def _membership(self, node: ast.Compare, values: ast.expr, negative: bool) -> ast.expr:
-        """Return ``field in [a, b]`` as comparisons."""
+        """Return ``field in [a, b]`` as one test of all texts, one of all numbers, and a comparison with each other."""
         if not isinstance(values, ast.List | ast.Tuple) or not values.elts:
             raise self._whole.error(f"{ast.unparse(node)!r}", expected="a list of constants: field in [1, 2]")
-        lefts = (deepcopy(node.left) for _ in values.elts)  # a visit changes its node
-        pairs = zip(lefts, values.elts, strict=True)
-        tests: list[Any] = [self.visit_Compare(ast.Compare(left, [ast.Eq()], [value])) for left, value in pairs]
+        found = list(map(_constant, values.elts))
+        texts: list[ast.expr] = [ast.Constant(value) for value in found if isinstance(value, str)]
+        numbers: list[ast.expr] = [ast.Constant(value) for value in found if isinstance(value, int | float)]
+        others = [value for value, constant in zip(values.elts, found, strict=True) if constant is None]
+        tests: list[Any] = []
+        if texts:
+            tests.append(ast.Compare(self._of_texts(node.left, node), [ast.In()], [ast.Tuple(texts)]))
+        if numbers:
+            left = self.visit(deepcopy(node.left))  # a visit changes its node
+            tests.append(ast.Compare(left, [ast.In()], [ast.Tuple(numbers)]))
+        tests += [self.visit_Compare(ast.Compare(deepcopy(node.left), [ast.Eq()], [value])) for value in others]
         while len(tests) > 1:  # a tree of thousands of values is not deep
             joined = (ast.BinOp(one, ast.BitOr(), other) for one, other in zip(tests[::2], tests[1::2], strict=False))
             tests = [*joined, *tests[len(tests) // 2 * 2 :]]
         return ast.UnaryOp(ast.Invert(), tests[0]) if negative else tests[0]
+
+    def _of_texts(self, side: ast.expr, node: ast.Compare) -> ast.Name:
+        """Return the field on the side of a comparison whose other side is of texts."""
+        field = self._field(side)
+        if field is None or not isinstance(node.ops[0], ast.Eq | ast.NotEq | ast.In | ast.NotIn):
+            raise self._whole.error(f"{ast.unparse(node)!r}", expected="texts are compared by field == 'text'")
+        return field
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.Subscript:
         value, inner = self.argument(node.value), node.slice
@@ -384,6 +410,18 @@ class _Checked(ast.NodeTransformer):
         return ast.Call(
             node.func, [(self.argument if name in REDUCTIONS else self.visit)(one) for one in node.args], []
         )
+
+
+def _constant(node: ast.expr) -> str | float | None:
+    """Return the text or number that a value of a list is; None: it is of another kind."""
+    match node:
+        case ast.Constant(value=str() | int() | float() as value):
+            return value
+        case ast.Name(id=name) if name == NAN:
+            return np.nan
+        case ast.UnaryOp(op=ast.USub(), operand=ast.Constant(value=int() | float() as value)):
+            return -value
+    return None
 
 
 def in_order(expressions: Mapping[str, Expression], wanted: Iterable[str]) -> list[str]:

@@ -15,7 +15,7 @@ from matex_data.index.model import Index, Layout
 from matex_data.index.runs import Runs, Samples, merge, within
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
-from matex_data.transforms.expressions import Expression, compared_as, uses
+from matex_data.transforms.expressions import Expression, compared_as, constants, uses
 from matex_data.transforms.new_fields import add_expressions
 from matex_data.transforms.select import select_samples
 
@@ -135,6 +135,8 @@ def _may_be_true(tree: ast.expr, bounds: Mapping[str, Bounds], dtypes: Mapping[s
     if not isinstance(tree, ast.Compare):
         return np.array(True)
     numbers = compared_as(tree, dtypes) or np.float64
+    if isinstance(tree.ops[0], ast.In):
+        return _may_be_among(constants(tree.comparators[0]), numbers, _bounds(tree.left, bounds))
     with np.errstate(over="ignore"):
         (a_low, a_high), (b_low, b_high) = (
             [numbers(bound).astype(np.float64) for bound in _bounds(side, bounds)]
@@ -152,6 +154,16 @@ def _may_be_true(tree: ast.expr, bounds: Mapping[str, Bounds], dtypes: Mapping[s
         case ast.Eq():
             return (a_low <= b_high) & (b_low <= a_high)
     return np.array(True)  # NaN differs from every number, and bounds do not tell of it
+
+
+def _may_be_among(values: list[Any], numbers: Callable[[Any], Any], within: Bounds) -> Any:
+    """Return bool[blocks], False where none of the values of a list lies within the bounds."""
+    if not all(isinstance(value, int | float) and abs(value) < EXACT for value in values):
+        return np.array(True)
+    with np.errstate(over="ignore"):
+        low, high, among = (numbers(part).astype(np.float64) for part in (*within, np.array(values, np.float64)))
+    among.sort()
+    return np.searchsorted(among, low, "left") < np.searchsorted(among, high, "right")
 
 
 def _bounds(tree: ast.expr, bounds: Mapping[str, Bounds]) -> Bounds:

@@ -19,8 +19,10 @@ from matex_data.index.scatter import Convert
 from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.decoding import Decoding, check_exact
 from matex_data.readers.fits.headers import Unit
+from matex_data.warning import warn
 
 _FORM = re.compile(r"(\d*)([LXBIJKAEDCMPQ])(.*)$")
+_warned: set[str] = set()  # of these columns
 _TEXT_FORM = re.compile(r"([AIFED])(\d+)(?:\.(\d+))?$")
 _DIM = re.compile(r"\(\s*\d+(?:\s*,\s*\d+)*\s*\)$")
 DTYPES = {"B": "u1", "I": ">i2", "J": ">i4", "K": ">i8", "E": ">f4", "D": ">f8", "C": ">c8", "M": ">c16", "L": "u1"}
@@ -110,7 +112,7 @@ def _binary_column(unit: Unit, number: int, name: str, repeat: int, code: str, f
         stored = np.dtype((np.void, max(1, -(-repeat // 8))))
         return FitsColumn(*label, stored, (), np.dtype(bool), Bits(repeat))
     if code == "L":
-        convert = logical_of_lists if pointer_bytes else logical
+        convert = logical_of_lists if pointer_bytes else Logical(name)
         return FitsColumn(*label, np.dtype("u1"), shape, np.dtype(bool), convert, pointer_bytes)
     return FitsColumn(*label, np.dtype(DTYPES[code]), shape, *scaling(unit, number, code), pointer_bytes)
 
@@ -214,14 +216,32 @@ def strip(rows: Array, out: Array) -> None:
 
 
 @declared
-def logical(rows: Array, out: Array) -> None:
-    """Write logical values, of which those that are undefined (NUL) are False."""
-    np.equal(rows, ord("T"), out=out)
+@dataclass(frozen=True)
+class Logical:
+    """Conversion of logical values, of which those that are undefined (NUL) are False, with a warning.
+
+    Whether there are any shows only when rows are read, long after the dtype of the field is known.
+
+    Parameters
+    ----------
+    name : of the column, for the warning.
+    """
+
+    name: str
+
+    def __call__(self, rows: Array, out: Array) -> None:
+        np.equal(rows, ord("T"), out=out)
+        if not rows.all() and self.name not in _warned:
+            _warned.add(self.name)
+            warn(f"the logical column {self.name!r} has undefined values (NUL), which are read as False")
 
 
 @declared
 def logical_of_lists(rows: Array, out: Array) -> None:
-    """Write logical values of lists, for which astropy up to 7.2.0 stored 1 and 0 in place of T and F."""
+    """Write logical values of lists, for which astropy up to 7.2.0 stored 1 and 0 in place of T and F.
+
+    A NUL is such a 0, or undefined.
+    """
     np.logical_or(rows == ord("T"), rows == 1, out=out)
 
 

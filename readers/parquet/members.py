@@ -183,14 +183,16 @@ def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
 
 def _requested(path: str, member: ColumnField, dtype: Any) -> ColumnField:
     """Return a field with the dtype that the user requests."""
+    if member.kind == "text" and is_text(dtype):
+        return member
     found = numeric(dtype)
     if member.kind == "text" or found is None:
         raise FormatError(
             "there is no such type for a column",
             file=path,
             field=member.field.name,
-            expected="a dtype of integers, floats or booleans",
-            found=f"{dtype!r} for a column of {'texts' if member.kind == 'text' else 'numbers'}",
+            expected="a dtype of integers, floats or booleans, or 'str' for texts",
+            found=f"{dtype!r} for a column of {_KINDS.get(member.kind, 'numbers')}",
         )
     attributes = {key: value for key, value in member.field.attributes.items() if key != ALL_MISSING}
     field = replace(member.field, dtype=found.newbyteorder("="), attributes=attributes)
@@ -210,6 +212,14 @@ def numeric(dtype: Any) -> np.dtype[Any] | None:
     return found if found.kind in "iufb" else None
 
 
+def is_text(dtype: Any) -> bool:
+    """Return whether a user's dtype is that of texts."""
+    return dtype in (str, "str")
+
+
+_KINDS = {"text": "texts", "time": "times"}
+
+
 def class_names(metadata: Mapping[bytes, bytes] | None) -> dict[str, list[str]]:
     """Return the names of the values of integer columns, as Hugging Face's ``datasets`` stores them in the schema."""
     try:
@@ -224,10 +234,22 @@ Leaves = dict[str, tuple[ColumnField, int]]
 """By name of the field: its member, and the number of the leaf of the schema that holds it."""
 
 
-def columns_of(path: str, schema: pa.Schema, dtype: Mapping[str, Any], make: Callable[[Leaves], Index]) -> Catalogue:
-    """Return the catalogue of the columns of a schema; ``make`` returns the index of chosen ones."""
-    known, unread = _fields(path, schema, dtype)
-    named = {"dtype": (dtype, {*known, *schema.names})}
+def columns_of(
+    path: str,
+    schema: pa.Schema,
+    dtype: Mapping[str, Any],
+    make: Callable[[Leaves], Index],
+    unread: Mapping[str, str] | None = None,
+) -> Catalogue:
+    """Return the catalogue of the columns of a schema; ``make`` returns the index of chosen ones.
+
+    Parameters
+    ----------
+    unread : reason for each further column that cannot be read, by name.
+    """
+    known, unknown = _fields(path, schema, dtype)
+    unread = {**(unread or {}), **unknown}
+    named = {"dtype": (dtype, {*known, *unread, *schema.names})}
 
     def chosen(names: Sequence[str]) -> Index:
         return make({name: known[name] for name in names})

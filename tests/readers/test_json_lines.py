@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -117,7 +118,9 @@ def test_a_type_that_shows_in_few_lines_is_given(tmp_path: Path, monkeypatch: py
     rows = [{"x": i if i != 50 else 0.5} for i in range(100)]
     path = write(tmp_path / "a.jsonl", rows)
     for options in ({}, {"dtype": {"x": "int32"}}):
-        with pytest.raises(DataError, match=r"another type(.|\n)*int64(.|\n)*0\.5(.|\n)*dtype=\{name: 'float64'\}"):
+        with pytest.raises(
+            DataError, match=r"another type.*'x', row 50(.|\n)*int64(.|\n)*0\.5(.|\n)*dtype=\{'x': 'float64'\}"
+        ):
             load(path, **options)
     wanted = np.array([row["x"] for row in rows])
     for dtype in ("float64", "float16"):
@@ -194,14 +197,107 @@ def test_fractions_of_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     assert found["text"][0] == b"2020-01-01T00:00:00?"
 
 
+def _texts(comm: MPI.Intracomm, path: str, name: str) -> Any:
+    """Return the error of a text that is no time, and what is read of it as a text."""
+    try:
+        open_dataset(path, comm=comm, inputs=name).load()
+        found = ""
+    except DataError as error:
+        found = str(error)
+    rows = np.concatenate(comm.allgather(open_dataset(path, comm=comm, inputs=name, dtype={name: "str"}).load()[name]))
+    return found, np.concatenate(rows).tolist() if isinstance(rows[0], np.ndarray) else rows.tolist()
+
+
+@pytest.mark.parametrize("size", [1, 3])
+@pytest.mark.parametrize("text", ["unknown", "n/a, or so"])
+def test_a_text_among_times(tmp_path: Path, ranks: Any, size: int, text: str) -> None:
+    """A text on a line that is not looked at is found, and the remedy of the error makes the times texts."""
+    times = [f"2020-01-01T00:00:{i % 60:02}" if i != 6160 else text for i in range(12_000)]
+    rows = [{"t": time, "o": {"l": [time], "n": 1}, "other": "x" * 4000} for time in times]
+    path = write(tmp_path / "a.jsonl", rows)
+    for name in ("t", "o.l"):
+        for found, texts in ranks(size).run(_texts, path, name):
+            assert (
+                f"no time, as those on the lines that were looked at are (file {path!r}, field {name!r}, row 6160"
+                in found
+            )
+            assert f"found: {text!r}" in found and f"dtype={{{name!r}: 'str'}}" in found
+            assert texts == [time.encode() for time in times]
+    assert load(path, inputs="o.n")["o.n"].sum() == 12_000  # a member beside it is read
+
+
+def test_texts_are_requested(tmp_path: Path) -> None:
+    rows = [{"t": "2020-01-01", "s": "a", "n": 1, "none": None}] * 2
+    path = write(tmp_path / "a.jsonl", rows)
+    found = load(path, dtype={"t": str, "s": "str", "none": "str"})
+    assert [found[name].tolist() for name in ("t", "s", "none")] == [[b"2020-01-01"] * 2, [b"a"] * 2, [b""] * 2]
+    with pytest.raises(FormatError, match=r"no such type.*'n'(.|\n)*'str' for a column of numbers"):
+        load(path, dtype={"n": "str"})
+
+
+MIXED: list[tuple[list[Any], str]] = [
+    (["u", 5], "numbers, texts"),
+    ([5, "u"], "numbers, texts"),
+    ([{"k": 1}, [5]], "arrays, objects"),
+    ([True, None, 1.5], "numbers, truth values"),
+    ([[1, 2], [], ["a"]], "numbers, texts"),
+    ([[[1]], [[{"k": 1}]]], "numbers, objects"),
+    (["2020-01-01", {}], "objects, texts"),
+]
+
+
+def _mixed(comm: MPI.Intracomm, path: str) -> list[Any]:
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = open_dataset(path, comm=comm)
+        rows = comm.allgather(data.load())
+        chosen = open_dataset(path, comm=comm, inputs="x", targets="o.y").load()
+    found = {name: np.concatenate([part[name] for part in rows]).tolist() for name in rows[0]}
+    return [found, sorted(chosen), comm.allreduce([str(one.message) for one in caught])]
+
+
+@pytest.mark.parametrize("apart", [False, True])
+@pytest.mark.parametrize(("values", "kinds"), MIXED)
+def test_members_of_different_types_are_left_out(
+    tmp_path: Path, ranks: Any, values: list[Any], kinds: str, apart: bool
+) -> None:
+    """Leave them out whether the types differ between lines or between blocks; others beside them are read."""
+    count = 200 if apart else 1
+    rows = [{"x": 1, "m": one, "o": {"m": one, "y": 2.5}, "pad": "x" * 3000} for one in values for _ in range(count)]
+    path = write(tmp_path / "a.jsonl", rows)
+    for size in (1, 3):
+        for found, chosen, warned in ranks(size).run(_mixed, path):
+            assert {name: set(column) for name, column in found.items()} == {
+                "x": {1},
+                "o.y": {2.5},
+                "pad": {b"x" * 3000},
+            }
+            assert len(found["x"]) == len(rows) and chosen == ["o.y", "x"]
+            assert len(warned) == 1 and f"'m': values of different types: {kinds}" in warned[0] and "'o.m'" in warned[0]
+    for name in ("m", "o.m"):
+        with pytest.raises(FormatError, match=f"cannot be read.*{name!r}(.|\n)*different types: {kinds}"):
+            load(path, inputs=["x", name])
+
+
+def test_a_member_whose_types_differ_on_lines_that_are_not_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(json_lines, "BLOCK_BYTES", 100)
+    monkeypatch.setattr(json_lines, "INFERRED", 2)
+    path = write(tmp_path / "a.jsonl", [{"x": i, "o": {"m": i if i != 25 else "a", "n": 2}} for i in range(100)])
+    assert load(path, inputs=["x", "o.n"])["x"].tolist() == [*range(100)]
+    with pytest.raises(DataError, match=r"different types.*'o\.m', row 25(.|\n)*select others with inputs="):
+        load(path)
+
+
 @pytest.mark.parametrize(
     ("content", "problem"),
     [
         (b"", "no lines"),
         (b"\n\n", "no lines"),
         (b"[1, 2]\n", "no JSON objects"),
-        (b'{"x": 1}\n{"x": "a"}\n', "values of different types.*field 'x'"),
-        (b'{"o": {"x": [1, "a"]}}\n', "values of different types.*field 'o.x'"),
+        (b'{"x": 1}\n{"x": "a"}\n', "'x': values of different types: numbers, texts"),
+        (b'{"o": {"x": [1, "a"]}}\n', "'o.x': values of different types: numbers, texts"),
         (b'{"x": 1', "no JSON objects"),
         (b"\x80\x81\n", "no JSON objects"),
         (b'{"x": "a"}\n{"x": "\xe4"}\n', r"no JSON objects(.|\n)*UTF-8"),

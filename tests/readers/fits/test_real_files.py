@@ -8,8 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from astropy.io import fits
+from mpi4py import MPI
 
 import matex_data as md
+from matex_data.readers.fits import columns
 from tests.support.loading import check_samples
 from tests.support.ranks import Pool
 
@@ -77,6 +79,30 @@ def test_cubes_by_fpack(pool: Pool, tmp_path: Path, dtype: str) -> None:
     path = tmp_path / "cube.fits.fz"
     fits.HDUList([fits.PrimaryHDU(), fits.CompImageHDU(cube, compression_type="RICE_1")]).writeto(path)
     check_samples(pool, str(path), {"COMPRESSED_IMAGE": cube})
+
+
+def _flags(comm: MPI.Intracomm, path: str) -> tuple[list[bool], list[str]]:
+    """Return the logicals of all ranks, and the warnings of a rank that reads them twice."""
+    columns._warned.clear()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        data = md.open_dataset(path, comm=comm)
+        found = [data.load()["flag"].tolist() for _ in range(2)]
+    return np.concatenate(comm.allgather(found[1])).tolist(), [str(one.message) for one in caught]
+
+
+def test_undefined_logicals(tmp_path: Path, pool: Pool) -> None:
+    """The standard calls a NUL undefined; a rank that reads one says once that it is False."""
+    path = tmp_path / "a.fits"
+    flags = np.array([True, False, True] * 30)
+    fits.BinTableHDU.from_columns([fits.Column("flag", "L", array=flags)], name="FLAGS").writeto(path)
+    stored = path.read_bytes()
+    assert {tuple(warned) for _, warned in pool.run(_flags, str(path))} == {()}
+    path.write_bytes(stored.replace(b"TFTTFT", b"TFT\0FT", 1))  # of the first rank
+    outcomes = pool.run(_flags, str(path))
+    assert all(found == [*flags[:3].tolist(), False, *flags[4:].tolist()] for found, _ in outcomes)
+    assert [len(warned) for _, warned in outcomes] == [1] + [0] * (len(outcomes) - 1)
+    assert "'flag' has undefined values (NUL), which are read as False" in outcomes[0][1][0]
 
 
 def test_lists_of_logicals_by_former_versions_of_astropy(tmp_path: Path) -> None:
