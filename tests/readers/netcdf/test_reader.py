@@ -202,7 +202,7 @@ def test_an_empty_unlimited_dimension(tmp_path: Path, most: bool) -> None:
     if most:
         assert len(index(str(tmp_path / "a.nc"))) == 0
         return
-    with pytest.raises(FormatError, match=r"profile \(3\), level \(2\)(.|\n)*sample_dim='profile'"):
+    with pytest.raises(FormatError, match=r"n \(0\), profile \(3\)(.|\n)*sample_dim='profile'"):
         index(str(tmp_path / "a.nc"))
 
 
