@@ -1,7 +1,8 @@
 """Arrays of MATLAB 7.3: HDF5 datasets whose axes are in the opposite order, so that samples lie along the last one.
 
 MATLAB marks each array by the attribute ``MATLAB_class``. An m x n matrix is stored as a dataset of shape (n, m), and
-the first dimension of MATLAB, along which the samples are, is the last axis of HDF5. Characters are units of UTF-16.
+the first dimension of MATLAB, along which samples lie by default, is the last axis of HDF5. Characters are units of
+UTF-16.
 """
 
 from __future__ import annotations
@@ -52,14 +53,26 @@ def is_single_value(dataset: h5py.Dataset) -> bool:
     return bool(kind) and shape[-1] == 1 and (kind == "char" or set(shape) == {1})
 
 
+def matlab_axis(dataset: h5py.Dataset, axis: int) -> int:
+    """Return the axis of a dataset that MATLAB shows as another one, since it counts from the opposite end.
+
+    Texts and cells lie along MATLAB's first axis. A vector has its numbers along the first axis, or else as they lie.
+    """
+    if _class(dataset) not in NUMBERS or not axis:
+        return -1
+    if dataset.ndim == 2 and 1 in dataset.shape:
+        return int(np.argmax(dataset.shape))
+    return -1 - axis
+
+
 def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) -> tuple[Field, Layout]:
-    """Return field and layout of the rows along MATLAB's first dimension.
+    """Return field and layout of rows with the other axes in MATLAB's order.
 
     Parameters
     ----------
     dataset : marked by MATLAB.
     path : of its file.
-    field, layout : of the rows along the last axis of the dataset.
+    field, layout : of the rows along an axis of the dataset.
 
     Raises
     ------
@@ -80,8 +93,8 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
     if complex_type is not None:
         layout = _with_type(layout, complex_type)
     dtype = complex_type or (np.dtype(bool) if kind == "logical" else field.dtype)
-    column = dataset.ndim == 2 and dataset.shape[0] == 1
-    shape = () if column else tuple(dataset.shape[-2::-1])
+    column = field.shape == (1,)
+    shape = () if column else field.shape[::-1]
     return replace(field, shape=shape, dtype=dtype), MatlabRows(layout, column)
 
 
@@ -236,8 +249,8 @@ class CellArrays(ItemRows):
 
 
 def _texts_of_cell(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layout]:
-    column = dataset.ndim == 2 and dataset.shape[0] == 1
-    shape = () if column else tuple(dataset.shape[-2::-1])
+    column = field.shape == (1,)
+    shape = () if column else field.shape[::-1]
     rows = CellRows(path, dataset.name, dataset.shape[-1], min(CELL_ROWS, dataset.shape[-1]), shape)
     try:
         rows.read(0, min(1, rows.rows))

@@ -46,7 +46,7 @@ from matex_data.readers.hdf5.frames import (
 from matex_data.readers.hdf5.groups import index_groups
 from matex_data.readers.hdf5.jagged import Layouts, Pairings
 from matex_data.readers.hdf5.links import Links
-from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_rows
+from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_axis, matlab_rows
 from matex_data.readers.hdf5.members import Compound, find_field, leaf_names, member_error, member_layouts, member_type
 from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of, text_of
 from matex_data.readers.hdf5.rows import Hdf5Rows
@@ -79,12 +79,13 @@ def index(
     names: Sequence[str] | None = None,
     offsets: Mapping[str, Any] | None = None,
     allow_missing_sources: bool = False,
+    sample_axis: int = 0,
     sample: str | None = None,
     group: str | None = None,
     swmr: bool = False,
     trust: Trust | None = None,
 ) -> Index:
-    """Index the rows of datasets of an HDF5 file along their first axis.
+    """Index the rows of datasets of an HDF5 file along an axis.
 
     Parameters
     ----------
@@ -98,9 +99,11 @@ def index(
         ``("jets/n", "counts")``, or the datasets of first elements and counts. None: known conventions; {}: none.
     allow_missing_sources : samples of a virtual dataset whose source is missing have the fill value; False: they are an
         error.
+    sample_axis : axis of the arrays along which the samples lie, as NumPy counts, of arrays of MATLAB in the order that
+        MATLAB shows: -1 is the last one. Vectors, of one axis, have one number for each sample.
     sample : "file": the datasets of a file are one sample, of whatever lengths, with single numbers and texts.
         "group": a group is a sample, and the datasets that all of them have are the fields, as of molecules or of
-        demonstrations. None: a sample is a row along the first axis.
+        demonstrations. None: a sample is a row along ``sample_axis``.
     group : of ``sample="group"``, that whose groups are the samples. None: the one that has most groups.
     swmr : another program writes the file ("single writer, multiple readers" of HDF5), or has ended without closing it:
         the samples are those that all fields have as the file is opened, and the file may grow from then on. False: a
@@ -118,6 +121,8 @@ def index(
         raise FormatError(
             "group= has the samples of sample='group'", file=path, found=f"sample={sample!r}", remedy=remedy
         )
+    if sample_axis and sample is not None:
+        raise FormatError("sample_axis= has the samples of rows", file=path, found=f"sample={sample!r} as well")
     if offsets is not None and sample == GROUP:
         problem, remedy = "offsets= has no samples of groups", "leave it out: arrays of groups may differ in shape"
         raise FormatError(problem, file=path, expected="sample=None or 'file'", found="sample='group'", remedy=remedy)
@@ -128,7 +133,8 @@ def index(
             is_known = names is not None and all(name in file for name in names)
             links = Links({}, ()) if is_known else Links.of(file)
             pairings = Pairings.of(file, path, offsets)
-            contents = _Contents(file, path, pairings, DataFrames(file, path), links, allow_missing_sources)
+            frames = DataFrames(file, path)
+            contents = _Contents(file, path, pairings, frames, links, allow_missing_sources, sample_axis)
             if names is None:
                 links.tell_others(path)
             chosen = contents.listed() if names is None else contents.expanded(names)
@@ -158,7 +164,7 @@ class _Contents:
     ----------
     file, path : the open file, and its path.
     pairings, frames, links : what its datasets stand for.
-    allow_missing : see `index`.
+    allow_missing, sample_axis : see `index`.
     """
 
     file: h5py.File
@@ -167,6 +173,7 @@ class _Contents:
     frames: DataFrames
     links: Links
     allow_missing: bool
+    sample_axis: int
 
     def listed(self) -> list[str]:
         """Return the fields to read if none is asked for."""
@@ -231,7 +238,7 @@ class _Contents:
                 if isinstance(item, Compound):
                     found[name] = _whole_column(item.dataset, self.path, name, columns[name])
                 elif isinstance(item, h5py.Dataset):
-                    field, layout = _rows(item, self.path, stored, self.allow_missing, whole=unread is not None)
+                    field, layout = self._rows(item, stored, whole=unread is not None)
                     known = {**field.attributes, **self._names_of_codes(stored)}
                     found[name] = replace(field, name=name, attributes=known), layout
                     left_out |= _unreadable_members(item, self.path, name)
@@ -259,6 +266,34 @@ class _Contents:
             unread |= left_out
         return {name: found[name] for name in names if name in found}
 
+    def _rows(self, dataset: h5py.Dataset, name: str, whole: bool) -> tuple[Field, Layout]:
+        """Return the field and the layout of a dataset, of an array of MATLAB in its order of axes.
+
+        Parameters
+        ----------
+        whole : all fields of the file are read: references, and single numbers and texts of MATLAB are left out.
+        """
+        path, of_matlab = self.path, is_matlab(dataset)
+        axis = matlab_axis(dataset, self.sample_axis) if of_matlab else self.sample_axis if dataset.ndim > 1 else 0
+        field, layout = dataset_rows(dataset, path, name, allow_missing=self.allow_missing, axis=axis)
+        if is_pickled(dataset):
+            raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
+        if whole and not of_matlab and field.attributes.get("type") == REFERENCES:
+            problem = f"the dataset holds {REFERENCES}, which h5py follows"
+            raise FormatError(problem, file=path, field=name, expected="numbers or texts")
+        encoding = text_encoding(dataset) if field.ragged and not field.shape else None
+        if encoding is not None:
+            texts = Field(name, (), np.dtype(object), attributes=field.attributes)
+            return texts, decode_layout(layout, None, ListedTexts(encoding))
+        if not of_matlab:
+            return field, layout
+        if whole and is_single_value(dataset):
+            raise _axis_error(dataset, path, name)
+        try:
+            return matlab_rows(dataset, path, field, layout)
+        except HDF5_ERRORS as error:
+            raise FormatError("the MATLAB array cannot be read", file=path, field=name, found=error) from error
+
     def _names_of_codes(self, name: str) -> dict[str, Any]:
         """Return what AnnData keeps beside codes as the attribute of an enumeration; of other datasets nothing."""
         group, _, last = name.rpartition("/")
@@ -284,34 +319,6 @@ def _tables(file: h5py.File, names: Sequence[str]) -> Iterator[tuple[str, Compou
         with suppress(*HDF5_ERRORS):
             if isinstance(dataset, h5py.Dataset) and element_type(dataset).names is not None:
                 yield name, Compound(dataset)
-
-
-def _rows(dataset: h5py.Dataset, path: str, name: str, allow_missing: bool, whole: bool) -> tuple[Field, Layout]:
-    """Return the field and the layout of a dataset, of an array of MATLAB in its order of axes.
-
-    Parameters
-    ----------
-    whole : all fields of the file are read: references, and single numbers and texts of MATLAB are left out.
-    """
-    last = -1 if is_matlab(dataset) else 0
-    field, layout = dataset_rows(dataset, path, name, allow_missing=allow_missing, axis=last)
-    if is_pickled(dataset):
-        raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
-    if whole and not last and field.attributes.get("type") == REFERENCES:
-        problem = f"the dataset holds {REFERENCES}, which h5py follows"
-        raise FormatError(problem, file=path, field=name, expected="numbers or texts")
-    encoding = text_encoding(dataset) if field.ragged and not field.shape else None
-    if encoding is not None:
-        texts = Field(name, (), np.dtype(object), attributes=field.attributes)
-        return texts, decode_layout(layout, None, ListedTexts(encoding))
-    if not last:
-        return field, layout
-    if whole and is_single_value(dataset):
-        raise _axis_error(dataset, path, name)
-    try:
-        return matlab_rows(dataset, path, field, layout)
-    except HDF5_ERRORS as error:
-        raise FormatError("the MATLAB array cannot be read", file=path, field=name, found=error) from error
 
 
 def _whole_column(dataset: h5py.Dataset, path: str, name: str, column: FrameColumn) -> tuple[Field, Layout]:
@@ -369,6 +376,9 @@ def dataset_rows(
     try:
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
+        if not -dataset.ndim <= axis < dataset.ndim:
+            problem, found = "the dataset has too few axes for sample_axis=", f"shape {dataset.shape}"
+            raise FormatError(problem, file=path, field=name, found=found)
         axis %= dataset.ndim
         if field_attributes is None:
             field_attributes = attributes(dataset)

@@ -69,8 +69,38 @@ def test_arrays_have_the_axes_of_matlab(file: Path) -> None:
             assert same(rows, values[numbers])
 
 
-def _read(comm: Any, path: str, shuffle: bool) -> list[dict[str, Any]]:
-    data = open_dataset(path, comm=comm)
+@pytest.mark.parametrize("axis", [1, 2, -1, -2])
+def test_samples_along_another_axis(file: Path, axis: int) -> None:
+    for name in ("cube", "deep", "matrix", "flags", "z"):
+        values = ARRAYS[name]
+        if axis >= values.ndim:
+            with pytest.raises(FormatError, match=f"too few axes(.|\n)*{name}|{name}(.|\n)*too few axes"):
+                index(str(file), [name], sample_axis=axis)
+            continue
+        assert same(every_row(index(str(file), [name], sample_axis=axis), name), np.moveaxis(values, axis, 0)), name
+    assert same(every_row(index(str(file), ["column"], sample_axis=axis), "column"), expected("column"))
+    assert same(every_row(index(str(file), ["letters"], sample_axis=axis), "letters"), expected("letters"))
+
+
+@pytest.mark.parametrize("stored", [{}, {"chunks": (2, 3, 2), "compression": "gzip"}], ids=["contiguous", "chunked"])
+def test_samples_of_plain_hdf5_along_another_axis(tmp_path: Path, pool: Pool, stored: dict[str, Any]) -> None:
+    values, labels = RANDOM.normal(size=(3, 4, 12)), np.arange(12)
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", data=values, **stored)
+        file["y"] = labels
+        layout = h5py.VirtualLayout((3, 4, 12), "f8")
+        layout[...] = h5py.VirtualSource(file["x"])
+        file.create_virtual_dataset("v", layout)
+    for batches in pool.run(_read, str(tmp_path / "a.h5"), True, sample_axis=-1):
+        for batch in batches:
+            assert same(batch["x"], np.moveaxis(values, -1, 0)[batch["y"]])
+            assert same(batch["v"], batch["x"])
+    with pytest.raises(FormatError, match="sample_axis="):
+        index(str(tmp_path / "a.h5"), sample_axis=1, sample="file")
+
+
+def _read(comm: Any, path: str, shuffle: bool, **options: Any) -> list[dict[str, Any]]:
+    data = open_dataset(path, comm=comm, **options)
     return list(data.batches(12, shuffle=shuffle, seed=3 if shuffle else None))
 
 
