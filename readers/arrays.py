@@ -29,7 +29,7 @@ from matex_data.index.strided import Strided, Transposed
 from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
 from matex_data.machine import check_fits
-from matex_data.readers.catalogue import Catalogue, Entry
+from matex_data.readers.catalogue import Catalogue, Entry, shown
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows, wrong_length
 from matex_data.storage.files import is_of_system, open_binary, open_sequential, open_zip, size_of, size_of_open
@@ -37,6 +37,7 @@ from matex_data.storage.files import is_of_system, open_binary, open_sequential,
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP_MAGIC = b"PK\x05\x06"
 MAX_HEADER_BYTES = 1 << 20
+OBJECTS = "the array holds Python objects"
 PLAIN_KINDS = "biufcmMSUV"  # of ``numpy.dtype.kind``, without pointers to objects
 READ_BYTES = 4 << 20  # decompressed by one call
 MAX_DEFLATE_RATIO = 1032  # see https://zlib.net/zlib_tech.html
@@ -196,7 +197,7 @@ def read_header(file: IO[bytes], path: str, member: str | None, size: int) -> St
         raise FormatError("the header of the array is damaged", file=path, field=member, found=error) from error
     if array.dtype.hasobject:
         raise FormatError(
-            "the array holds Python objects",
+            OBJECTS,
             file=path,
             field=member,
             expected="numbers, booleans or fixed-length strings",
@@ -254,9 +255,13 @@ def _members(path: str, whole: bool, verify: bool) -> tuple[dict[str, Entry], li
             try:
                 array = _member_array(archive, path, name, info)
             except DataError as error:
-                is_array = info.filename.endswith(".npy")
-                entries[name] = error if is_array else "it is no array of NumPy"
-                listed += [name] if is_array else []
+                if not info.filename.endswith(".npy"):
+                    entries[name] = "it is no array of NumPy"
+                elif error.problem == OBJECTS:
+                    entries[name] = f"{OBJECTS}: pickles, which can run any code, are never read"
+                else:
+                    entries[name] = error
+                    listed.append(name)
                 continue
             if not array.shape:
                 numbers.add(name)
@@ -267,7 +272,8 @@ def _members(path: str, whole: bool, verify: bool) -> tuple[dict[str, Entry], li
             else:
                 entries[name] = FormatError("the array has no sample axis", file=path, field=name, found="one number")
     if not listed:
-        raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found="none")
+        found = shown({name: entry for name, entry in entries.items() if isinstance(entry, str)}) or "none"
+        raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found=found)
     return entries, listed, numbers
 
 

@@ -103,6 +103,12 @@ def test_pickles_are_never_read(tmp_path: Path) -> None:
     for name in ("a.npy", "a.npz"):
         with pytest.raises(FormatError, match="the array holds Python objects"):
             npy(str(tmp_path / name))
+    np.savez(tmp_path / "a.npz", x=np.arange(3), settings=np.array([{"a": 1}, None], object))
+    with pytest.warns(UserWarning, match="'settings': the array holds Python objects"):
+        data = open_dataset(tmp_path / "a.npz", comm=MPI.COMM_SELF)
+    assert same(data.load()["x"], np.arange(3))
+    with pytest.raises(FormatError, match="pickles"):
+        npy(str(tmp_path / "a.npz"), ["settings"])
 
 
 def test_a_member_that_is_no_array_is_left_out(tmp_path: Path) -> None:
