@@ -63,8 +63,8 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
 
     Parameters
     ----------
-    data : dict of arrays whose first axis is that of the samples; ``pandas.DataFrame``; ``xarray.Dataset``, of which
-        the dimension of the samples may be any axis.
+    data : dict of arrays whose first axis is that of the samples; ``pandas.DataFrame``, with the levels of its index
+        that have names; ``xarray.Dataset``, of which the dimension of the samples may be any axis.
     sample_dim : dimension of the samples, of an ``xarray.Dataset``. None: the first one of its first variable.
 
     Raises
@@ -78,6 +78,9 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
     (10, (3,))
     """
     is_xarray = _is_of(data, "xarray", "Dataset")
+    if _is_of(data, "pandas", "DataFrame"):  # levels of its index that have names are columns, as in its Parquet files
+        levels = [name for name in data.index.names if name is not None and name not in data]
+        data = data.reset_index(levels) if levels else data
     names = [str(name) for name in (data.variables if is_xarray else data)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,24 @@ def test_a_data_frame_has_the_values_of_pandas(pool: Pool, shuffle: Any) -> None
         assert row["local"] == pytest.approx(expected["local"].value / 1e9, abs=1e-6)
         assert row["site"].decode() == expected["site"]
         np.testing.assert_array_equal(row["hits"], expected["hits"])
+
+
+def test_named_levels_of_an_index_are_fields(tmp_path: Path) -> None:
+    levels = pd.MultiIndex.from_arrays([[7, 8, 9], [0, 0, 1], ["a", "b", "c"]], names=["time", None, "x"])
+    table = pd.DataFrame({"x": [0.5, 1.5, 2.5]}, index=levels)
+    found = md.open_dataset(table).load()
+    assert {name: values.tolist() for name, values in found.items()} == {"time": [7, 8, 9], "x": [0.5, 1.5, 2.5]}
+    series = pd.DataFrame({"x": [0.5, 1.5]}, index=pd.Index([3, 4], name="time"))
+    series.to_parquet(tmp_path / "a.parquet")
+    found, stored = md.open_dataset(series).load(), md.open_dataset(tmp_path / "a.parquet").load()
+    assert found.keys() == stored.keys() and all(np.array_equal(found[name], stored[name]) for name in stored)
+    assert list(md.open_dataset(series.reset_index(drop=True)).schema) == ["x"]
+
+
+@pytest.mark.parametrize("given", [np.zeros(3), pd.Series([1.0]), 5], ids=["array", "series", "number"])
+def test_what_is_neither_paths_nor_named_arrays(given: Any) -> None:
+    with pytest.raises(md.DataError, match=r"DataFrame(.|\n)*by name, such as \{"):
+        md.open_dataset(given)
 
 
 def test_a_data_set_of_xarray() -> None:

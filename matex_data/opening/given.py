@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from matex_data.arguments import check_arguments
-from matex_data.errors import DataError, near_matches
+from matex_data.errors import ArgumentError, DataError, near_matches
 from matex_data.index.columns import PathTable
-from matex_data.memory import NAME, HeldArrays, digest, index_arrays, is_in_memory
+from matex_data.memory import EXAMPLE, NAME, HeldArrays, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator, Equal
 from matex_data.opening.folders import roots
 from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
@@ -115,7 +115,12 @@ def _resolve(comm: Communicator, arguments: Mapping[str, Any]) -> Given:
 
 def _named(paths: Paths) -> tuple[object, ...]:
     """Return what is equal for equal arguments: the paths; of many, the first ones, their number, and a digest."""
-    check_arguments(_named, locals(), "open_dataset")
+    try:
+        check_arguments(_named, locals(), "open_dataset")
+    except ArgumentError as error:
+        remedy = f"give arrays in memory by name, such as {EXAMPLE}"
+        expected = f"{error.expected}; a dict of arrays, a pandas.DataFrame or an xarray.Dataset"
+        raise ArgumentError(error.problem, expected=expected, found=error.found, remedy=remedy) from None
     names = [os.fspath(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
     if len(names) <= MOST_NAMED:
         return tuple(names)
