@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -119,10 +119,16 @@ def _equal_results(key: str, value: Any, results: list[tuple[str, Any]]) -> list
     return sorted(equal, key=lambda i: results[i][0] != key)
 
 
-def own_numbers(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of logs that are no results of the model's metrics."""
-    results = _results(model) if logs else []
-    return {key: value for key, value in logs.items() if not _equal_results(key, _number(value), results)}
+def own_numbers(model: Any, logs: dict[str, Any], computed: Collection[str]) -> dict[str, Any]:
+    """Return the values of logs that are no results of the model's metrics.
+
+    Parameters
+    ----------
+    computed : keys of those that are computed from states of metrics; others may equal a result by chance.
+    """
+    results = _results(model) if computed else []
+    own = [key for key in logs if key not in computed or not _equal_results(key, _number(logs[key]), results)]
+    return {key: logs[key] for key in own}
 
 
 def record_rows(model: Any, count: Any) -> None:
