@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.logs import LogReduction, combined_numbers, flat
+from matex_data.training.exact.logs import LogReduction, combined_numbers, flat, remaining_reductions
 from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
@@ -31,20 +31,20 @@ def combined_logs(
     model: Any,
     channel: Channel,
     logs: Any,
-    kinds: Mapping[str, LogReduction | None] | None = None,
+    kinds: Mapping[str, tuple[LogReduction | None, set[LogReduction] | None]],
     of_batch: bool = False,
     own: Callable[[list[str]], None] = lambda keys: None,
 ) -> Any:
     """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
 
     A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
-    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are the same on all ranks,
-    or rank 0's own. Nested dicts are flattened, as Keras does it.
+    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are rank 0's own. Nested
+    dicts are flattened, as Keras does it.
 
     Parameters
     ----------
     logs : logs of this rank's last step; empty if it had no batch.
-    kinds : how numbers combine, as this rank has found; None for one that does not; absent: it does not know.
+    kinds : how numbers combine, as this rank has found; see ``RankStep.kinds``; absent: it does not know.
     of_batch : Keras returns the logs of a batch as they are; those of an epoch, if they have the names of the metrics,
         are the results of these.
     own : called with the keys of rank 0's own numbers, if there are any.
@@ -61,7 +61,7 @@ def combined_logs(
         values = {key: _number(value) for key, value in flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
         is_result = set(logs) == set(result) and (not of_batch or all(sources.values()))
-        found = (is_result, values, sources, rows, kinds or {})
+        found = (is_result, values, sources, rows, kinds)
     by_rank = [logs_of_rank for logs_of_rank in channel.host.allgather_object(found) if logs_of_rank is not None]
     if not by_rank:
         return logs
@@ -76,8 +76,8 @@ def combined_logs(
             out[key] = after[common[0]][1]
             continue
         numbers = [(rank[1][key], rank[3]) for rank in by_rank]
-        of_ranks = {rank[4][key] for rank in by_rank if key in rank[4]}  # each rank has checked other rows, or none
-        out[key], is_own = combined_numbers(numbers, of_ranks.pop() if len(of_ranks) == 1 else None)
+        of_ranks = [rank[4][key] for rank in by_rank if key in rank[4]]  # each rank has checked other rows, or none
+        out[key], is_own = combined_numbers(numbers, remaining_reductions(of_ranks))
         of_rank_0 += [key] * is_own
     if of_rank_0:
         own(of_rank_0)

@@ -16,7 +16,14 @@ from matex_data.training.exact.batch_norm import global_moment_variables
 from matex_data.training.exact.logs import LogReduction, reductions
 from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
 from matex_data.training.exact.ownership import STAND_IN_GUARD, written_alike
-from matex_data.training.exact.rows import batch_count, batch_size, leaves_per_sample, rank_rows, static_rows
+from matex_data.training.exact.rows import (
+    batch_count,
+    batch_size,
+    leaves_per_sample,
+    rank_rows,
+    static_counts,
+    static_rows,
+)
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import separate_draws
 from matex_data.training.keras_api import METRICS_OF_EPOCH
@@ -51,6 +58,7 @@ class RankStep(ABC):
         self.whole = False
         self.reductions: dict[str, LogReduction | None] = {}
         self.possible: dict[str, set[LogReduction]] = {}
+        self._counts: set[int] = set()  # of the latest rows
 
     def __call__(self, data: Any) -> Any:
         """Compute this rank's rows. *Collective*."""
@@ -58,7 +66,7 @@ class RankStep(ABC):
             return self.on_whole_batch(data)
         with separate_draws(self._channel.rank):
             logs = self.on_rows(data)
-        self.reductions = reductions(logs)
+        self.reductions = reductions(logs, self._counts)
         return logs
 
     @abstractmethod
@@ -69,11 +77,17 @@ class RankStep(ABC):
     def on_whole_batch(self, data: Any) -> Any:
         """Compute the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
 
+    def kinds(self) -> dict[str, tuple[LogReduction | None, set[LogReduction] | None]]:
+        """Return for each number what its graph tells, and what is possible after checks; None: not checked."""
+        keys = {**self.reductions, **self.possible}
+        return {key: (self.reductions.get(key), self.possible.get(key)) for key in keys}
+
     def _own(self, data: Any) -> Any:
         """Return this rank's rows of a batch."""
-        if self.per_sample is None:
-            return data
-        return rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+        if self.per_sample is not None:
+            data = rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+        self._counts = static_counts(data)
+        return data
 
     def _guarded(self, data: Any, count: Any, weight: Any) -> Any:
         """Run the model's own step within ``StepState.step``, on a rank without samples on a stand-in row.
