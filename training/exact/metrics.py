@@ -328,13 +328,18 @@ def combined_values(channel: Channel, model: Any) -> list[Array]:
     """Return the values of a model's metric variables over all ranks, which keep theirs. *Collective*."""
     variables = model.metrics_variables
     own = [np.array(variable.value.numpy()) for variable in variables]
-    if channel.size == 1 or getattr(vars(model).get("train_step"), "whole", False):  # equal on all ranks
+    if channel.size == 1 or _is_whole(model):
         return own
     equal, common = _equal_variables(model), vars(model).get(COMBINED, {})
     differ = [i for i, variable in enumerate(variables) if id(variable) not in equal]
     for i, value in zip(differ, _combined(channel, [variables[i] for i in differ], common), strict=True):
         own[i] = value
     return own
+
+
+def _is_whole(model: Any) -> bool:
+    """Return whether all ranks train on whole batches, so that their metrics are equal."""
+    return bool(getattr(vars(model).get("train_step"), "whole", False))
 
 
 def results_of_all(channel: Channel, model: Any) -> dict[str, Any]:
@@ -348,6 +353,38 @@ def note_combined(model: Any) -> None:
     """Note that each rank has the states of all: these count once, and what the ranks add to them is added up."""
     values = {id(v): (v, np.array(v.value.numpy())) for v in model.metrics_variables if _rule(v) == "sum"}
     object.__setattr__(model, COMBINED, values)
+
+
+@contextlib.contextmanager
+def counting_once(model: Any) -> Iterator[bool]:
+    """Context manager: each rank adds the same rows to the metrics of a model, which count once.
+
+    The states are those of all ranks meanwhile, so that what is added is rounded alike; what this rank has counted of
+    its own rows comes back afterwards, unless the metrics begin anew. It gives whether this rank has counted any.
+    """
+    if _is_whole(model):
+        yield False
+        return
+    common, kept = vars(model).get(COMBINED, {}), list[tuple[Any, Array]]()
+    flags = [(flag, flag.numpy()) for flag in gathering_flags(model)]
+    gathered = {id(v) for metric, update in _gathering(model) if not update.may_combine for v in metric.variables}
+    equal = gathered | _equal_variables(model)
+    for variable in model.metrics_variables:
+        if _rule(variable) == "sum" and id(variable) not in equal:
+            value = np.array(variable.value.numpy()).astype(_exact_dtype(variable))
+            _, base = common.get(id(variable), (None, np.zeros_like(value)))
+            kept.append((variable, value - base))
+            variable.assign(base)
+    object.__setattr__(model, COMBINED, common := dict(common))
+    try:
+        yield any(own.any() for _, own in kept)
+    finally:
+        goes_on = vars(model)[COMBINED] is common
+        note_combined(model)
+        for variable, own in kept if goes_on else ():
+            variable.assign(variable.value.numpy().astype(own.dtype) + own)
+        for flag, value in flags:
+            flag.assign(value)
 
 
 def note_reset(model: Any) -> None:
