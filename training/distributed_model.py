@@ -26,7 +26,6 @@ from matex_data.training.exact.batch_norm import (
     local_normalizations,
 )
 from matex_data.training.exact.listed import own_method
-from matex_data.training.exact.logs import LogReduction
 from matex_data.training.exact.losses import DistributedLoss, SummedLoss, distributed_losses, is_unreduced
 from matex_data.training.exact.metrics import (
     combine_metrics,
@@ -361,13 +360,7 @@ class DistributedModel:
     def combined(self, logs: Any, of_batch: bool = False, evaluated: bool = False) -> Any:
         """Return the logs of an epoch, an evaluation or a batch over all ranks. *Collective*."""
         step = self.test if evaluated or not (self.step.reductions or self.step.possible) else self.step
-        kinds: dict[str, LogReduction | None] = dict(step.reductions)
-        for key, possible in step.possible.items():  # where the graph does not tell it, the checks may
-            known = kinds.get(key) or (
-                "mean" if "mean" in possible or len(possible) > 1 else next(iter(possible), None)
-            )
-            kinds[key] = known if known in possible else None
-        return combined_logs(self.model, self.channel, logs, kinds, of_batch, self._warn_of_own)
+        return combined_logs(self.model, self.channel, logs, step.kinds(), of_batch, self._warn_of_own)
 
     def _warn_of_own(self, keys: list[str]) -> None:
         """Warn once of numbers that a step returns and that do not combine over the ranks."""
@@ -375,8 +368,8 @@ class DistributedModel:
         self._warned.update(new)
         if self.channel.rank == 0 and new:
             log.warning(
-                "a step of %s returns %s: no mean, sum, maximum or minimum over the samples, so the value is that of "
-                "the rows of rank 0 alone\n"
+                "a step of %s returns %s: not known as a mean, sum, maximum or minimum over the samples, so the value "
+                "is that of the rows of rank 0 alone\n"
                 "  remedy: return the result of a metric, which is that of all ranks",
                 *(self.model.name, ", ".join(new)),
             )

@@ -189,6 +189,60 @@ def test_callbacks_read_the_logs_of_global_batches(ranks: Pools, pool: Pool, kin
             np.testing.assert_allclose(history[key], values, rtol=1e-5, err_msg=key)
 
 
+def _evaluated_within(comm: Any, kind: str, distributed: bool) -> Any:
+    """Train two epochs, within which callbacks evaluate rows that all ranks have."""
+    import keras
+
+    from matex_data import training
+
+    class Largest(keras.metrics.Metric):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__(name="largest")
+            self.number = self.add_weight(shape=(), initializer=lambda shape, dtype: keras.ops.full(shape, -9.0, dtype))
+
+        def update_state(self, y: Any, outputs: Any, sample_weight: Any = None) -> None:
+            self.number.assign(keras.ops.maximum(self.number, keras.ops.max(outputs)))
+
+        def result(self) -> Any:
+            return self.number + 0.0
+
+    class Probe(keras.callbacks.Callback):  # type: ignore[misc]
+        def _evaluate(self, *_: Any) -> None:
+            if kind == "test_on_batch":
+                self.model.test_on_batch(x[:7], y[:7])
+            else:
+                self.model.evaluate(x[:31], y[:31], verbose=0)
+
+        def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            if kind != "begin" and batch in (0, 2):
+                self._evaluate()
+
+        def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+            if kind == "begin":
+                self._evaluate()
+
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential([keras.Input((problems.FEATURES,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.SGD(0.5), loss, metrics=["accuracy", Largest()])
+    x, y = problems.table(40, seed=5)
+    data = problems.shard(problems.table(36), 12, comm.rank, comm.size)
+    options = {"epochs": 2, "callbacks": [Probe()], "verbose": 0}
+    return (
+        training.fit(model, data, comm=comm, **options).history if distributed else model.fit(data, **options).history
+    )
+
+
+@pytest.mark.rank_counts(2, 3)
+@pytest.mark.parametrize("kind", ["evaluate", "test_on_batch", "begin"])
+def test_evaluations_within_an_epoch(ranks: Pools, pool: Pool, kind: str) -> None:
+    expected, *_ = ranks(1).run(_evaluated_within, kind, False)
+    results = pool.run(_evaluated_within, kind, True, timeout=120)
+    assert all(found == results[0] for found in results)
+    for key, values in expected.items():
+        np.testing.assert_allclose(results[0][key], values, rtol=1e-5, err_msg=key)
+
+
 def _files(comm: Any, folder: Path) -> Any:
     """Train with callbacks that write to a path for each rank, which is not in the folder for temporary files."""
     import keras

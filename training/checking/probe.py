@@ -106,6 +106,8 @@ class Probe:
         self._applied: list[Any] = []
         self._calls = 0
         self._conditional = False
+        self._numbers: dict[str, Any] = {}
+        self._computed: set[str] = set()  # keys of numbers that the step computes from states of metrics
         self.traced = self.draws = False
         self.read: list[Any] = []
 
@@ -143,7 +145,7 @@ class Probe:
             changed = {name: v for name, v in self._compared.items() if v.trainable}
             changed |= {f"{METRICS}{i + 1}": metrics[i] for i in states}
             resolutions = {name: _resolution(v) for name, v in changed.items()}
-            logs = own_numbers(self._distributed.model, returned)
+            logs = own_numbers(self._distributed.model, returned, self._computed)
         numbers = {key: float(value) for key, value in logs.items()}
         return Effects(found, states, numbers, int(rows), resolutions)
 
@@ -158,8 +160,8 @@ class Probe:
         with draws_for_rows(rows, whole[1]) as drawn, self._captured():
             logs = (self._checked.on_whole_batch if self._whole else self._checked.on_rows)(data)
         self.draws = drawn()
-        numbers = {key: value for key, value in flat(logs).items() if _is_number(value)}
-        return rows[1] - rows[0], numbers
+        self._numbers = {key: tensor for key, value in flat(logs).items() if _is_number(tensor := _tensor(value))}
+        return rows[1] - rows[0], self._numbers
 
     @contextlib.contextmanager
     def _captured(self) -> Iterator[None]:
@@ -216,6 +218,9 @@ class Probe:
         if self._whole:
             refuse_hidden_state(graph)
         outside = {id(inner): outer for outer, inner in graph.captures}
+        metrics = {id(v.handle) for v in numeric_metrics(model)}
+        of_metrics = Ownership(graph, [inner for outer, inner in graph.captures if id(outer) in metrics])
+        self._computed = {key for key, tensor in self._numbers.items() if of_metrics.of(tensor).rows}
         ownership = Ownership(graph, [tensor for tensor in self._function.inputs if id(tensor) not in outside])
         paths = {id(v.value.handle): v.path for v in model.variables}
         states = {id(v.handle) for v in resources([*model.metrics_variables, *optimizer_variables(model)])}
@@ -298,10 +303,13 @@ def _resolution(variable: Any) -> float:
     return float(np.spacing(variable.dtype.as_numpy_dtype(1))) * float(np.linalg.norm(variable.numpy().astype("f8")))
 
 
+def _tensor(value: Any) -> Any:
+    """Return numbers and variables as tensors, as TensorFlow does when a step returns them, and others unchanged."""
+    return tf.convert_to_tensor(value) if isinstance(value, int | float | np.number | keras.Variable) else value
+
+
 def _is_number(value: Any) -> bool:
-    scalar = tf.is_tensor(value) and value.shape.rank == 0
-    dtype = tf.as_dtype(value.dtype) if scalar else tf.bool  # that of a variable of Keras is a text
-    return bool(dtype.is_floating or dtype.is_integer)
+    return tf.is_tensor(value) and value.shape.rank == 0 and bool(value.dtype.is_floating or value.dtype.is_integer)
 
 
 def optimizer_variables(model: Any) -> list[Any]:

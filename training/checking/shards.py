@@ -348,8 +348,9 @@ class ShardComparison:
             logs = self._channel.host.allgather_object((sharded.logs, sharded.rows)) if with_logs else []
         for key, value in whole.logs.items() if with_logs else ():
             shards = [(numbers[key], rows) for numbers, rows in logs if key in numbers]
-            possible = possible_reductions(shards, value) if len(shards) == len(logs) else set()
-            self._step.possible.setdefault(key, possible).intersection_update(possible)
+            if len(shards) == len(logs):
+                possible = possible_reductions(shards, value)
+                self._step.possible.setdefault(key, possible).intersection_update(possible)
         known = {i: change for i, change in whole.metrics.items() if i in combined}
         expected = Effects(whole.named(known), resolutions=whole.resolutions)
         return expected, Effects(sharded.named({i: combined[i] for i in known}))

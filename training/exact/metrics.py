@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.logs import LogReduction, combined_numbers, flat
+from matex_data.training.exact.logs import LogReduction, combined_numbers, flat, remaining_reductions
 from matex_data.training.exact.state import step_state
 from matex_data.training.keras_api import CompileMetrics, MetricsList, get_keras_mask, set_keras_mask
 from matex_data.training.reduction.graphs import eager_variable
@@ -31,20 +31,20 @@ def combined_logs(
     model: Any,
     channel: Channel,
     logs: Any,
-    kinds: Mapping[str, LogReduction | None] | None = None,
+    kinds: Mapping[str, tuple[LogReduction | None, set[LogReduction] | None]],
     of_batch: bool = False,
     own: Callable[[list[str]], None] = lambda keys: None,
 ) -> Any:
     """Return the logs of an epoch, or of a batch, over all ranks. *Collective*.
 
     A value that equals the result of a metric of the model on this rank, under any key, becomes the result of this
-    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are the same on all ranks,
-    or rank 0's own. Nested dicts are flattened, as Keras does it.
+    metric over all ranks. Other numbers combine as their kinds say; those of no known kind are rank 0's own. Nested
+    dicts are flattened, as Keras does it.
 
     Parameters
     ----------
     logs : logs of this rank's last step; empty if it had no batch.
-    kinds : how numbers combine, as this rank has found; None for one that does not; absent: it does not know.
+    kinds : how numbers combine, as this rank has found; see ``RankStep.kinds``; absent: it does not know.
     of_batch : Keras returns the logs of a batch as they are; those of an epoch, if they have the names of the metrics,
         are the results of these.
     own : called with the keys of rank 0's own numbers, if there are any.
@@ -61,7 +61,7 @@ def combined_logs(
         values = {key: _number(value) for key, value in flat(logs).items()}
         sources = {key: _equal_results(key, value, before) for key, value in values.items()}
         is_result = set(logs) == set(result) and (not of_batch or all(sources.values()))
-        found = (is_result, values, sources, rows, kinds or {})
+        found = (is_result, values, sources, rows, kinds)
     by_rank = [logs_of_rank for logs_of_rank in channel.host.allgather_object(found) if logs_of_rank is not None]
     if not by_rank:
         return logs
@@ -76,8 +76,8 @@ def combined_logs(
             out[key] = after[common[0]][1]
             continue
         numbers = [(rank[1][key], rank[3]) for rank in by_rank]
-        of_ranks = {rank[4][key] for rank in by_rank if key in rank[4]}  # each rank has checked other rows, or none
-        out[key], is_own = combined_numbers(numbers, of_ranks.pop() if len(of_ranks) == 1 else None)
+        of_ranks = [rank[4][key] for rank in by_rank if key in rank[4]]  # each rank has checked other rows, or none
+        out[key], is_own = combined_numbers(numbers, remaining_reductions(of_ranks))
         of_rank_0 += [key] * is_own
     if of_rank_0:
         own(of_rank_0)
@@ -119,10 +119,16 @@ def _equal_results(key: str, value: Any, results: list[tuple[str, Any]]) -> list
     return sorted(equal, key=lambda i: results[i][0] != key)
 
 
-def own_numbers(model: Any, logs: dict[str, Any]) -> dict[str, Any]:
-    """Return the values of logs that are no results of the model's metrics."""
-    results = _results(model) if logs else []
-    return {key: value for key, value in logs.items() if not _equal_results(key, _number(value), results)}
+def own_numbers(model: Any, logs: dict[str, Any], computed: Collection[str]) -> dict[str, Any]:
+    """Return the values of logs that are no results of the model's metrics.
+
+    Parameters
+    ----------
+    computed : keys of those that are computed from states of metrics; others may equal a result by chance.
+    """
+    results = _results(model) if computed else []
+    own = [key for key in logs if key not in computed or not _equal_results(key, _number(logs[key]), results)]
+    return {key: logs[key] for key in own}
 
 
 def record_rows(model: Any, count: Any) -> None:
@@ -322,13 +328,18 @@ def combined_values(channel: Channel, model: Any) -> list[Array]:
     """Return the values of a model's metric variables over all ranks, which keep theirs. *Collective*."""
     variables = model.metrics_variables
     own = [np.array(variable.value.numpy()) for variable in variables]
-    if channel.size == 1 or getattr(vars(model).get("train_step"), "whole", False):  # equal on all ranks
+    if channel.size == 1 or _is_whole(model):
         return own
     equal, common = _equal_variables(model), vars(model).get(COMBINED, {})
     differ = [i for i, variable in enumerate(variables) if id(variable) not in equal]
     for i, value in zip(differ, _combined(channel, [variables[i] for i in differ], common), strict=True):
         own[i] = value
     return own
+
+
+def _is_whole(model: Any) -> bool:
+    """Return whether all ranks train on whole batches, so that their metrics are equal."""
+    return bool(getattr(vars(model).get("train_step"), "whole", False))
 
 
 def results_of_all(channel: Channel, model: Any) -> dict[str, Any]:
@@ -342,6 +353,38 @@ def note_combined(model: Any) -> None:
     """Note that each rank has the states of all: these count once, and what the ranks add to them is added up."""
     values = {id(v): (v, np.array(v.value.numpy())) for v in model.metrics_variables if _rule(v) == "sum"}
     object.__setattr__(model, COMBINED, values)
+
+
+@contextlib.contextmanager
+def counting_once(model: Any) -> Iterator[bool]:
+    """Context manager: each rank adds the same rows to the metrics of a model, which count once.
+
+    The states are those of all ranks meanwhile, so that what is added is rounded alike; what this rank has counted of
+    its own rows comes back afterwards, unless the metrics begin anew. It gives whether this rank has counted any.
+    """
+    if _is_whole(model):
+        yield False
+        return
+    common, kept = vars(model).get(COMBINED, {}), list[tuple[Any, Array]]()
+    flags = [(flag, flag.numpy()) for flag in gathering_flags(model)]
+    gathered = {id(v) for metric, update in _gathering(model) if not update.may_combine for v in metric.variables}
+    equal = gathered | _equal_variables(model)
+    for variable in model.metrics_variables:
+        if _rule(variable) == "sum" and id(variable) not in equal:
+            value = np.array(variable.value.numpy()).astype(_exact_dtype(variable))
+            _, base = common.get(id(variable), (None, np.zeros_like(value)))
+            kept.append((variable, value - base))
+            variable.assign(base)
+    object.__setattr__(model, COMBINED, common := dict(common))
+    try:
+        yield any(own.any() for _, own in kept)
+    finally:
+        goes_on = vars(model)[COMBINED] is common
+        note_combined(model)
+        for variable, own in kept if goes_on else ():
+            variable.assign(variable.value.numpy().astype(own.dtype) + own)
+        for flag, value in flags:
+            flag.assign(value)
 
 
 def note_reset(model: Any) -> None:

@@ -101,6 +101,13 @@ def static_rows(spec: Any, per_sample: Sequence[bool | None] | None = None) -> i
     return leaves[0].shape[0] if leaves and leaves[0].shape.rank else None
 
 
+def static_counts(batch: Any) -> set[int]:
+    """Return the number of rows of a batch, and of the elements of leaves with rows, where they are static."""
+    leaves = zip(tf.nest.flatten(batch), leaves_per_sample(batch), strict=True)
+    counts = [count for leaf, known in leaves if known for count in (leaf.shape[0], leaf.shape.num_elements())]
+    return {count for count in counts if count}
+
+
 def rank_rows(
     element: Any, rank: int, size: int, per_sample: Sequence[bool | None] | None = None, stand_in: bool = False
 ) -> Any:

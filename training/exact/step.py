@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
@@ -14,15 +15,24 @@ import tensorflow as tf
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import global_moment_variables
 from matex_data.training.exact.logs import LogReduction, reductions
-from matex_data.training.exact.metrics import gathered_variables, record_rows, weighted_means
+from matex_data.training.exact.metrics import counting_once, gathered_variables, record_rows, weighted_means
 from matex_data.training.exact.ownership import STAND_IN_GUARD, written_alike
-from matex_data.training.exact.rows import batch_count, batch_size, leaves_per_sample, rank_rows, static_rows
+from matex_data.training.exact.rows import (
+    batch_count,
+    batch_size,
+    leaves_per_sample,
+    rank_rows,
+    static_counts,
+    static_rows,
+)
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import separate_draws
 from matex_data.training.keras_api import METRICS_OF_EPOCH
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
 from matex_data.training.replacements import replaced
+
+log = logging.getLogger("matex_data.training")
 
 
 class RankStep(ABC):
@@ -51,6 +61,7 @@ class RankStep(ABC):
         self.whole = False
         self.reductions: dict[str, LogReduction | None] = {}
         self.possible: dict[str, set[LogReduction]] = {}
+        self._counts: set[int] = set()  # of the latest rows
 
     def __call__(self, data: Any) -> Any:
         """Compute this rank's rows. *Collective*."""
@@ -58,7 +69,7 @@ class RankStep(ABC):
             return self.on_whole_batch(data)
         with separate_draws(self._channel.rank):
             logs = self.on_rows(data)
-        self.reductions = reductions(logs)
+        self.reductions = reductions(logs, self._counts)
         return logs
 
     @abstractmethod
@@ -69,11 +80,17 @@ class RankStep(ABC):
     def on_whole_batch(self, data: Any) -> Any:
         """Compute the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
 
+    def kinds(self) -> dict[str, tuple[LogReduction | None, set[LogReduction] | None]]:
+        """Return for each number what its graph tells, and what is possible after checks; None: not checked."""
+        keys = {**self.reductions, **self.possible}
+        return {key: (self.reductions.get(key), self.possible.get(key)) for key in keys}
+
     def _own(self, data: Any) -> Any:
         """Return this rank's rows of a batch."""
-        if self.per_sample is None:
-            return data
-        return rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+        if self.per_sample is not None:
+            data = rank_rows(data, self._channel.rank, self._channel.size, self.per_sample)
+        self._counts = static_counts(data)
+        return data
 
     def _guarded(self, data: Any, count: Any, weight: Any) -> Any:
         """Run the model's own step within ``StepState.step``, on a rank without samples on a stand-in row.
@@ -181,6 +198,7 @@ class DistributedTestStep(RankStep):
         super().__init__(model, reducer.channel, "test_step")
         self._reducer, self._prepare = reducer, prepare
         self._local_function: Any = None
+        self._warned = False
         self.agrees = self.gathers = self.running = self.begins = False
 
     def on_rows(self, data: Any) -> Any:
@@ -211,22 +229,30 @@ class DistributedTestStep(RankStep):
         return padded if known else padded.take_while(lambda *data: True)  # Keras knows the number on no rank
 
     @contextlib.contextmanager
-    def on_this_rank(self) -> Iterator[None]:
-        """Context manager: evaluate whole batches on this rank alone."""
+    def on_this_rank(self) -> Iterator[bool]:
+        """Context manager: evaluate whole batches on this rank alone, as each rank does; see ``counting_once``."""
         model, distributed_function = self._model, self._model.test_function
         make = type(model).make_test_function.__get__(model)
         logs = getattr(type(model), METRICS_OF_EPOCH).__get__(model)
-        with replaced(model, test_step=self.wrapped, make_test_function=make, **{METRICS_OF_EPOCH: logs}):
+        replacements = replaced(model, test_step=self.wrapped, make_test_function=make, **{METRICS_OF_EPOCH: logs})
+        with counting_once(model) as counted, replacements:
             object.__setattr__(model, "test_function", self._local_function)
             try:
-                yield
+                yield counted
             finally:
                 self._local_function = model.test_function
                 object.__setattr__(model, "test_function", distributed_function)
 
     def on_batch(self, *args: Any, **kwargs: Any) -> Any:
         """Run Keras's ``test_on_batch`` on the whole batch, on this rank alone."""
-        with self.on_this_rank():
+        with self.on_this_rank() as counted:
+            if counted and self._channel.rank == 0 and not self._warned:
+                self._warned = True
+                log.warning(
+                    "test_on_batch of %s within an epoch returns metrics of its own rows; in one process those of the "
+                    "epoch so far are among them\n  remedy: model.evaluate, whose metrics begin anew",
+                    self._model.name,
+                )
             return type(self._model).test_on_batch(self._model, *args, **kwargs)
 
 

@@ -140,7 +140,7 @@ def _set_manager_state(manager: Any, state: Any) -> None:
     vars(manager).update(attributes)
 
 
-def local_model(model: Any) -> contextlib.AbstractContextManager[None]:
+def local_model(model: Any) -> contextlib.AbstractContextManager[Any]:
     """Return a context manager: evaluate a model on this rank alone, on whole batches, while all ranks train it."""
     test = vars(model).get("test_step")
     return test.on_this_rank() if isinstance(test, DistributedTestStep) else contextlib.nullcontext()

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from matex_data.training.compat import in_session_graph
@@ -109,10 +110,14 @@ class SequenceCounter:
         self.number = None
 
 
-def is_fixed(tensor: Any) -> bool:
+def is_fixed(tensor: Any, counts: Collection[int] = ()) -> bool:
     """Return whether a tensor of a graph does not depend on the rows of a batch, such as the positions of words.
 
     It is computed from constants, variables and lengths of axes other than the first one.
+
+    Parameters
+    ----------
+    counts : constants that may be one of these, or a shape with rows, do depend on them; see ``is_count``.
     """
     if not isinstance(tensor, tf.Tensor) or not hasattr(tensor, "graph"):  # eager tensors have none
         return False
@@ -130,7 +135,29 @@ def is_fixed(tensor: Any) -> bool:
             if begin is None or not rank or source.shape.rank != 0 or begin[0] % rank == 0:
                 return False
             continue
+        if op.type == "StridedSlice" and op.inputs[0].op.type == "Const":  # of a shape that is static
+            begin = tf.get_static_value(op.inputs[1])
+            if begin is None or begin[0] == 0:
+                pending.append(op.inputs[0])
+            continue
         if op.type in ("Placeholder", "Shape", "Size") or (op.op_def.is_stateful and op.type != "ReadVariableOp"):
+            return False
+        if is_count(source, counts):
             return False
         pending += list(op.inputs)
     return True
+
+
+def is_count(tensor: Any, counts: Collection[int]) -> bool:
+    """Return whether a tensor of a graph is a constant that may be one of these counts, or a shape with rows.
+
+    Parameters
+    ----------
+    counts : of rows, the least of them, and of elements.
+    """
+    if not counts or tensor.op.type != "Const" or tensor.shape.rank not in (0, 1) or tensor.shape == (0,):
+        return False
+    value = tf.get_static_value(tensor)
+    if tensor.shape.rank == 0:
+        return bool(np.isin(value, list(counts)))
+    return bool(value.dtype.kind in "iu" and value[0] > 0 and value[0] % min(counts) == 0)  # rows may be joined

@@ -398,6 +398,29 @@ def on_single_batches():
     return {"logs": found}
 
 
+@case
+def evaluated_within_epochs():
+    model = dense(3)
+    model.compile(keras.optimizers.Adam(0.02), cross_entropy(), metrics=["accuracy"])
+    x, y = classes(40)
+    found = []
+
+    def few(batch, logs):
+        if batch == 1:
+            found.append(model.evaluate(x[:5], y[:5], verbose=0))
+
+    def one(batch, logs):
+        if batch == 1:
+            model.test_on_batch(x[:9], y[:9])
+
+    hooks = [keras.callbacks.LambdaCallback(on_train_batch_end=hook) for hook in (few, one)]
+    return {
+        "few": fitted(model, x, y, callbacks=hooks[:1]),
+        "one": fitted(model, x, y, callbacks=hooks[1:]),
+        "is": found,
+    }
+
+
 # Predictions
 
 
