@@ -102,6 +102,9 @@ tf_keras_models: Any = _imported("keras._tf_keras.keras.models", RUN)
 """Module ``tf.keras.models``; it and ``tf.keras.saving`` have functions of their own."""
 tf_keras_saving: Any = _imported("keras._tf_keras.keras.saving", RUN)
 BaseSession: Any = _imported("tensorflow.python.client.session.BaseSession", RUN)
+dataset_operations: Any = _imported("tensorflow.python.ops.gen_dataset_ops", RUN)
+parallel_operations: Any = _imported("tensorflow.python.ops.gen_experimental_dataset_ops", RUN)
+"""Modules with the operations of ``tf.data``, as its datasets call them."""
 DatasetFunction: Any = _imported("tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
@@ -137,6 +140,14 @@ CALLBACK_STATE: tuple[tuple[Any, tuple[str, ...]], ...] = (
 )
 """Attributes of callbacks that change during training."""
 
+ORDERED: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (
+        dataset_operations,
+        ("parallel_batch_dataset", "parallel_interleave_dataset_v4", "parallel_map_dataset_v2"),
+    ),
+    (parallel_operations, ("legacy_parallel_interleave_dataset_v2", "parse_example_dataset_v2")),
+)
+"""Operations of ``tf.data`` that may be asked for elements in the order in which threads have them."""
 ACCUMULATING = ("_backend_apply_gradients", "_clip_gradients", "apply")
 """Methods of an optimizer that decide how it adds up gradients."""
 STEP_METHODS = (
@@ -195,6 +206,7 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         (EpochIterator, ("_enumerate_iterator",)),
         (keras_random, ("draw_seed", "dropout", "normal", "randint", "truncated_normal", "uniform")),
         (tf.Graph, ("_get_function",)),
+        *ORDERED,
     ),
 }
 """Attributes of classes and modules: private ones, and public ones that this package replaces."""

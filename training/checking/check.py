@@ -10,13 +10,13 @@ import tensorflow as tf
 
 from matex_data.mpi.activity import busy
 from matex_data.training.checking.batches import taken, union_spec
-from matex_data.training.checking.report import DRAWS, LOCAL_STATISTICS, CheckReport, rows_of_all
+from matex_data.training.checking.report import DRAWS, LOCAL_STATISTICS, LOSS_SCALE, CheckReport, rows_of_all
 from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.listed import Proof, agreed_proof, specs_of
 from matex_data.training.exact.rows import batch_size, leaves_per_sample, static_rows
-from matex_data.training.exact.variables import check_equal_weights
+from matex_data.training.exact.variables import check_equal_weights, inner_optimizer, optimizers
 
 if TYPE_CHECKING:
     from matex_data.training.distributed_model import DistributedModel
@@ -234,7 +234,7 @@ class SelfCheck:
         self.proof, self._spec = proof, spec
         self._spec_of_shards = spec
         if proof.proven:
-            self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
+            self._report.proven(model, self._exceptions(proof.draws))
         elif not self.gathers:
             self._report.unchecked(model, proof)
 
@@ -278,8 +278,16 @@ class SelfCheck:
         ]
         proof = agreed_proof(self._channel, model, leaves, per_sample)
         if proof.proven and self._mode != "always":
-            self._report.proven(model, proof.draws, self._distributed.normalizes_locally())
+            self._report.proven(model, self._exceptions(proof.draws))
         return proof
+
+    def _exceptions(self, draws: bool) -> list[str]:
+        """Return in which shards differ from the whole batch, as is known."""
+        distributed = self._distributed
+        scaled = any(inner_optimizer(optimizer) is not optimizer for optimizer in optimizers(distributed.model))
+        scaled &= any(layer.compute_dtype == "float16" for layer in distributed.model._flatten_layers())
+        local = distributed.normalizes_locally()
+        return [DRAWS] * draws + [LOCAL_STATISTICS] * local + [LOSS_SCALE] * scaled
 
     def _check(self, batch: Any) -> None:
         """Check the next step; train on whole batches if it fails. *Collective*."""
@@ -292,7 +300,7 @@ class SelfCheck:
             self._report.trains_whole(model, cause or verdict, self.schedule, self.proof)
         elif not again:
             notes = [rows_of_all(self._comparison.gathered)] * bool(self._comparison.gathered)
-            notes += [DRAWS] * bool(probe and probe.draws) + [LOCAL_STATISTICS] * self._distributed.normalizes_locally()
+            notes += self._exceptions(bool(probe and probe.draws))
             self._report.agreed(model, verdict, self.proof, sums, notes, self._mode != "first")
         self.schedule.sums = sums or (again and self.schedule.sums)
         if cause is not None or not verdict.agree:

@@ -23,6 +23,11 @@ LOCAL_STATISTICS = (
     "except for BatchNormalization, which normalizes each shard by itself; change it with --sync-batch-norm"
 )
 
+LOSS_SCALE = (
+    "except for the steps that loss scaling skips: in float16, gradients of shards overflow at other scales than those "
+    "of the batch"
+)
+
 
 def rows_of_all(metrics: list[str]) -> str:
     """Return the note that metrics are computed from predictions that the ranks gather."""
@@ -49,15 +54,19 @@ class CheckReport:
         self._never, self._tells_proven = never, tells_proven
         self._said: set[tuple[Any, ...]] = set()
 
-    def proven(self, model: Any, draws: bool, local_statistics: bool) -> None:
-        """Report that a model is proven."""
+    def proven(self, model: Any, exceptions: list[str]) -> None:
+        """Report that a model is proven.
+
+        Parameters
+        ----------
+        exceptions : in which shards differ from the whole batch, as is known.
+        """
         if not self._tells_proven:
             return
-        notes = [DRAWS] * draws + [LOCAL_STATISTICS] * local_statistics
         self._print(
             model,
             f"self-check: {model.name} is proven to train on {self._size} shards of a batch as on the whole batch"
-            f"{_brackets(notes)}",
+            f"{_brackets(exceptions)}",
         )
 
     def agreed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 from typing import Any
 
 import keras
@@ -13,7 +12,6 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.digests import content_digest
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import row_states
-from matex_data.training.keras_api import Functional
 from matex_data.training.reduction.ops import Reducer
 
 ACCUMULATED = "_matex_accumulated"
@@ -79,19 +77,10 @@ def _sum(reducer: Reducer, tensor: Any, *constants: Any) -> list[Any]:
 def local_normalizations(model: Any) -> list[Any]:
     """Return the layers of batch normalization that may use the statistics of this rank's rows alone in training.
 
-    A part that a functional model calls with ``training=False``, as in fine-tuning, uses the moving ones.
+    Also those in a part that a functional model calls with ``training=False``: ``fit`` calls it for training.
     """
-    layers = list(model._flatten_layers())
-    found = [x for x in layers if isinstance(x, keras.layers.BatchNormalization) and x.trainable and not x.synchronized]
-    graphs = [layer for layer in layers if isinstance(layer, Functional)] if found else []
-    inference: set[int] = set()
-    for graph in graphs:
-        with contextlib.suppress(Exception):  # of layers of the user's own, whose configuration is not needed
-            for config in graph.get_config()["layers"]:
-                calls = [node["kwargs"].get("training") for node in config["inbound_nodes"]]
-                if calls and all(call is False for call in calls):
-                    inference |= {id(layer) for layer in graph.get_layer(config["name"])._flatten_layers()}
-    return [layer for layer in found if id(layer) not in inference]
+    layers = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+    return [layer for layer in layers if layer.trainable and not layer.synchronized]
 
 
 def moving_statistics(model: Any) -> list[Any]:

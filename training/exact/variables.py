@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterable, Iterator
-from functools import partial
 from typing import Any
 
 import keras
@@ -70,12 +69,13 @@ def build(model: Any, element_spec: Any) -> None:
     """
     with kept_by_calls(model):
         try:
+            _build_layers(model, element_spec)
             model._symbolic_build(data_batch=element_spec)
         except Exception:  # some models work in their own train_step alone, and fail with any error elsewhere
             if model.run_eagerly:
                 _build_without_functions(model, element_spec)
             else:
-                tf.function(model.train_step).get_concrete_function(element_spec)
+                tf.function(model.train_step, autograph=False).get_concrete_function(element_spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 
@@ -90,7 +90,28 @@ def build_losses(model: Any, data: Any) -> None:
     with tf.init_scope(), contextlib.suppress(Exception):  # of any kind: a test_step of the model's own may do anything
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
         with replaced(model, optimizer=None), kept_by_calls(model):
+            _build_layers(model, spec)
             model._symbolic_build(data_batch=spec)
+
+
+def build_without_optimizer(model: Any, element_spec: Any) -> None:
+    """Create the variables of a compiled model, unless they exist; like ``build``, but not those of its optimizer."""
+    with kept_by_calls(model):
+        _build_layers(model, element_spec)
+
+
+def _build_layers(model: Any, element_spec: Any) -> None:
+    """Create the variables of layers, unless they exist, by a trace of a call, as one process does.
+
+    Keras's symbolic build creates no variable from a value, neither ``tf.Variable(tf.ones(4))`` nor
+    ``keras.Variable(array)``, and leaves layers that have run half of their ``build``.
+    """
+
+    def call(batch: Any) -> Any:
+        return model(keras.utils.unpack_x_y_sample_weight(batch)[0], training=True)
+
+    if not all(layer.built for layer in model._flatten_layers()):
+        tf.function(call, autograph=False).get_concrete_function(element_spec)
 
 
 @contextlib.contextmanager
@@ -119,24 +140,6 @@ def _build_without_functions(model: Any, element_spec: Any) -> None:
     for part in (model._compile_metrics, model._compile_loss):
         if part is not None and not part.built:
             part.build(y, predicted)
-
-
-def build_without_optimizer(model: Any, element_spec: Any) -> None:
-    """Create the variables of a compiled model, unless they exist; like ``build``, but not those of its optimizer."""
-    if all(layer.built for layer in model._flatten_layers()):
-        return
-    with replaced(model, optimizer=None), kept_by_calls(model):
-        try:
-            model._symbolic_build(data_batch=element_spec)
-        except Exception:  # Keras has no symbolic tensors of lists and sparse rows
-            if model.run_eagerly:
-                raise
-            tf.function(partial(_call, model)).get_concrete_function(element_spec)
-
-
-def _call(model: Any, batch: Any) -> Any:
-    x, _, _ = keras.utils.unpack_x_y_sample_weight(batch)
-    return model(x)
 
 
 def optimizers(model: Any) -> list[Any]:

@@ -21,6 +21,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.compat import in_session_graph
 from matex_data.training.exact.batch_weights import left_to_keras, patch_iteration
 from matex_data.training.exact.state import in_step
+from matex_data.training.keras_api import ORDERED
 from matex_data.training.launcher.root import say_once
 from matex_data.training.reduction import graphs
 from matex_data.training.reduction.graphs import eager_variable
@@ -143,6 +144,26 @@ def patch_functions(rank: int) -> None:
         return CompiledFunction(make, functools.partial(say_once, rank, text))
 
     patch(tf, function, "function")
+
+
+def patch_pipelines() -> None:
+    """Let pipelines of ``tf.data`` give their elements in order, also with ``deterministic=False``.
+
+    In the order in which threads have them, each rank would make other batches: rows would be used twice, or never.
+    """
+
+    def in_order(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **kwargs | ({"deterministic": "true"} if kwargs.get("deterministic") == "false" else {}))
+
+    def with_options(original: Any, dataset: Any, options: Any, **kwargs: Any) -> Any:
+        if options.deterministic is False:
+            options = options.merge(tf.data.Options())  # a copy
+            options.deterministic = True
+        return original(dataset, options, **kwargs)
+
+    for module, names in ORDERED:
+        patch(module, in_order, *names)
+    patch(tf.data.Dataset, with_options, "with_options")
 
 
 class CompiledFunction:

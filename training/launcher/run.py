@@ -217,7 +217,7 @@ def _prepared(
         from matex_data.training.comm.runtime import start, take_own_gpu
         from matex_data.training.compat import SessionPatches
         from matex_data.training.launcher.keras_patches import KerasPatches
-        from matex_data.training.launcher.loops import LoopPatches, patch_functions
+        from matex_data.training.launcher.loops import LoopPatches, patch_functions, patch_pipelines
         from matex_data.training.launcher.meshes import patch_distributions, patch_strategies
         from matex_data.training.launcher.resuming import ScriptCheckpoints
         from matex_data.training.launcher.saving import patch_saving
@@ -250,6 +250,7 @@ def _prepared(
             SessionPatches(loops.average, received, loops.is_active, loops.warn_of_whole_batches)
         if root is not None:
             patch_functions(channel.rank)
+            patch_pipelines()
             patch_saving(channel, files)
             if patches is not None:
                 patches.asked = lambda: bool(root.asked) or not root.available

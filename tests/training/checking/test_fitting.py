@@ -484,3 +484,36 @@ def test_the_reason_of_an_error_is_the_first_line_that_says_more_than_where() ->
         "plain",
         "",
     ]
+
+
+def _proven(comm: Any, dtype: str) -> str:
+    """Return what is said of a proven model whose normalization is called for inference."""
+    import contextlib
+    import io
+
+    import keras
+    import tensorflow as tf
+
+    from matex_data.training.checking.check import SelfCheck
+    from matex_data.training.checking.report import CheckReport
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.distributed_model import DistributedModel
+
+    inputs, said = keras.Input((problems.FEATURES,)), io.StringIO()
+    base = keras.Sequential([inputs, keras.layers.Dense(4, dtype=dtype), keras.layers.BatchNormalization()])
+    model = keras.Model(inputs, keras.layers.Dense(1)(base(inputs, training=False)))
+    optimizer = keras.optimizers.SGD(0.1)
+    model.compile(optimizer if dtype == "float32" else keras.optimizers.LossScaleOptimizer(optimizer), "mse")
+    spec = tuple(tf.TensorSpec((None, columns)) for columns in (problems.FEATURES, 1))
+    with DistributedModel(model, open_channel(comm)) as distributed, contextlib.redirect_stderr(said):
+        distributed.prepare(spec)
+        SelfCheck(distributed, "proven", CheckReport(comm.rank, comm.size)).of_shards(spec)
+    return said.getvalue()
+
+
+@pytest.mark.rank_counts(2)
+def test_a_proof_names_its_exceptions(pool: Pool) -> None:
+    first, second = pool.run(_proven, "float32"), pool.run(_proven, "mixed_float16")
+    assert "is proven to train" in first[0] and "except for BatchNormalization" in first[0]
+    assert "loss scaling" not in first[0] and "except for the steps that loss scaling skips" in second[0]
+    assert first[1] == second[1] == ""

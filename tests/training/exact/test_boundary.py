@@ -86,6 +86,67 @@ def test_averages_of_weights_go_on_where_a_rank_has_no_row(ranks: Pools, pool: P
     problems.assert_same_weights(pool.run(_averaging, True), expected)
 
 
+def _valued(comm: Any, evaluates: bool, distributed: bool) -> Any:
+    """Train a model whose ``build``, and that of a layer, builds layers and makes variables from values."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Scaled(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.dense = keras.layers.Dense(4, "tanh")
+
+        def build(self, shape: Any) -> None:
+            self.dense.build(shape)
+            self.scale = tf.Variable(2 * tf.ones(4))
+
+        def call(self, x: Any) -> Any:
+            return self.dense(x) * self.scale
+
+    class Momentum(keras.Model):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.scaled, self.last = Scaled(), keras.layers.Dense(3)
+
+        def build(self, shape: Any) -> None:
+            self.scaled.build(shape)
+            self.last.build((None, 4))
+            self.sums = [keras.Variable(np.zeros(v.shape, "f4"), trainable=False) for v in self.trainable_variables]
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            return self.last(self.scaled(x))
+
+        def train_step(self, data: Any) -> Any:
+            with tf.GradientTape() as tape:
+                predicted = self(data[0], training=True)
+                loss = self.compute_loss(None, data[1], predicted)
+            for total, gradient in zip(self.sums, tape.gradient(loss, self.trainable_variables), strict=True):
+                total.assign(0.5 * total + gradient)
+            self.optimizer.apply([total + 0 for total in self.sums], self.trainable_variables)
+            return self.compute_metrics(*data, predicted)
+
+    keras.utils.set_random_seed(1)
+    model, arrays, value = problems.compiled(Momentum(), keras.optimizers.Adam(0.01)), problems.table(40), None
+    if evaluates and distributed:
+        value = training.evaluate(model, problems.shard(arrays, BATCH, comm.rank, comm.size), comm=comm, verbose=0)
+    elif evaluates:
+        value = model.evaluate(*arrays, BATCH, verbose=0)
+    _fit(comm, model, arrays, distributed)
+    return problems.weights(model), value
+
+
+@pytest.mark.rank_counts(2, slow=(1, 3))
+@pytest.mark.parametrize("evaluates", [False, True])
+def test_variables_that_build_makes_from_values(ranks: Pools, pool: Pool, evaluates: bool) -> None:
+    (expected, value), *_ = ranks(1).run(_valued, evaluates, False)
+    results = pool.run(_valued, evaluates, True)
+    problems.assert_same_weights([weights for weights, _ in results], expected)
+    for _, found in results:
+        np.testing.assert_allclose(found or 0, value or 0, rtol=1e-5)
+
+
 def _persistent(comm: Any, distributed: bool) -> Any:
     import keras
     import tensorflow as tf

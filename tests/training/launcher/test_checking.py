@@ -212,3 +212,39 @@ def test_batches_that_differ_later_are_an_error(tmp_path: Path) -> None:
     done = run_script(2, LAUNCHER, str(script), timeout=120)
     assert done.returncode != 0
     assert re.search(r"the ranks give step (8|9|1\d) of fit\(\) different data", done.stderr), done.stderr
+
+
+IN_ORDER_OF_THREADS = """
+import time
+import keras, numpy as np, tensorflow as tf
+
+def late(i):
+    waited = tf.py_function(lambda: time.sleep(0.002 * np.random.default_rng().integers(3)) or 0, [], tf.int64)
+    return i + tf.reshape(waited, ())
+
+options = tf.data.Options()
+options.deterministic = False
+source = tf.data.Dataset.range(4).interleave(
+    lambda i: tf.data.Dataset.range(6 * i, 6 * i + 6).map(late, num_parallel_calls=2, deterministic=False),
+    cycle_length=4, num_parallel_calls=4, deterministic=False,
+).with_options(options)
+data = source.map(lambda i: (tf.ones(1), tf.cast([i], "float32"))).batch(8, num_parallel_calls=2, deterministic=False)
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+given = keras.metrics.MeanMetricWrapper(lambda y, p: y**2, name="given")
+model.compile(keras.optimizers.SGD(1e-9), "mse", metrics=[given])
+print("GIVEN", model.fit(data, verbose=0, validation_data=data).history)
+from mpi4py import MPI
+orders = MPI.COMM_WORLD.allgather([int(i) for i in source])
+print("ORDERS", len({tuple(order) for order in orders}))
+"""
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_pipelines_give_their_elements_in_order(tmp_path: Path, ranks: int) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(IN_ORDER_OF_THREADS)
+    done = run_script(ranks, LAUNCHER, str(script), timeout=120)
+    assert done.returncode == 0, done.stderr
+    given = re.findall(r"given': \[(.*?)\]", done.stdout)
+    assert [float(x) for x in given] == pytest.approx([np.mean(np.arange(24.0) ** 2)] * 2, rel=1e-5)
+    assert "ORDERS 1" in done.stdout
