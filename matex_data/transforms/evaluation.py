@@ -445,10 +445,15 @@ def _is_among(numbers: Sequence[float], rounded: Callable[[Any], Any] | None, va
 
 
 def _is_any(content: Array, texts: Sequence[Any]) -> Array:
-    """Return which texts of an array are some others."""
-    if len(texts) <= FEW_TEXTS:
-        return reduce(np.logical_or, [np.asarray(content == text, bool) for text in texts])
-    among = frozenset(texts if content.dtype.hasobject else np.array(texts).tolist())  # of these, NumPy cuts NULs off
+    """Return which texts of an array are some others.
+
+    >>> _is_any(np.array([b"a", b"b"], object), [b"a\\0"]).tolist()
+    [False, False]
+    """
+    listed = np.array(texts, object if content.dtype.hasobject else None)  # else NumPy cuts NULs off, as in the array
+    if len(listed) <= FEW_TEXTS:
+        return reduce(np.logical_or, [np.asarray(content == listed[i : i + 1], bool) for i in range(len(listed))])
+    among = frozenset(listed.tolist())
     return np.fromiter(map(among.__contains__, content.ravel().tolist()), bool, content.size).reshape(content.shape)
 
 
