@@ -265,7 +265,7 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
         combined = self._distributed.batch_logs(dict(logs or {}), evaluated)
         if logs is not None:
             logs.clear()
-            logs.update({key: float(value) if np.size(value) == 1 else value for key, value in combined.items()})
+            logs.update({key: float(value) if np.ndim(value) == 0 else value for key, value in combined.items()})
 
 
 class ActivityReport(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

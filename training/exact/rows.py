@@ -131,7 +131,19 @@ def rank_rows(
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         empty = start == stop
         start, stop = tf.where(empty, tf.zeros_like(start), start), tf.where(empty, tf.ones_like(stop), stop)
-    return rows_between(element, start, stop, per_sample)
+    own = rows_between(element, start, stop, per_sample)
+    return _with_open_rows(own, per_sample) if isinstance(rows, int) and rows % size else own
+
+
+def _with_open_rows(element: Any, per_sample: Sequence[bool | None]) -> Any:
+    """Return a batch whose number of rows is not static: a static one stands for that of all ranks."""
+    leaves = [
+        tf.raw_ops.PlaceholderWithDefault(input=leaf, shape=[None, *leaf.shape[1:]])
+        if known and isinstance(leaf, tf.Tensor)
+        else leaf
+        for leaf, known in zip(tf.nest.flatten(element), per_sample, strict=True)
+    ]
+    return tf.nest.pack_sequence_as(element, leaves)
 
 
 def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, per_sample: bool | None) -> Any:

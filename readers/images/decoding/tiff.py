@@ -10,7 +10,7 @@ import logging
 import re
 import struct
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -50,18 +50,18 @@ logging.getLogger("tifffile").addHandler(logging.NullHandler())  # else each odd
 
 
 class ImageFileDirectory(NamedTuple):
-    """ImageFileDirectory of an image in the chain of a file.
+    """Directory of one of the images in a file.
 
     Attributes
     ----------
     number : in the chain, from 0.
     offset : byte position in the file.
-    is_page : it is none of a smaller version of another image: a thumbnail, or an overview.
+    is_reduced : the image is a smaller version of another one: a thumbnail, or an overview.
     """
 
     number: int
     offset: int
-    is_page: bool
+    is_reduced: bool
 
 
 def directories(data: bytes | memoryview | Slices) -> Iterator[ImageFileDirectory]:
@@ -93,21 +93,44 @@ def directories(data: bytes | memoryview | Slices) -> Iterator[ImageFileDirector
             ) from None
         seen.add(offset)
         begin = offset + struct.calcsize("=" + count_format)
-        yield ImageFileDirectory(number, offset, not number or not _is_reduced(data, begin, order, big))
+        yield ImageFileDirectory(number, offset, _is_reduced(data, begin, order, big))
         at, number = begin + entry * entries, number + 1
 
 
-def _page_at(data: bytes | memoryview, page: int) -> ImageFileDirectory:
-    """Return the directory of a page.
+def pages(directories: Iterable[ImageFileDirectory]) -> Iterator[ImageFileDirectory]:
+    """Yield the directories of pages: images that are no smaller versions of others, or else the first one."""
+    first, found = None, False
+    for directory in directories:
+        first = first or directory
+        if not directory.is_reduced:
+            found = True
+            yield directory
+    if first and not found:
+        yield first
+
+
+def _directory(data: bytes | memoryview, page: int) -> ImageFileDirectory | None:
+    """Return the directory of a page; None: it is the first one of the file, which needs no list.
 
     Raises
     ------
     DecodeError : there are fewer pages.
     """
-    found = [directory for directory in directories(data) if directory.is_page][: page + 1]
+    try:
+        if not page and not next(directories(data)).is_reduced:
+            return None
+    except (FormatError, StopIteration):  # Pillow tells what is wrong
+        return None
+    found = list(islice(pages(directories(data)), page + 1))
     if not 0 <= page < len(found):
         raise DecodeError("the file has no such page", expected=f"a page below {len(found)}", found=f"page {page}")
     return found[page]
+
+
+def _number(data: bytes | memoryview, page: int) -> int:
+    """Return the number of a page among all images of the file."""
+    directory = _directory(data, page)
+    return 0 if directory is None else directory.number
 
 
 def _unpacked(form: str, data: bytes | memoryview | Slices, at: int) -> tuple[Any, ...]:
@@ -126,8 +149,8 @@ def _is_reduced(data: bytes | memoryview | Slices, entry: int, order: str, big: 
 
 def count_pages(data: bytes | memoryview) -> int:
     """Return the number of images: of pages, or of the images behind the only page of a hyperstack."""
-    pages = sum(directory.is_page for directory in directories(data))
-    return _images(data, _opened(data, 0)) if pages == 1 else pages
+    number = len(list(pages(directories(data))))
+    return _images(data, _opened(data, 0)) if number == 1 else number
 
 
 def _images(data: bytes | memoryview, first: TiffImageFile | None) -> int:
@@ -158,10 +181,11 @@ def _is_behind(data: bytes | memoryview, page: int) -> bool:
 def open_page(data: bytes | memoryview, page: int) -> TiffImageFile:
     """Return a page as an image of Pillow, with its tags read. The first one needs no list of pages."""
     stream = io.BytesIO(data)
-    if page:
+    directory = _directory(data, page)
+    if directory is not None:
         order = "<" if bytes(data[:2]) == b"II" else ">"
         at, kind = (8, "Q") if 43 in data[2:4] else (4, "I")
-        struct.pack_into(order + kind, stream.getbuffer(), at, _page_at(data, page).offset)
+        struct.pack_into(order + kind, stream.getbuffer(), at, directory.offset)
     return TiffImageFile(stream)
 
 
@@ -201,19 +225,19 @@ def _would_cut(image: TiffImageFile) -> bool:
 
 def tiff_header(data: bytes | memoryview, max_pixels: int, counted: bool) -> Header:
     """Return the header of the first page; its number of pages is 1 unless they are to be ``counted``."""
-    pages = sum(directory.is_page for directory in directories(data)) if counted else 1
+    number = len(list(pages(directories(data)))) if counted else 1
     image = _opened(data, 0)
-    if counted and pages == 1:
-        pages = _images(data, image)
+    if counted and number == 1:
+        number = _images(data, image)
     if image is not None:  # Pillow has turned the size already
         check_pixels(*image.size, max_pixels)
-        return header_of_mode(image.mode, *image.size, pages)
+        return header_of_mode(image.mode, *image.size, number)
     with _file(data) as file:
-        found = _page(file, 0, len(data), max_pixels)
+        found = _page(file, _number(data, 0), len(data), max_pixels)
         height, width, channels = _shape(found)
         if _orientation(found) in TURNED:
             height, width = width, height
-        return Header(_mode(found), height, width, channels, _dtype(found), pages)
+        return Header(_mode(found), height, width, channels, _dtype(found), number)
 
 
 def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.Image | Pixels:
@@ -248,7 +272,7 @@ def _would_swap(image: TiffImageFile) -> bool:
 
 def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) -> Pixels:
     with _file(data) as file:
-        found = _page(file, _page_at(data, page).number if page else 0, len(data), max_pixels)
+        found = _page(file, _number(data, page), len(data), max_pixels)
         array = found.asarray(squeeze=False, maxworkers=1)[:, 0]
         pixels = np.moveaxis(array, 0, 2)[..., 0] if array.shape[3] == 1 else array[0]
         if _shape(found)[2] is None:

@@ -20,7 +20,7 @@ from matex_data.readers.decoding import Decoding, narrow
 from matex_data.readers.images.decoding import ImageOptions
 from matex_data.readers.images.decoding.kinds import HEAD_BYTES, image_kind
 from matex_data.readers.images.decoding.picture import check_pixels
-from matex_data.readers.images.decoding.tiff import ImageFileDirectory, directories, images_behind
+from matex_data.readers.images.decoding.tiff import ImageFileDirectory, directories, images_behind, pages
 from matex_data.readers.images.stacks.pages import StackPages, StoredPage
 from matex_data.storage.files import open_binary, size_of_open
 from matex_data.storage.objects import Slices, is_url
@@ -49,7 +49,7 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
             chain = _chain(path, Slices(stored, size))
             stored.seek(0)
             with tifffile.TiffFile(stored if is_url(path) else path, _multifile=False) as file:
-                numbers = [directory.number for directory in chain if directory.is_page]
+                numbers = [directory.number for directory in pages(chain)]
                 found = _pages(file, numbers) if len(file.pages) == len(chain) else None
     except (FormatError, OSError):
         raise
@@ -100,7 +100,7 @@ def _pages(file: tifffile.TiffFile, numbers: Sequence[int]) -> tuple[StoredPage,
     ----------
     numbers : of the pages among all images of the file.
     """
-    first = file.pages.first
+    first = file.pages[numbers[0]]
     if not _is_plain(first):
         return None
     page, ranges, contiguous = StoredPage.of(first, file.byteorder), [], True

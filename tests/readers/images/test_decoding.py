@@ -386,24 +386,29 @@ def test_16_bits_keep_their_dtype_in_all_modes() -> None:
     check(deep, ImageOptions(mode="rgb"), np.repeat(ARRAYS["uint16"][..., None], 3, axis=2))
 
 
-@pytest.mark.parametrize("behind_each", [True, False])  # as in files of Zeiss; or all of them at the end
+@pytest.mark.parametrize("order", ["behind each", "in front", "at the end"])  # in files of Zeiss, of cameras, pyramids
 @pytest.mark.parametrize("options", [{}, {"compression": "zlib"}, {"photometric": "rgb"}], ids=str)
-def test_smaller_versions_are_no_pages(tmp_path: Path, options: dict[str, Any], behind_each: bool) -> None:
+def test_smaller_versions_are_no_pages(tmp_path: Path, options: dict[str, Any], order: str) -> None:
     """Pillow reads gray pages, tifffile colours of 16 bits."""
     shape = (3, 64, 64, 3) if options.get("photometric") else (3, 64, 64)
     pixels = np.random.default_rng(1).integers(0, 60_000, shape).astype("u2")
     smaller = [(page, {"subfiletype": 1}) for step in (2, 4) for page in pixels[:, ::step, ::step]]
     pages: list[tuple[Any, dict[str, Any]]] = [(page, {}) for page in pixels]
-    mixed = [pages[i // 3] if i % 3 == 0 else smaller[i // 3 + 3 * (i % 3 - 1)] for i in range(9)]
+    images = {
+        "behind each": [pages[i // 3] if i % 3 == 0 else smaller[i // 3 + 3 * (i % 3 - 1)] for i in range(9)],
+        "in front": smaller + pages,
+        "at the end": pages + smaller,
+    }
     path = tmp_path / "a.tif"
     with tifffile.TiffWriter(path) as file:
-        for page, kind in mixed if behind_each else pages + smaller:
+        for page, kind in images[order]:
             file.write(page, contiguous=False, metadata=None, **{"photometric": "minisblack", **options, **kind})
     data = path.read_bytes()
     assert image_info(data, NATIVE).pages == 3
     for number, page in enumerate(pixels):
         np.testing.assert_array_equal(decode_image(data, NATIVE, page=number), page)
     np.testing.assert_array_equal(md.open_dataset(path, inputs="image").load()["image"], pixels)
+    np.testing.assert_array_equal(md.open_dataset(path, inputs="image", pages="first").load()["image"], pixels[:1])
 
 
 def test_pages_of_a_tiff() -> None:

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
-from matex_data.training.exact.rows import is_batched
+from matex_data.training.exact.rows import is_batched, shard_rows
 from matex_data.training.exact.step import append_empty_batches
 
 
@@ -57,3 +58,15 @@ def test_empty_batches_of_any_kind_of_tensor() -> None:
     _, _, (inputs, empty) = list(append_empty_batches(tf.data.Dataset.zip((dataset, varied)), 1))
     shapes = [tuple(leaf.shape) for leaf in (*inputs, empty)]
     assert shapes == [(0, None), (0, 2), (0, 2, 4), (0, 0)]
+
+
+@pytest.mark.parametrize(("rows", "static"), [(12, 6), (11, None)])
+def test_a_static_number_of_rows_is_that_of_every_rank(rows: int, static: int | None) -> None:
+    numbers = tf.data.Dataset.range(2 * rows).batch(rows, drop_remainder=True)
+    batches = numbers.map(lambda x: (x, tf.stack([x, x], 1), tf.zeros([3])))  # the last one is a table
+    shards = [shard_rows(batches, rank, 2) for rank in range(2)]
+    for shard in shards:
+        assert [spec.shape.as_list() for spec in shard.element_spec] == [[static], [static, 2], [3]]
+    for whole, *parts in zip(batches, *shards, strict=True):
+        for i in range(2):
+            np.testing.assert_array_equal(np.concatenate([part[i] for part in parts]), whole[i])
