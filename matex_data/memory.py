@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date
 from itertools import chain
 from numbers import Integral
@@ -19,6 +19,7 @@ from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names
 from matex_data.index.combined import exact, in_row
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
+from matex_data.warning import warn
 
 NAME = "memory"  # in place of the path of a file
 EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
@@ -78,9 +79,6 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
     (10, (3,))
     """
     is_xarray = _is_of(data, "xarray", "Dataset")
-    if _is_of(data, "pandas", "DataFrame"):  # levels of its index that have names are columns, as in its Parquet files
-        levels = [name for name in data.index.names if name is not None and name not in data]
-        data = data.reset_index(levels) if levels else data
     names = [str(name) for name in (data.variables if is_xarray else data)]
     twice = [name for name, count in Counter(names).items() if count > 1]
     if twice:
@@ -93,6 +91,8 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
         raise FormatError("sample_dim= is for xarray's data sets", expected="no sample_dim=", found=repr(sample_dim))
     else:
         columns, static = {str(name): (value, {}) for name, value in data.items()}, {}
+        if _is_of(data, "pandas", "DataFrame"):
+            columns = _levels(data, columns) | columns
     if not columns:
         raise FormatError("there are no arrays of samples", expected=EXAMPLE, found=_described(data))
     read, refused = list[tuple[Field, Array]](), dict[str, DataError]()
@@ -164,6 +164,21 @@ def _is_of(data: Any, package: str, name: str) -> bool:
     """Return whether an object is of a class of a package, which need not be installed."""
     module = sys.modules.get(package)
     return module is not None and isinstance(data, getattr(module, name))
+
+
+def _levels(frame: Any, columns: Collection[str]) -> dict[str, tuple[Any, dict[str, Any]]]:
+    """Return the levels of a frame's index that have names of their own, which its Parquet file has as columns."""
+    levels: dict[str, tuple[Any, dict[str, Any]]] = {}
+    for number, name in enumerate(frame.index.names):
+        if name is not None and str(name) not in {*columns, *levels}:
+            values = frame.index.get_level_values(number)
+            try:
+                _read(str(name), values, {})
+            except DataError as error:
+                warn(f"the index {name!r} is left out: {error}")
+            else:
+                levels[str(name)] = values, {}
+    return levels
 
 
 def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, dict[str, Any]]], dict[str, Array]]:

@@ -336,8 +336,8 @@ def _unparsed(kind: type[Located], error: Exception, **where: Any) -> Located:
     name = repr(where.get("field") or "name")
     if other is not None and other[1].startswith("timestamp"):
         return kind(
-            "a text is no time, as those on the lines that were looked at are",
-            expected="a date or time in ISO 8601",
+            "a text is no time as those on the lines that were looked at",
+            expected=f"a date or time in ISO 8601, as {other[1]}",
             found=repr(other[2]),
             remedy=f"give dtype={{{name}: 'str'}}: texts stay texts",
             **where,
@@ -379,7 +379,8 @@ def _first_fault(data: bytes, schema: pa.Schema) -> tuple[int, str | None, Excep
         for step in reversed(steps):
             kind = pa.list_(kind) if step is None else pa.struct([(step, kind)])
         if (error := _failure(lines[first], pa.schema([(column, kind)]))) is not None:
-            return first, name, error
+            is_of_field = _OTHER_TYPE.search(str(error)) or _CHANGED.search(str(error))
+            return first, name if is_of_field else None, error
     return None
 
 

@@ -70,6 +70,13 @@ def test_named_levels_of_an_index_are_fields(tmp_path: Path) -> None:
     found, stored = md.open_dataset(series).load(), md.open_dataset(tmp_path / "a.parquet").load()
     assert found.keys() == stored.keys() and all(np.array_equal(found[name], stored[name]) for name in stored)
     assert list(md.open_dataset(series.reset_index(drop=True)).schema) == ["x"]
+    times = pd.DataFrame({"x": [0.5, 1.5]}, index=pd.date_range("2020", periods=2, tz="Europe/Paris", name="time"))
+    assert md.open_dataset(times).load()["time"].tolist() == [one.timestamp() for one in times.index]
+    spans = pd.DataFrame({"x": [0.5, 1.5]}, index=pd.interval_range(0, 2, name="span"))
+    with pytest.warns(UserWarning, match="the index 'span' is left out"):
+        assert list(md.open_dataset(spans).schema) == ["x"]
+    twice = pd.DataFrame({"x": [0.5]}, index=pd.MultiIndex.from_tuples([(1, 2)], names=["k", "k"]))
+    assert md.open_dataset(twice).load()["k"].tolist() == [1]
 
 
 @pytest.mark.parametrize("given", [np.zeros(3), pd.Series([1.0]), 5], ids=["array", "series", "number"])

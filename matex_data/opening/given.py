@@ -244,6 +244,19 @@ def _is_partitioned(name: str) -> bool:
     return not file.startswith(".") and all("=" in folder and not folder.startswith(".") for folder in folders)
 
 
+def _of_folder(path: str, format: str | None) -> tuple[list[str], list[str]]:
+    """Return the files of a folder, or itself if it is a data set as a whole, and those that may be links."""
+    if folder_format(path, format):
+        return [path], []
+    with os.scandir(path) as scanned:  # of which most file systems tell the type at once
+        entries = list(scanned)
+    refuse_folder(path, {entry.name for entry in entries})
+    folders = data_folders([entry.path for entry in entries if entry.is_dir()])
+    listed = {file.path: file.is_file() for file in partitioned_files(entries)}
+    files = folders or files_of_folder(list(listed))
+    return files, [file for file in files if not listed.get(file, True)]
+
+
 def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
     """Return the files of a path that is no file, which is one of those that the argument ``whole`` stands for."""
     if objects.is_url(path):
@@ -251,24 +264,19 @@ def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
     location = Path(path)
     if location.is_file():
         return [path]
-    if location.is_dir():
-        if folder_format(path, format):
-            return [path]
-        with os.scandir(path) as scanned:  # of which most file systems tell the type at once
-            entries = list(scanned)
-        refuse_folder(path, {entry.name for entry in entries})
-        folders = data_folders([entry.path for entry in entries if entry.is_dir()])
-        listed = {file.path: file.is_file() for file in partitioned_files(entries)}
-        files = folders or files_of_folder(list(listed))
-        links = [file for file in files if not listed.get(file, True)]
+    is_folder, folders = location.is_dir(), list[str]()
+    if is_folder:
+        files, links = _of_folder(path, format)
     else:
         found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
         existing = existing_files(found)
         files = [*existing, *data_folders(found)]
+        links = natural_sorted(file for file in found if file not in existing)
         if not files:  # folders alone, of which each stands for what it does where it is named by itself
             folders = [folder for folder in found if Path(folder).is_dir()]
-            files = list(dict.fromkeys(file for folder in folders for file in _expand_one(folder, format, whole)))
-        links = natural_sorted(file for file in found if file not in existing)
+            inner = [_of_folder(folder, format) for folder in folders]
+            files = list(dict.fromkeys(file for own, _ in inner for file in own))
+            links += [link for _, own in inner for link in own]
     for link in links:
         check_link(link)
     if files:
@@ -276,7 +284,7 @@ def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
     folder = location.parent
     siblings = [p.name for p in folder.iterdir()] if folder.is_dir() else []
     raise DataError(
-        "no such file" if not location.is_dir() else "the directory holds no files",
+        "the directory holds no files" if is_folder else "the directories hold no files" if folders else "no such file",
         file=path,
         expected=None if path == whole else f"all of the {count_numbered(whole):,} files of {whole!r}",
         found=f"in its folder: {near_matches(location.name, siblings)}" if siblings else f"no folder {str(folder)!r}",

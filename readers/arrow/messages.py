@@ -25,6 +25,7 @@ from matex_data.index.model import EMPTY
 MAGIC = b"ARROW1"
 BEGIN = 8  # bytes in front of the messages of a file
 _END = 4 + len(MAGIC)  # bytes behind the footer: its length and the magic word
+_PADDING = 64  # bytes between messages at most; in front of the footer, these and the eight that end a stream
 _CONTINUES = b"\xff\xff\xff\xff"
 _HEAD = struct.Struct("<I 5H 2x ihBx I 4x")  # of a schema: the place of the table, its fields, and the table itself
 _HEAD_REFERS = 24  # byte of the head from which the distance to the schema counts
@@ -120,7 +121,8 @@ def _of_file(path: str, file: BinaryIO, size: int) -> Iterator[Message]:
     yield Message(_SCHEMA, begin, len(footer), 0)
     for blocks in (dictionaries, batches):
         blocks[:, 1] &= 0xFFFFFFFF  # an int32, behind which four bytes have no meaning
-    _check_apart(path, begin, np.concatenate([dictionaries, batches]))
+    first = _first_message(path, file)
+    _check_apart(path, None if first is None else first.end, begin, np.concatenate([dictionaries, batches]))
     whole: set[int] = set()
     for block in dictionaries.tolist():
         message = _read_block(path, file, _DICTIONARY, *block)
@@ -157,23 +159,43 @@ def _read_footer(path: str, file: BinaryIO, size: int) -> tuple[int, bytes]:
     return size - _END - length, file.read(length)
 
 
-def _check_apart(path: str, end: int, blocks: Integers) -> None:
-    """Raise ``FormatError`` unless messages lie in front of the footer, and none in another.
+def _first_message(path: str, file: BinaryIO) -> Message | None:
+    """Return the schema in front of the messages of a file; None: there is no message, as in files of polars."""
+    try:
+        message = _read_message(path, file, BEGIN)
+    except FormatError:
+        return None
+    return message if message is not None and message.kind == _SCHEMA else None
+
+
+def _check_apart(path: str, begin: int | None, end: int, blocks: Integers) -> None:
+    """Raise ``FormatError`` unless messages follow each other up to the footer, and none lies in another.
 
     Parameters
     ----------
+    begin : the first byte behind the schema; None: not known.
     end : the first byte of the footer.
     blocks : int64[messages, 3], offset, length of the metadata and length of the body.
     """
     blocks = blocks[np.argsort(blocks[:, 0], kind="stable")]
-    room = np.diff(blocks[:, 0], append=end)
     is_inside = (blocks >= (BEGIN, 1, 0)).all(axis=1) & (blocks <= end).all(axis=1)  # their sums do not overflow then
-    wrong = np.flatnonzero(~is_inside | (blocks[:, 1:].sum(axis=1) > room))
-    if len(wrong):
-        expected = f"messages between the bytes {BEGIN} and {end}, one behind the other"
-        offset, head_bytes, body_bytes = blocks[wrong[0]].tolist()
-        found = f"one of {head_bytes} and {body_bytes} bytes at byte {offset}"
+    behind = blocks.sum(axis=1)
+    if begin is not None:
+        behind = np.append(begin, behind)
+    gaps = np.append(blocks[:, 0], end)[len(blocks) + 1 - len(behind) :] - behind
+    if not is_inside.all() or (gaps < 0).any() or (gaps[:-1] > _PADDING).any() or (gaps[-1:] > _PADDING + 8).any():
+        expected = f"messages one behind the other up to byte {end}"
+        found = "bytes that are none" if is_inside.all() and not (gaps < 0).any() else "some that are not"
         raise _damaged(path, end, "the footer is damaged", expected, found)
+
+
+def schema_in_front(path: str, file: BinaryIO) -> bytes | None:
+    """Return the message of the schema that a file has in front of all others, as in a stream; None: there is none."""
+    message = _first_message(path, file)
+    if message is None:
+        return None
+    file.seek(message.offset)
+    return file.read(message.head_bytes)
 
 
 def schema_message(path: str, offset: int, stored: bytes) -> bytes:

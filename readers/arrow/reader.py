@@ -16,7 +16,15 @@ import pyarrow as pa
 from matex_data._types import Integers
 from matex_data.errors import FormatError
 from matex_data.index.model import Index
-from matex_data.readers.arrow.messages import Message, Nodes, column_borders, nodes, read_messages, schema_message
+from matex_data.readers.arrow.messages import (
+    Message,
+    Nodes,
+    column_borders,
+    nodes,
+    read_messages,
+    schema_in_front,
+    schema_message,
+)
 from matex_data.readers.arrow.record_batches import RecordBatches
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.members import Leaves, columns_of, fields_of, leaf_numbers
@@ -43,11 +51,28 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
         head = messages[0]
         file.seek(head.offset)
         stored = schema_message(path, head.offset, file.read(head.head_bytes))
+        other = schema_in_front(path, file) if head.offset else None
     try:
         schema = pa.ipc.read_schema(pa.py_buffer(stored))
+        first = schema if other is None else pa.ipc.read_schema(pa.py_buffer(other))
     except (pa.ArrowException, OSError, ValueError) as error:
         raise FormatError("the schema is damaged", file=path, byte=head.offset, found=error) from error
+    _check_equal(path, first, schema)
     return columns_of(path, schema, dtype or {}, partial(_of_batches, path, schema, messages))
+
+
+def _check_equal(path: str, schema: pa.Schema, footer: pa.Schema) -> None:
+    """Raise ``FormatError`` if the schemas of the first message and of the footer are two: one of them is damaged."""
+    if footer == schema:
+        return
+    begin, end = ([f"{column.name}: {column.type}" for column in columns] for columns in (schema, footer))
+    raise FormatError(
+        "the schema at the end of the file is another one than at its begin",
+        file=path,
+        expected=", ".join(column for column in begin if column not in end) or begin,
+        found=", ".join(column for column in end if column not in begin) or end,
+        remedy="copy or write the file again",
+    )
 
 
 def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Leaves) -> Index:

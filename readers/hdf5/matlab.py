@@ -58,7 +58,7 @@ def matlab_axis(dataset: h5py.Dataset, axis: int) -> int:
 
     Texts and cells lie along MATLAB's first axis. A vector has its numbers along the first axis, or else as they lie.
     """
-    if _class(dataset) not in NUMBERS or not axis:
+    if _class(dataset) not in NUMBERS or not axis or has_attribute(dataset, b"MATLAB_empty"):
         return -1
     if dataset.ndim == 2 and 1 in dataset.shape:
         return int(np.argmax(dataset.shape))

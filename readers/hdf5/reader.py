@@ -72,6 +72,7 @@ MAX_ATTRIBUTES = 64  # of a table, which are those of each of its members
 MAX_ATTRIBUTE_BYTES = 1024
 MEMBERS = "members"  # attribute of a table: the names by which its members are fields
 NO_AXIS = "the field has no sample axis"
+NO_SAMPLE_AXIS = "members of tables have their samples along the first axis, whatever sample_axis= says"
 
 
 def index(
@@ -244,6 +245,9 @@ class _Contents:
                     left_out |= _unreadable_members(item, self.path, name)
                 else:
                     table, member_path = item
+                    if self.sample_axis and table.dataset.ndim > 1:
+                        expected = "a table of one axis, or the whole table"
+                        raise FormatError(NO_SAMPLE_AXIS, file=self.path, field=name, expected=expected)
                     tables.setdefault((table.dataset.name, name in columns), (table, {}))[1][name] = member_path
             except FormatError as error:
                 if unread is None:

@@ -218,8 +218,7 @@ def test_a_text_among_times(tmp_path: Path, ranks: Any, size: int, text: str) ->
     for name in ("t", "o.l"):
         for found, texts in ranks(size).run(_texts, path, name):
             assert (
-                f"no time, as those on the lines that were looked at are (file {path!r}, field {name!r}, row 6160"
-                in found
+                f"no time as those on the lines that were looked at (file {path!r}, field {name!r}, row 6160" in found
             )
             assert f"found: {text!r}" in found and f"dtype={{{name!r}: 'str'}}" in found
             assert texts == [time.encode() for time in times]

@@ -273,6 +273,28 @@ def test_lengths_of_footers(tmp_path: Path, length: int) -> None:
         read(str(path))
 
 
+def test_no_bit_of_a_footer_changes_what_is_read(tmp_path: Path) -> None:
+    """Neither columns nor types, nor batches that it no longer lists."""
+    times = pa.array([1, 2], pa.timestamp("us"))
+    path = write(tmp_path / "a.arrow", pa.table({"s": pa.array(["a", "b"]), "x": pa.array([1, -2]), "t": times}))
+    content, wanted = bytearray(Path(path).read_bytes()), open_dataset(path, comm=MPI.COMM_SELF).load()
+    end = len(content) - 10
+    refused = 0
+    for bit in range(8 * (end - int.from_bytes(content[end : end + 4], "little")), 8 * end, 7):
+        content[bit // 8] ^= 1 << bit % 8
+        Path(path).write_bytes(content)
+        content[bit // 8] ^= 1 << bit % 8
+        try:
+            found = open_dataset(path, comm=MPI.COMM_SELF).load()
+        except DataError:
+            refused += 1
+        else:
+            assert found.keys() == wanted.keys()
+            for name in wanted:
+                same(found[name], wanted[name])
+    assert refused > 100
+
+
 def test_a_dictionary_that_a_file_has_twice(tmp_path: Path) -> None:
     """Streams replace dictionaries; in a file batches would have the texts of another one."""
     parts = [pa.DictionaryArray.from_arrays(pa.array([n]), pa.array(["a", "b"][: n + 1])) for n in range(2)]

@@ -97,6 +97,11 @@ def test_samples_of_plain_hdf5_along_another_axis(tmp_path: Path, pool: Pool, st
             assert same(batch["v"], batch["x"])
     with pytest.raises(FormatError, match="sample_axis="):
         index(str(tmp_path / "a.h5"), sample_axis=1, sample="file")
+    with h5py.File(tmp_path / "a.h5", "a") as file:
+        file["table"] = np.zeros((2, 4), [("a", "f4"), ("b", "i4", 3)])
+    assert index(str(tmp_path / "a.h5"), ["table"], sample_axis=-1).fields["table"].shape == (2,)
+    with pytest.raises(FormatError, match="along the first axis"):
+        index(str(tmp_path / "a.h5"), ["table/a"], sample_axis=-1)
 
 
 def _read(comm: Any, path: str, shuffle: bool, **options: Any) -> list[dict[str, Any]]:
