@@ -12,6 +12,7 @@ OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
     "sgd": lambda: keras.optimizers.SGD(keras.optimizers.schedules.ExponentialDecay(0.1, 3, 0.5), momentum=0.9),
     "ema": lambda: keras.optimizers.RMSprop(0.01, use_ema=True, ema_momentum=0.5),
+    "clipped": lambda: keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05),
     "scaled": lambda: keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(0.01, clipnorm=0.1)),
 }
 
@@ -79,10 +80,11 @@ def test_gradients_are_rounded_as_in_an_allreduce(pool: Pool, wire_dtype: str) -
         assert any((found[path] != value).any() for path, value in exact.items())
 
 
+@pytest.mark.parametrize("name", ["ema", "clipped"])
 @pytest.mark.rank_counts(3, slow=(2,))
-def test_rows_of_an_embedding_count_as_often_as_they_occur(pool: Pool) -> None:
-    """Compare with RMSprop, which squares each of them: another sum than the square of their sum."""
-    plain, cut = pool.run(_train, "ema", False, 1, True), pool.run(_train, "ema", True, 1, True)
+def test_rows_of_an_embedding_count_as_often_as_they_occur(pool: Pool, name: str) -> None:
+    """Compare with RMSprop and norms, which square each of them: another sum than the square of their sum."""
+    plain, cut = pool.run(_train, name, False, 1, True), pool.run(_train, name, True, 1, True)
     for (weights, state, _), (own, own_state, _) in zip(plain, cut, strict=True):
         for path, value in {**weights, **state}.items():
             np.testing.assert_allclose({**own, **own_state}[path], value, rtol=0, atol=1e-6, err_msg=path)

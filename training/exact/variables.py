@@ -71,11 +71,13 @@ def build(model: Any, element_spec: Any) -> None:
         try:
             _build_layers(model, element_spec)
             model._symbolic_build(data_batch=element_spec)
+            is_built = all(optimizer.built for optimizer in optimizers(model) if optimizer is not model.optimizer)
         except Exception:  # some models work in their own train_step alone, and fail with any error elsewhere
+            is_built = False
             if model.run_eagerly:
                 _build_without_functions(model, element_spec)
-            else:
-                tf.function(model.train_step, autograph=False).get_concrete_function(element_spec)
+        if not is_built and not model.run_eagerly:  # further optimizers know their variables in a step alone
+            tf.function(model.train_step, autograph=False).get_concrete_function(element_spec)
     if model.optimizer is not None and not model.optimizer.built:
         model.optimizer.build(model.trainable_variables)
 

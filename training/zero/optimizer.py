@@ -152,8 +152,9 @@ class PartOptimizer:
         """
         wide = [tf.float64 if g.dtype == tf.float64 else tf.float32 for g in gradients]
         wide = wide if len(set(wide)) == 1 else [tf.float64] * len(wide)
-        dense = map(tf.convert_to_tensor, gradients)  # rows of sparse ones may occur twice
-        squares = tf.stack([tf.reduce_sum(tf.square(tf.cast(g, d))) for g, d in zip(dense, wide, strict=True)])
+        # Of sparse ones as Keras does, whose rows may occur twice.
+        values = [g.values if isinstance(g, tf.IndexedSlices) else g for g in gradients]
+        squares = tf.stack([tf.reduce_sum(tf.square(tf.cast(v, d))) for v, d in zip(values, wide, strict=True)])
         for channel, total in self._totals:
             cut = [channel in channels_of(variable) for variable in self._variables]
             squares = tf.where(cut, total(squares), squares)

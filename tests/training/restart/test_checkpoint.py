@@ -392,6 +392,47 @@ def test_arrays_are_broadcast_once(table: Path, tmp_path: Path, ranks: Pools) ->
         assert objects < 8000
 
 
+def _resumed_with_two_optimizers(comm: Any, folder: Path) -> tuple[int, list[Any], list[Any]]:
+    """Train two epochs at once, and one of them after another process has left; return steps, and weights of both."""
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    class Two(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                loss = self.compute_loss(x, y, self(x, training=True))
+            for optimizer, layer in zip((self.optimizer, self.second), self.layers, strict=True):
+                weights = layer.trainable_variables
+                optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+            return {"loss": loss}
+
+    def fit(epochs: int, **options: Any) -> Any:
+        keras.utils.set_random_seed(1)
+        model = Two([keras.Input((problems.FEATURES,)), keras.layers.Dense(3), keras.layers.Dense(1)])
+        model.second = keras.optimizers.SGD(0.01, momentum=0.9)
+        model.compile(keras.optimizers.Adam(0.01), "mse")
+        x, _ = problems.table(24)
+        data = problems.shard((x, x[:, :1]), 12, comm.rank, comm.size)
+        training.fit(model, data, epochs=epochs, comm=comm, verbose=0, **options)
+        return model
+
+    whole = fit(2)
+    fit(1, checkpoint=folder)
+    model = fit(2, checkpoint=folder)
+    return int(model.second.iterations.numpy()), whole.get_weights(), model.get_weights()
+
+
+@pytest.mark.rank_counts(2)
+def test_a_second_optimizer_goes_on(pool: Pool, tmp_path: Path) -> None:
+    for steps, whole, resumed in pool.run(_resumed_with_two_optimizers, tmp_path, timeout=120):
+        assert steps == 4
+        for one, other in zip(whole, resumed, strict=True):
+            np.testing.assert_array_equal(one, other)
+
+
 def _by_name(comm: Any, folder: Path) -> None:
     import keras
     import tensorflow as tf
