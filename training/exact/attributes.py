@@ -168,6 +168,20 @@ def kept_random_state() -> Iterator[None]:
         np.random.set_state(of_numpy)
 
 
+def random_state() -> list[Any]:
+    """Return the states of the random numbers of Python and NumPy, as JSON holds them."""
+    version, numbers, gauss = random.getstate()
+    kind, keys, *rest = np.random.get_state()
+    return [[version, list(numbers), gauss], [kind, np.asarray(keys).tolist(), *rest]]
+
+
+def set_random_state(state: Sequence[Any]) -> None:
+    """Set the random numbers of Python and NumPy to states that ``random_state`` has returned."""
+    (version, numbers, gauss), (kind, keys, *rest) = state
+    random.setstate((version, tuple(numbers), gauss))
+    np.random.set_state((kind, np.array(keys, np.uint32), *rest))
+
+
 @contextlib.contextmanager
 def kept_variables(variables: Sequence[Any]) -> Iterator[list[Any]]:
     """Context manager: restore variables of TensorFlow; yields their values before.

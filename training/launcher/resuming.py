@@ -17,6 +17,7 @@ from typing import Any
 
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.attributes import random_state, set_random_state
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
 from matex_data.training.restart.resume import TrainingPosition, TrainingRun, begin_sources, sources
@@ -81,6 +82,7 @@ class ScriptRun(TrainingRun):
         self._iterators = 0  # made so far, the one of the running epoch included
         self._consumed = 0  # batches of this iterator before the running epoch
         self._epochs_of_sources: list[int] = []  # of this package's data sets, when this iterator was made
+        self._random = random_state()  # at that time
         self._sources: list[Any] = []
         self._iterator: Any = None
         self._to_restore = self.checkpoint.facts if self.checkpoint else None
@@ -101,8 +103,12 @@ class ScriptRun(TrainingRun):
 
     def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
         """Return the epoch with which to end: at once, if a callback has ended the run."""
-        ended = self.checkpoint is not None and self.checkpoint.facts["stopped"]
-        return min(epochs, self.start.epoch) if ended else epochs
+        if self.checkpoint is None:
+            return epochs
+        last = min(epochs, self.start.epoch) if self.checkpoint.facts["stopped"] else epochs
+        if last <= self.start.epoch:
+            set_random_state(self.checkpoint.facts["pipeline"]["random"])
+        return last
 
     def leading_callbacks(self) -> list[Any]:
         """Return no callbacks: the resumed epoch ends with the data."""
@@ -114,6 +120,7 @@ class ScriptRun(TrainingRun):
             self._sources = sources(dataset)
         self._iterators += 1
         self._epochs_of_sources = [source.epoch for source in self._sources]
+        self._random = random_state()
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
         """Yield the steps of an epoch that are left.
@@ -146,6 +153,7 @@ class ScriptRun(TrainingRun):
         begin_sources(self._sources, facts["data"])
         while self._iterators < pipeline["iterators"] - 1:
             iter(epoch_iterator._get_iterator())
+        set_random_state(pipeline["random"])  # as ``random.shuffle`` of a ``PyDataset`` leaves them in each epoch
         if epoch_iterator.steps_per_epoch:
             epoch_iterator._current_iterator = iter(epoch_iterator._get_iterator())
             for _ in range(pipeline["consumed"]):
@@ -155,16 +163,18 @@ class ScriptRun(TrainingRun):
     def data_facts(self, epoch: int, step: int) -> dict[str, Any]:
         """Return the facts of the data at the beginning of an epoch; see ``TrainingRun.data_facts``."""
         iterators, consumed, epochs = self._iterators, self._consumed, self._epochs_of_sources
+        state = self._random
         if step == 0:  # Keras has not begun the next epoch
             goes_on = self._iterator.steps_per_epoch and self._iterator._current_iterator is not None
             iterators, consumed = (iterators, self._iterator._steps_seen) if goes_on else (iterators + 1, 0)
             epochs = epochs if goes_on else [source.epoch for source in self._sources]
+            state = state if goes_on else random_state()
         states = [
             source.state(number * source.schedule.steps) for source, number in zip(self._sources, epochs, strict=True)
         ]
         return {
             "data": states,
-            "pipeline": {"iterators": iterators, "consumed": consumed, "digest": self.digest},
+            "pipeline": {"iterators": iterators, "consumed": consumed, "digest": self.digest, "random": state},
         }
 
 
