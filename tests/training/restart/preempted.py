@@ -65,6 +65,14 @@ def made_model() -> Any:
     return model
 
 
+class Sequence(keras.utils.PyDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, number: int) -> Any:
+        return x[24 * number : 24 * (number + 1)], y[24 * number : 24 * (number + 1)]
+
+
 def batches() -> Any:
     while True:
         rows = np.random.randint(0, 200, 24)
@@ -87,6 +95,8 @@ if kind == "arrays":
 elif kind == "steps":
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(200).repeat().batch(24)
     arguments = {"x": data, "steps_per_epoch": 7, "epochs": 4}
+elif kind == "sequence":
+    arguments = {"x": Sequence(), "epochs": 4}  # which Keras shuffles by Python's random numbers
 elif kind == "generator":
     arguments = {"x": batches(), "steps_per_epoch": 7, "epochs": 4}
 else:

@@ -74,6 +74,8 @@ def test_a_job_that_was_sent_a_signal_goes_on_exactly(interrupted: tuple[Path, C
         (2, {"kind": "steps", "when": "train:11", "signal": "SIGTERM", "senders": [0, 1]}),
         (2, {"kind": "generator", "when": "train:11", "signal": "SIGUSR2", "times": 2}),
         (2, {"kind": "pipeline", "when": "train:11"}),
+        (2, {"kind": "sequence", "when": "train:11", "calls": 2}),
+        (2, {"kind": "sequence", "when": "train:32", "calls": 2}),
         (2, {"kind": "pipeline", "when": "test:1"}),
         (2, {"kind": "arrays", "when": "epoch:1", "calls": 2}),
         (2, {"kind": "arrays", "when": "train:25", "calls": 2}),
