@@ -13,8 +13,7 @@ from typing import Any
 from matex_data.errors import PartitionError
 from matex_data.index.cache import GivenUp
 from matex_data.locks import Lock
-from matex_data.machine import out_of_memory, reading_threads, threads
-from matex_data.mpi.library import MPI
+from matex_data.machine import launched_rank, out_of_memory, reading_threads, threads
 from matex_data.mpi.processes import is_child_process
 
 
@@ -150,5 +149,10 @@ def _run(task: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def explained(error: Exception, purpose: str) -> Exception:
-    """Return ``OutOfMemory`` if ``error`` means that no memory was left for ``purpose``, else ``error`` itself."""
-    return out_of_memory(error, None if is_child_process() else MPI.COMM_WORLD.rank, purpose) or error
+    """Return ``OutOfMemory`` if ``error`` means that no memory was left for ``purpose``, else ``error`` itself.
+
+    It asks MPI for nothing: a thread whose caller was interrupted may get here after ``MPI_Finalize``.
+    """
+    launched = launched_rank()
+    rank = launched.rank if launched else 0
+    return out_of_memory(error, None if is_child_process() else rank, purpose) or error

@@ -234,6 +234,28 @@ def test_an_interrupt_at_any_moment_leaves_everything_usable(path: Path) -> None
     assert done.stdout.strip() == "usable", done.stderr[-3000:]
 
 
+ENDED = """
+import sys
+from concurrent.futures import thread
+from mpi4py import MPI
+import matex_data as md
+from matex_data.errors import PartitionError
+
+data = md.open_dataset(sys.argv[1], comm=MPI.COMM_SELF, inputs="x")
+thread._python_exit()  # as the interpreter does before the handlers of atexit
+MPI.Finalize()
+try:
+    data[0]
+except PartitionError as error:
+    print(str(error).splitlines()[0], flush=True)
+"""
+
+
+def test_a_read_whose_caller_was_interrupted_may_outlive_mpi(path: Path) -> None:
+    done = run_script(0, ENDED, str(path), timeout=60)
+    assert done.stdout.startswith("the program of a rank has ended"), (done.returncode, done.stderr)
+
+
 def _error(comm: Any, case: str, folder: str) -> str:
     scandir, is_file = os.scandir, Path.is_file
 
