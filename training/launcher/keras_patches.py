@@ -228,8 +228,9 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
 
     def _get_iterator(self) -> Any:
         call = self._matex_call
-        if call is not None and self._matex_trains and call.run is not None:
-            call.run.note_iterator(self._distributed_dataset)
+        if call is not None and call.run is not None:
+            note = call.run.note_iterator if self._matex_trains else call.run.note_validation
+            note(self._distributed_dataset)
         return super()._get_iterator()
 
     def _enumerate_iterator(self) -> Iterator[Any]:

@@ -85,7 +85,10 @@ class ScriptRun(TrainingRun):
         self._random = random_state()  # at that time
         self._sources: list[Any] = []
         self._iterator: Any = None
+        self._validation: list[Any] = []  # this package's data sets in the data of validation
+        self._validations = 0  # iterators over it that Keras has made so far
         self._to_restore = self.checkpoint.facts if self.checkpoint else None
+        self._of_validation = self._to_restore["pipeline"].get("validation") if self._to_restore else None
         self._began = False
         if self._to_restore is not None and self._to_restore["pipeline"].get("digest") != self.digest:
             raise PartitionError(
@@ -121,6 +124,22 @@ class ScriptRun(TrainingRun):
         self._iterators += 1
         self._epochs_of_sources = [source.epoch for source in self._sources]
         self._random = random_state()
+
+    def note_validation(self, dataset: Any) -> None:
+        """Count an iterator over validation data that Keras is about to make; a restart first makes those before it.
+
+        Each passes over the data from its beginning, and draws a seed as it is made.
+        """
+        if self._validations == 0:
+            self._validation = sources(dataset)
+        if self._of_validation is not None:
+            self._validations, epochs = self._of_validation
+            for source, epoch in zip(self._validation, epochs, strict=False):
+                source.begin_at(epoch)
+            for _ in range(self._validations):
+                iter(dataset)
+            self._of_validation = None
+        self._validations += 1
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
         """Yield the steps of an epoch that are left.
@@ -172,10 +191,9 @@ class ScriptRun(TrainingRun):
         states = [
             source.state(number * source.schedule.steps) for source, number in zip(self._sources, epochs, strict=True)
         ]
-        return {
-            "data": states,
-            "pipeline": {"iterators": iterators, "consumed": consumed, "digest": self.digest, "random": state},
-        }
+        validation = self._of_validation or (self._validations, [source.epoch for source in self._validation])
+        pipeline = {"iterators": iterators, "consumed": consumed, "digest": self.digest, "random": state}
+        return {"data": states, "pipeline": {**pipeline, "validation": validation}}
 
 
 def _digest(options: dict[str, Any], before: tuple[str, int] | None) -> str:

@@ -94,7 +94,8 @@ if kind == "arrays":
     arguments: dict[str, Any] = {"x": x, "y": y, "batch_size": 24, "epochs": 3, "validation_split": 0.2}
 elif kind == "steps":
     data = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(200).repeat().batch(24)
-    arguments = {"x": data, "steps_per_epoch": 7, "epochs": 4}
+    arguments = {"x": data, "steps_per_epoch": 7, "epochs": 4, "validation_steps": 3}
+    arguments["validation_data"] = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(200).batch(10)
 elif kind == "sequence":
     arguments = {"x": Sequence(), "epochs": 4}  # which Keras shuffles by Python's random numbers
 elif kind == "generator":
