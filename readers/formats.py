@@ -39,7 +39,7 @@ class Format:
     magic : pairs of a byte offset and the bytes that files of the format have there.
     text : regular expression that the begin of a text of this format matches, decompressed if need be.
     names : patterns of file names without a telling suffix, as of ``pathlib.PurePath.match``, in lower case.
-    sidecars : patterns of files that belong to other files. A directory is opened without them.
+    sidecars : patterns of files that belong to other files, or describe them. A directory is opened without them.
     collective_reader : function ``index_collectively(paths, names, ranks, **options) -> Index``, or its address, for a
         format whose files all ranks index collectively; None: one rank indexes each file. Its index has all files on
         rank 0, and on the others all or their own; see ``IndexingRanks.gather_files``.
@@ -238,6 +238,7 @@ FORMATS: dict[str, KnownFormat] = {
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
         kind="matex_data.readers.csv.kinds:kind_of",
         collective_reader="matex_data.readers.csv.reader:index_collectively",
+        sidecars=("readme*.txt", "license*.txt", "licence*.txt", "citation*.txt", "requirements*.txt"),
         extra="matex_data[csv]",
     ),
     "parquet": KnownFormat(

@@ -232,6 +232,18 @@ def test_each_file_is_opened_and_looked_up_once(
     assert [count for _, count in others] == [least] * 5  # a stamp, and the reader
 
 
+def test_a_text_that_describes_a_folder_is_no_table_of_it(tmp_path: Path) -> None:
+    for name in ("1.csv", "2.csv"):
+        (tmp_path / name).write_text("a,b\n1,2\n")
+    for name in ("README.txt", "readme.md", "LICENSE.txt", "SHA256SUMS"):
+        (tmp_path / name).write_text("hello world\n")
+    assert len(open_dataset(tmp_path)) == 2
+    alone = tmp_path / "only"
+    alone.mkdir()
+    (alone / "readme.txt").write_text("a,b\n1,2\n")
+    assert len(open_dataset(alone)) == 1
+
+
 def test_files_of_other_formats_among_many(tmp_path: Path) -> None:
     """A file is read by its content, whatever the files before it are, and whatever its name says."""
     rows = np.arange(12.0).reshape(4, 3)
