@@ -1,13 +1,11 @@
-"""Files that a process keeps: decoded ones that it used last, up to a number of bytes, and open files of libraries."""
+"""Decoded files that a process keeps: those that it used last, up to a number of bytes."""
 
 from __future__ import annotations
 
-import os
 from abc import abstractmethod
-from collections import OrderedDict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -20,7 +18,6 @@ BLOCK_BYTES = 256 << 10  # of neighbouring rows that are shuffled as one block
 _OBJECT_BYTES = 64  # of a text in memory, beside its characters
 
 Decoded = TypeVar("Decoded", bound=Array | dict[str, Array])
-Opened = TypeVar("Opened")  # has a method close
 
 kept = LeastRecentlyUsed[Array | dict[str, Array]](KEPT_BYTES)
 
@@ -38,32 +35,6 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
     objects = decoded.ravel().tolist()
     contents = sum(one.nbytes if isinstance(one, np.ndarray) else len(one) for one in objects)
     return int(decoded.nbytes) + contents + _OBJECT_BYTES * decoded.size
-
-
-class OpenFiles(Generic[Opened]):
-    """Files that stay open while they are among those used last. Never to be used by two threads at once.
-
-    A forked process opens its own: libraries seek and read, and processes would share the position in a file.
-
-    Parameters
-    ----------
-    most : number of files.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._open: OrderedDict[Hashable, Any] = OrderedDict()
-        os.register_at_fork(after_in_child=self._open.clear)
-
-    def get(self, key: Hashable, opened: Callable[[], Opened]) -> Opened:
-        """Return a file, which is opened unless it is open."""
-        if key not in self._open:
-            self._open[key] = opened()
-            if len(self._open) > self._most:
-                self._open.popitem(last=False)[1].close()
-        self._open.move_to_end(key)
-        found: Opened = self._open[key]
-        return found
 
 
 @dataclass(frozen=True, eq=False)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from abc import abstractmethod
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -21,8 +24,55 @@ from matex_data.index.runs import RowSelection, Runs, ranges, runs_where
 from matex_data.index.scatter import scatter
 from matex_data.locks import Lock
 
+Opened = TypeVar("Opened")  # has a method close
 MOST_UNWANTED = 100  # rows that are read for one that is wanted, rather than one call for each
 _LIBRARY_LOCK = Lock()  # neither HDF5 nor netCDF may be entered by two threads
+
+
+class OpenFiles(Generic[Opened]):
+    """Files that stay open while they are among those used last. Never to be used by two threads at once.
+
+    Parameters
+    ----------
+    most : number of files.
+    shared : the library has one open file for all that open it in a process, by whatever path, as HDF5 has. Otherwise
+        a forked process opens its own: libraries seek and read, and processes would share the position in a file.
+    """
+
+    def __init__(self, most: int, shared: bool = False) -> None:
+        self.most = most
+        self._open: OrderedDict[Hashable, Any] = OrderedDict()
+        if shared:
+            _SHARED.append(self._open)
+        else:
+            os.register_at_fork(after_in_child=self._open.clear)
+
+    def get(self, key: Hashable, opened: Callable[[], Opened]) -> Opened:
+        """Return a file, which is opened unless it is open."""
+        found: Opened | None = self._open.pop(key, None)
+        if found is None:
+            found = opened()
+            if len(self._open) >= self.most:
+                with suppress(KeyError):  # all were forgotten
+                    self._open.popitem(last=False)[1].close()
+        self._open[key] = found
+        return found
+
+    def forget(self, key: Hashable) -> None:
+        """Close a file, unless a thread reads it."""
+        self._open.pop(key, None)
+
+
+_SHARED: list[OrderedDict[Hashable, Any]] = []
+
+
+def forget_shared_files() -> None:
+    """Close the files that libraries share. On each rank, before files are indexed, which may have been written anew.
+
+    Otherwise the library would read them as they were.
+    """
+    for files in _SHARED:
+        files.clear()
 
 
 class LibraryRows(Layout):

@@ -204,9 +204,9 @@ class _OpenFile:
         """Return whether bytes at int64[k] are in the page cache, like ``preadv.is_cached``."""
         return preadv.is_cached(self._descriptor, offset)
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:  # globals are gone when Python ends
         if hasattr(self, "_descriptor"):
-            os.close(self._descriptor)
+            close(self._descriptor)
 
 
 class _OpenObject:

@@ -20,6 +20,7 @@ from matex_data.index import stored
 from matex_data.index.columns import PathTable
 from matex_data.index.descriptors import OF_JOB, Origin
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable, columns_of
+from matex_data.index.library import forget_shared_files
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
 from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, is_united, schema_key, unite
@@ -109,6 +110,7 @@ def index_files(comm: Communicator, files: Sequence[str], reading: Reading, path
     ------
     DataError : a file cannot be indexed; the file at ``path`` is no stored index.
     """
+    forget_shared_files()
     index = _index_rows(comm, files, reading, path)
     return index if reading.patches is None else patched(index, reading.patches)
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import mmap
+import sys
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -36,8 +38,9 @@ class _Lease:
             "version": 3,
         }
 
-    def __del__(self) -> None:
-        self._pool.give_back(self._memory)
+    def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
+        if not is_finalizing():  # else globals may be gone
+            self._pool.give_back(self._memory)
 
 
 class BufferPool:

@@ -16,14 +16,13 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
-from matex_data.index.library import LibraryRows
+from matex_data.index.library import LibraryRows, OpenFiles
 from matex_data.index.model import Layout
 from matex_data.index.scatter import Convert
 from matex_data.index.strided import along_axis
 from matex_data.locks import Lock
 from matex_data.readers.fits.columns import decoded
 from matex_data.readers.fits.headers import Unit
-from matex_data.readers.kept import OpenFiles
 from matex_data.readers.text.unpacked import content
 from matex_data.storage.files import is_of_system, open_binary
 from matex_data.storage.objects import is_url
@@ -169,7 +168,7 @@ class CompressedImageRows(LibraryRows):
     def _block(self, number: int, begin: int, end: int) -> Array:
         """Return the rows of the tiles of a block, which are decoded once for all that are read one after the other."""
         try:
-            image = _open.get(self, lambda: TiledImage(self.path, self.number))
+            image = OPEN.get(self, lambda: TiledImage(self.path, self.number))
             if image.block[0] != number:
                 rows = image.section[(*(slice(None),) * self.axis, slice(begin, end))]
                 image.block = number, np.moveaxis(rows, self.axis, 0).astype(self.dtype)
@@ -211,4 +210,4 @@ class TiledImage:
         self._opened.close()
 
 
-_open = OpenFiles[TiledImage](MAX_OPEN)
+OPEN = OpenFiles[TiledImage](MAX_OPEN)

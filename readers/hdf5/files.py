@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from itertools import count
@@ -165,8 +164,6 @@ class _TrustedGroup(_Gate, h5py.Group):  # type: ignore[misc]
 
 
 _kept = threading.local()  # the file that this thread keeps open, and its path
-KEPT_DATASETS: OrderedDict[Any, tuple[str, h5py.File, h5py.Dataset]] = OrderedDict()
-"""Datasets that stay open between reads, with their files and the paths of these, by what reads them."""
 
 
 @contextmanager
@@ -214,10 +211,6 @@ def _opened(kind: type[h5py.File], path: str, swmr: bool = False) -> Any:
     each driver: the one that could log, and reads as the default one does, leaves the default one to the user.
     """
     h5py.register_driver(OWN_DRIVER, _set_own_driver)
-    if kind is TrustedFile:  # to be indexed: it may have been written anew since its datasets were opened
-        for key in tuple(KEPT_DATASETS):
-            if key in KEPT_DATASETS and KEPT_DATASETS[key][0] == path:
-                KEPT_DATASETS.pop(key, None)
     if is_url(path):
         file = open_binary(path)
         _check_driver_block(file)

@@ -17,14 +17,13 @@ from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
-from matex_data.index.library import LibraryRows
-from matex_data.readers.hdf5.files import KEPT_DATASETS, object_at, open_indexed
+from matex_data.index.library import LibraryRows, OpenFiles
+from matex_data.readers.hdf5.files import object_at, open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
 from matex_data.readers.matlab.cells import cell_rows
 
-MAX_OPEN_FILES = 16  # per process
 MAX_ROWS = 1 << 63
 
 
@@ -131,20 +130,27 @@ class Hdf5Rows(DatasetRows):
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
-def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
-    """Return an open dataset. Its file stays open while ``rows`` exists, among those used last, until it is indexed."""
-    key = ref(rows, lambda dead: KEPT_DATASETS.pop(dead, None))
-    kept = KEPT_DATASETS.pop(key, None)
-    if kept is None:
-        file = open_indexed(path)
-        kept = path, file, object_at(file, name, file.__getitem__)
-        missing_filters(kept[2])  # registers the filters of hdf5plugin if they are needed
-        if kept[2].is_virtual:
+class _OpenDataset:
+    """Dataset, and its file, with which it would be closed."""
+
+    def __init__(self, path: str, name: str) -> None:
+        self._file = open_indexed(path)
+        self.dataset = object_at(self._file, name, self._file.__getitem__)
+        missing_filters(self.dataset)  # registers the filters of hdf5plugin if they are needed
+        if self.dataset.is_virtual:
             register_filters()  # its sources may need them
-        if len(KEPT_DATASETS) >= MAX_OPEN_FILES:
-            KEPT_DATASETS.popitem(last=False)
-    KEPT_DATASETS[key] = kept
-    return kept[2]
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+OPEN = OpenFiles[_OpenDataset](16, shared=True)
+
+
+def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
+    """Return an open dataset. Its file stays open while ``rows`` exists, among those used last."""
+    return OPEN.get(ref(rows, OPEN.forget), lambda: _OpenDataset(path, name)).dataset
 
 
 def register_filters() -> None:

@@ -8,13 +8,12 @@ from typing import Any
 import uproot
 
 from matex_data.errors import FormatError, near_matches
+from matex_data.index.library import OpenFiles
 from matex_data.index.stamps import Stamp
-from matex_data.readers.kept import OpenFiles
 from matex_data.storage.files import exists, open_binary
 from matex_data.storage.objects import is_url
 
 TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
-MAX_OPEN_FILES = 16  # per process
 MAX_SHOWN = 12  # keys in an error
 
 
@@ -132,9 +131,9 @@ def _note_fields(ntuple: Any) -> None:
         field._fields = named(number)
 
 
-_open = OpenFiles[Any](MAX_OPEN_FILES)
+OPEN = OpenFiles[Any](16)
 
 
 def open_tree(path: str, key: str) -> Any:
     """Return a tree whose file stays open while it is among those used last. Never to be called by two threads."""
-    return _open.get((path, key, Stamp.of(path)), lambda: tree_in(open_file(path), key))
+    return OPEN.get((path, key, Stamp.of(path)), lambda: tree_in(open_file(path), key))

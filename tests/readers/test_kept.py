@@ -14,9 +14,9 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import open_dataset
+from matex_data.index.library import OpenFiles
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers import kept
-from matex_data.readers.kept import OpenFiles
 
 
 def test_files_are_bounded_in_bytes(monkeypatch: pytest.MonkeyPatch) -> None:

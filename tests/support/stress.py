@@ -53,7 +53,7 @@ INTERRUPT_SECONDS = (1e-4, 0.3)  # from one interrupt to the next
 
 def shrink() -> None:
     """Make every cache and pool of this process as small as it can be."""
-    files.MOST_OPEN_FILES = hdf5_rows.MAX_OPEN_FILES = root_files.MAX_OPEN_FILES = SIZE
+    files.MOST_OPEN_FILES = hdf5_rows.OPEN.most = root_files.OPEN.most = SIZE
     buffers.KEPT_LARGE = buffers.KEPT_SMALL = SIZE
     source.CACHE_BYTES = SIZE * 64
     sys.setswitchinterval(SWITCH_INTERVAL)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data.opening.open import open_dataset
+from tests.support.ranks import Pool
 
 
 @pytest.fixture
@@ -64,12 +66,25 @@ def test_damage_by_a_script_that_writes_is_an_error_not_a_crash(texts: Path) -> 
         list(data.batches(10))
 
 
-def test_a_file_that_is_written_anew_has_its_new_rows(tmp_path: Path) -> None:
-    path, data = tmp_path / "texts.h5", []
-    for chunks in (100, None, 50):
-        with h5py.File(path, "w") as file:
-            texts = np.array([f"{chunks}-{i}" for i in range(1000)], object)
-            file.create_dataset("s", data=texts, dtype=h5py.string_dtype(), chunks=chunks and (chunks,))
-            file["k"] = np.arange(1000)
-        data.append(open_dataset(path, inputs="s", where="k % 2 == 0", comm=MPI.COMM_SELF))  # the former ones stay
-        assert data[-1].load()["s"].tolist() == [text.encode() for text in texts[::2]]
+def _rewritten(comm: Any, folder: str) -> list[bool]:
+    """Open a file as often as rank 0 has written it anew, by another path each time; the former data sets stay."""
+    data, right = [], []
+    whole = f"{folder}/texts.h5"
+    paths = [whole, whole, f"{folder}/./texts.h5", os.path.relpath(whole), f"{folder}/../{Path(folder).name}/texts.h5"]
+    for number, (path, chunks) in enumerate(zip(paths, (100, 100, None, 50, 50), strict=True)):
+        texts = [f"{number}-{i}" for i in range(1000)]
+        comm.Barrier()
+        if comm.rank == 0:
+            with h5py.File(whole, "w") as file:
+                file.create_dataset("s", data=texts, dtype=h5py.string_dtype(), chunks=chunks and (chunks,))
+                file["k"] = np.arange(1000)
+        comm.Barrier()
+        data.append(open_dataset(path, inputs="s", where="k % 2 == 0", comm=comm))
+        taken = data[-1].load()["s"].tolist()  # those of this rank
+        right.append(len(taken) > 100 and set(taken) < {text.encode() for text in texts})
+    return right
+
+
+@pytest.mark.rank_counts(1, 3)
+def test_a_file_that_is_written_anew_has_its_new_rows(pool: Pool, tmp_path: Path) -> None:
+    assert pool.run(_rewritten, str(tmp_path), timeout=60) == [[True] * 5] * pool.size
