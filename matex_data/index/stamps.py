@@ -100,11 +100,19 @@ def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
     found : its state now, or why the system does not tell it.
     """
     shorter = isinstance(found, Stamp) and found.size < stamp.size
+    problem = "the file has changed since it was opened"
+    remedy = "open it again; do not write to the data while it is read"
+    if shorter:
+        problem = "the file is shorter than when it was opened"
+    elif isinstance(found, FileNotFoundError):
+        problem = "the file is no longer where it was opened"
+        if not Path(path).is_absolute():
+            remedy = f"its path begins at the working directory, now {str(Path.cwd())!r}: open it by its whole path"
     return ChangedFile(
-        "the file is shorter than when it was opened" if shorter else "the file has changed since it was opened",
+        problem,
         file=path,
         byte=found.size if shorter and isinstance(found, Stamp) else None,
         expected=stamp,
         found=found,
-        remedy="open it again; do not write to the data while it is read",
+        remedy=remedy,
     )

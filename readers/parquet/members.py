@@ -170,11 +170,14 @@ def _attributes(column: pa.Field, value: pa.DataType) -> dict[str, Any]:
 def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
     """Return the shape of a column of arrays as Hugging Face's ``datasets`` stores them, in lists; None: of another."""
     metadata = column.metadata or {}
-    if not metadata.get(b"ARROW:extension:name", b"").startswith(_HUGGING_FACE.encode()):
+    name, stored = (metadata.get(b"ARROW:extension:" + key, b"") for key in (b"name", b"metadata"))
+    if isinstance(column.type, pa.ExtensionType):  # ``datasets`` is imported
+        name, stored = column.type.extension_name.encode(), column.type.__arrow_ext_serialize__()
+    if not name.startswith(_HUGGING_FACE.encode()):
         return None
     try:
-        shape, _ = json.loads(metadata[b"ARROW:extension:metadata"])
-    except (KeyError, ValueError) as error:
+        shape, _ = json.loads(stored)
+    except (TypeError, ValueError) as error:
         raise Unreadable(f"the shape of its arrays cannot be read: {error}") from error
     if not all(isinstance(length, int) for length in shape):
         return None

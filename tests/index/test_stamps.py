@@ -73,6 +73,16 @@ def test_changed_file(tmp_path: Path, change: Any) -> None:
     assert "open it again" in str(error)
 
 
+def test_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = _opened(Path("x.npy"))
+    (tmp_path / "run").mkdir()
+    monkeypatch.chdir("run")
+    error = check_stamp(file.path, file.stamp)
+    assert "no longer where it was opened (file 'x.npy')" in str(error)
+    assert f"the working directory, now '{tmp_path}/run': open it by its whole path" in str(error)
+
+
 def test_change_during_indexing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(24.0).reshape(8, 3))

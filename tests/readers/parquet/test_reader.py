@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import pickle
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from decimal import Decimal
 from pathlib import Path
@@ -308,6 +309,31 @@ def test_a_missing_element_of_a_list_names_its_row(tmp_path: Path) -> None:
     assert error.value.field == "x"
 
 
+class Array2D(pa.ExtensionType):  # type: ignore[misc]
+    """Type that ``datasets`` registers with Arrow when it is imported."""
+
+    def __init__(self, shape: Any = (3, 4), dtype: str = "float32") -> None:
+        self.shape, self.dtype = shape, dtype
+        super().__init__(pa.list_(pa.list_(pa.float32())), "datasets.features.features.Array2DExtensionType")
+
+    def __arrow_ext_serialize__(self) -> bytes:
+        return json.dumps((self.shape, self.dtype)).encode()
+
+    @classmethod
+    def __arrow_ext_deserialize__(cls, storage_type: Any, serialized: bytes) -> Array2D:
+        return cls(*json.loads(serialized))
+
+
+@pytest.fixture(params=[False, True], ids=["alone", "datasets is imported"])
+def registered(request: pytest.FixtureRequest) -> Iterator[None]:
+    if request.param:
+        pa.register_extension_type(Array2D())
+    yield
+    if request.param:
+        pa.unregister_extension_type("datasets.features.features.Array2DExtensionType")
+
+
+@pytest.mark.usefixtures("registered")
 def test_what_hugging_face_stores(tmp_path: Path) -> None:
     """The storage and the metadata are those that ``datasets`` 2.19 writes for ``Array2D`` and ``ClassLabel``."""
     pixels = np.arange(24, dtype="f4").reshape(2, 3, 4)
@@ -324,10 +350,13 @@ def test_what_hugging_face_stores(tmp_path: Path) -> None:
         metadata={"huggingface": json.dumps(info)},
     )
     content = pa.table([pa.array(pixels.tolist(), schema.field(0).type), pa.array([1, 0])], schema=schema)
-    data = open_dataset(write(tmp_path / "a.parquet", content), comm=MPI.COMM_SELF)
-    assert data.schema["pixels"].shape == (3, 4)
-    same(data.load()["pixels"], pixels)
-    assert data.schema["label"].attributes["categories"] == ["cat", "dog"]
+    with pa.OSFile(str(tmp_path / "b.arrow"), "wb") as file, pa.ipc.new_stream(file, schema) as writer:
+        writer.write_table(content)
+    for path in (write(tmp_path / "a.parquet", content), tmp_path / "b.arrow"):
+        data = open_dataset(path, comm=MPI.COMM_SELF)
+        assert data.schema["pixels"].shape == (3, 4)
+        same(data.load()["pixels"], pixels)
+        assert data.schema["label"].attributes["categories"] == ["cat", "dog"]
 
 
 def test_a_frame_of_pandas(tmp_path: Path) -> None:
