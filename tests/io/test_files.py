@@ -437,7 +437,8 @@ def test_one_of_many_files_changes(pool: Pool, tmp_path: Path, kind: str, change
     for errors, stamps in by_rank:
         assert errors == first
         assert stamps <= (0 if kind == "npy" else MANY)  # the descriptor tells what a path would
-    problem = "shorter than when it was opened" if change == "shorter" else "has changed since it was opened"
+    problems = {"shorter": "shorter than when it was opened", "gone": "no longer where it was opened"}
+    problem = problems.get(change, "has changed since it was opened")
     for error in first:
         assert problem in error and "40." in error and "open it again" in error
 
