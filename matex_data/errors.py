@@ -160,6 +160,10 @@ class FormatError(DataError):
     """
 
 
+class NoSamples(FormatError):
+    """File without samples. Among others it is left out, with a warning: parallel jobs leave such files."""
+
+
 class FieldNotFound(DataError, KeyError):
     """Name of a field that the data do not have.
 

@@ -20,7 +20,7 @@ from pyarrow import json as arrow_json
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError, NoSamples
 from matex_data.index.decoded import SelectedBlocks
 from matex_data.index.model import Index, ReadRequest
 from matex_data.readers.catalogue import Catalogue, file_of_table
@@ -121,7 +121,7 @@ def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Intege
             at = stop
         begin, left = begin + end, data[end:]
     if not borders.rows:
-        raise FormatError("the file has no lines", file=path, expected="an object on each line")
+        raise NoSamples("the file has no lines", file=path, expected="an object on each line")
     return borders.blocks()
 
 

@@ -20,7 +20,7 @@ from google.protobuf.message import DecodeError as ProtobufError
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError, NoSamples
 from matex_data.fields import Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import Index
@@ -158,7 +158,7 @@ def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, 
         at += nbytes
         borders.add(at)
     if not borders.rows:
-        raise FormatError("the file has no records", file=path, expected="one at least")
+        raise NoSamples("the file has no records", file=path, expected="one at least")
     borders.close(at)
     return borders.blocks()
 

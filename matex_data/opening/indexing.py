@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.errors import FieldNotFound, FormatError
+from matex_data.errors import DataError, FieldNotFound, FormatError, NoSamples
 from matex_data.fields import LISTED, SAMPLE_COORDINATE
 from matex_data.index import stored
 from matex_data.index.columns import PathTable
@@ -49,6 +49,7 @@ WITH_COORDINATE = ("netcdf", "zarr")
 COORDINATE = "coordinate"  # their option, which adds it to the fields
 MOST_NAMED = 5  # files in a warning
 MANY_SMALL, SMALL = 32, 1 << 20  # files, of as many bytes, each of which may be a sample
+MOST_EMPTY = 64 << 10  # bytes of a file that may have no samples
 SEARCHED = 8  # files in which a field is looked for that the first one lacks
 SHARED_FACTS = 256  # files from which on a message costs less than a look at all of them
 
@@ -120,14 +121,14 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
     if reading.memory is not None:
         return select_arrays(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
-        return _index_all(comm, files, reading)
+        return _index_filled(comm, files, reading)
     known = _stored(comm, path, reading.key(files), files, _origin(reading.trust))
     stale = () if known is None else _changed_files(comm, known)
     if known is not None and not stale:
         return known
     usable = known is not None and len(known.files) == len(files) and 0 not in stale
     usable &= known is not None and not reading.absent and not is_united(known)  # else their own fields are not known
-    index = _index_all(comm, files, reading, known if usable else None, frozenset(stale))
+    index = _index_filled(comm, files, reading, known if usable else None, frozenset(stale))
     if not index.files.all_stamped:
         raise FormatError(
             "an index of this format cannot be stored, since a later job would not notice changes of its files",
@@ -211,6 +212,48 @@ def _has_changed(path: str, stamp: Stamp | None) -> bool:
         return stamp is None or not stamp.is_of(path, Stamp.of(path))
     except OSError:
         return True
+
+
+def _index_filled(
+    comm: Communicator,
+    files: Sequence[str],
+    reading: Reading,
+    known: Index | None = None,
+    stale: Collection[int] = (),
+) -> Index:
+    """Return the index of all files but those without samples; see `_index_all`. *Collective*.
+
+    Their formats need a sample to tell the fields. That there are any shows as they are indexed: the others are indexed
+    once more.
+    """
+    try:
+        return _index_all(comm, files, reading, known, stale)
+    except NoSamples:
+        if len(files) == 1:
+            raise
+        format = resolve_format(comm, files[0], reading.format, reading.options)
+        own = files[slice(*rank_range(len(files), comm.rank, comm.size))]
+        by_rank = comm.allgather([path for path in own if _is_empty(path, format, reading)])
+        empty = {path for of_rank in by_rank for path in of_rank}
+        if len(empty) in (0, len(files)):
+            raise
+    such = next(path for path in files if path in empty)
+    text = f"{len(empty)} of {len(files)} files have no samples, and are left out, such as {such!r}"
+    comm.on_root(lambda: warn(text))
+    return _index_all(comm, [path for path in files if path not in empty], reading)
+
+
+def _is_empty(path: str, format: str, reading: Reading) -> bool:
+    """Return whether a file has no samples; a large one that has a header alone counts as another one."""
+    try:
+        size = size_of(path)
+        if 0 < size <= MOST_EMPTY:
+            reader(format)(path, None, reading.trust, **reading.options)
+        return size == 0
+    except NoSamples:
+        return True
+    except (DataError, OSError):  # it is told as all are indexed
+        return False
 
 
 def _index_all(

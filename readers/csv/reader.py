@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data._types import Bytes
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import DataError, FormatError, NoSamples
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
@@ -253,7 +253,7 @@ def _parse_head(path: str, head: Bytes, size: int, options: CsvOptions, before: 
     if not is_whole and len(starts) - is_inside < (given or 0) + 3:
         return None
     if not len(starts):
-        raise FormatError(
+        raise NoSamples(
             "the file is empty", file=path, expected="records", found=f"{size} bytes, line 1, column 1: no record"
         )
     last = min(HEAD_RECORDS, len(starts) - (is_inside and not is_whole))
@@ -358,7 +358,7 @@ def _check_records(file: _TextFile, options: CsvOptions, read: ReadText) -> None
             remedy="the file may be truncated; if quotes have no meaning in it, give quotechar=None",
         )
     if not records.count:
-        raise FormatError(
+        raise NoSamples(
             f"the file has a header and no records behind it, line {file.line + 1}, column 1",
             file=path,
             expected="at least one record",

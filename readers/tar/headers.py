@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO, Any, NamedTuple
 
-from matex_data.errors import RESTORE, DataError, FormatError
+from matex_data.errors import RESTORE, DataError, FormatError, NoSamples
 from matex_data.locks import Lock
 from matex_data.readers.text.compression import stored_as, unpacked
 from matex_data.storage.files import open_binary, size_of_open
@@ -99,6 +99,8 @@ def read_shard(path: str, file: IO[bytes]) -> Shard:
     shard = Shard()
     for name, where in _members(path, file):
         shard.add(path, name, where)
+    if not shard.rows and not shard.foreign:
+        raise NoSamples("the shard has no samples", file=path, expected="members such as '000001.jpg' and '000001.cls'")
     if not shard.rows:
         raise _header_error(path, "the shard has no samples", 0, f"{len(shard.foreign)} other files")
     if shard.foreign:
