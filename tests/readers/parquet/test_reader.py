@@ -359,6 +359,27 @@ def test_what_hugging_face_stores(tmp_path: Path) -> None:
         assert data.schema["label"].attributes["categories"] == ["cat", "dog"]
 
 
+def test_encrypted_columns(tmp_path: Path) -> None:
+    from pyarrow.parquet import encryption
+
+    class Keys(encryption.KmsClient):  # type: ignore[misc]
+        def wrap_key(self, key: Any, master: Any) -> Any:
+            return key
+
+        def unwrap_key(self, key: Any, master: Any) -> Any:
+            return key
+
+    factory = encryption.CryptoFactory(lambda connection: Keys())
+    chosen = encryption.EncryptionConfiguration(footer_key="f", column_keys={"c": ["a"]}, plaintext_footer=True)
+    properties = factory.file_encryption_properties(encryption.KmsConnectionConfig(), chosen)
+    content = pa.table({"a": [1, 2], "b": [3, 4]})
+    with pq.ParquetWriter(tmp_path / "a.parquet", content.schema, encryption_properties=properties) as writer:
+        writer.write_table(content)
+    assert read(str(tmp_path / "a.parquet"), inputs="b")["b"].tolist() == [3, 4]
+    with pytest.raises(FormatError, match="columns are encrypted"):
+        read(str(tmp_path / "a.parquet"))
+
+
 def test_a_frame_of_pandas(tmp_path: Path) -> None:
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame(
