@@ -187,7 +187,7 @@ def mix(
     seed : int of 0 or more. Further seed of the order, beside that of ``batches``.
     stop : end of an epoch. "first": when the first of the data sets ends; with a shuffle, the others go on in the next
         epoch with the samples that are left. "longest": when the last one ends; the others begin again, in another
-        order.
+        order, each time without the samples that fill no batch.
 
     Returns
     -------
