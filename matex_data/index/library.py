@@ -24,7 +24,7 @@ from matex_data.index.runs import RowSelection, Runs, ranges, runs_where
 from matex_data.index.scatter import scatter
 from matex_data.locks import Lock
 
-Opened = TypeVar("Opened")  # has a method close
+Opened = TypeVar("Opened")  # has a method close, unless it is shared
 MOST_UNWANTED = 100  # rows that are read for one that is wanted, rather than one call for each
 _LIBRARY_LOCK = Lock()  # neither HDF5 nor netCDF may be entered by two threads
 
@@ -35,12 +35,14 @@ class OpenFiles(Generic[Opened]):
     Parameters
     ----------
     most : number of files.
-    shared : the library has one open file for all that open it in a process, by whatever path, as HDF5 has. Otherwise
-        a forked process opens its own: libraries seek and read, and processes would share the position in a file.
+    shared : the library has one open file for all that open it in a process, by whatever path, as HDF5 has, and closes
+        it with the last object. Otherwise a forked process opens its own: libraries seek and read, and processes would
+        share the position in a file.
     """
 
     def __init__(self, most: int, shared: bool = False) -> None:
         self.most = most
+        self._shared = shared
         self._open: OrderedDict[Hashable, Any] = OrderedDict()
         if shared:
             _SHARED.append(self._open)
@@ -54,7 +56,9 @@ class OpenFiles(Generic[Opened]):
             found = opened()
             if len(self._open) >= self.most:
                 with suppress(KeyError):  # all were forgotten
-                    self._open.popitem(last=False)[1].close()
+                    _, oldest = self._open.popitem(last=False)
+                    if not self._shared:
+                        oldest.close()
         self._open[key] = found
         return found
 

@@ -130,27 +130,21 @@ class Hdf5Rows(DatasetRows):
         return np.moveaxis(dataset[(slice(None),) * self.axis + (slice(start, stop),)], self.axis, 0)
 
 
-class _OpenDataset:
-    """Dataset, and its file, with which it would be closed."""
-
-    def __init__(self, path: str, name: str) -> None:
-        self._file = open_indexed(path)
-        self.dataset = object_at(self._file, name, self._file.__getitem__)
-        missing_filters(self.dataset)  # registers the filters of hdf5plugin if they are needed
-        if self.dataset.is_virtual:
-            register_filters()  # its sources may need them
-
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
-
-
-OPEN = OpenFiles[_OpenDataset](16, shared=True)
+OPEN = OpenFiles[tuple[h5py.File, h5py.Dataset]](16, shared=True)
 
 
 def opened_dataset(rows: LibraryRows, path: str, name: str) -> h5py.Dataset:
     """Return an open dataset. Its file stays open while ``rows`` exists, among those used last."""
-    return OPEN.get(ref(rows, OPEN.forget), lambda: _OpenDataset(path, name)).dataset
+
+    def opened() -> tuple[h5py.File, h5py.Dataset]:
+        file = open_indexed(path)
+        dataset = object_at(file, name, file.__getitem__)
+        missing_filters(dataset)  # registers the filters of hdf5plugin if they are needed
+        if dataset.is_virtual:
+            register_filters()  # its sources may need them
+        return file, dataset
+
+    return OPEN.get(ref(rows, OPEN.forget), opened)[1]
 
 
 def register_filters() -> None:
