@@ -115,8 +115,8 @@ def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
     """
     own = isinstance(callbacks, keras.callbacks.CallbackList)
     given = [] if callbacks is None or own else keras.tree.flatten(callbacks)
-    given = _select(distributed.channel, given) if distributed.channel.size > 1 else given
-    (reads,) = distributed.channel.communicator.maximum(any(map(_reads_test_logs, given)))
+    given = _select(distributed.world, given) if distributed.world.size > 1 else given
+    (reads,) = distributed.world.communicator.maximum(any(map(_reads_test_logs, given)))
     return callbacks if own else [*_batch_logs(distributed, False, bool(reads)), *given]
 
 

@@ -31,7 +31,8 @@ from matex_data.training.exact.rows import dataset_element
 from matex_data.training.exact.step import StandInPredictStep
 from matex_data.training.exact.variables import build_without_optimizer, replicated_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
-from matex_data.training.partition.parts import broadcast_in
+from matex_data.training.model_parallel.stages.model import StagedModel, stages_of
+from matex_data.training.partition.parts import broadcast_in, part_of
 from matex_data.training.prediction_file import write_predictions
 from matex_data.training.reduction.gathering import gathered
 from matex_data.training.replacements import replaced
@@ -88,12 +89,12 @@ def evaluate(
     >>> md.training.evaluate(model, md.training.shard(data), verbose=0)
     4.0
     """
-    channel = _begin(evaluate, locals(), keras_evaluate_options)
+    channel, world = _begin(evaluate, locals(), keras_evaluate_options)
     if hasattr(dataset, "tf_dataset"):
         batch_size = channel.size * -(-BATCH // channel.size) if batch_size is None else batch_size
         dataset = dataset.tf_dataset(batch_size, remainder="keep")
     options: dict[str, Any] = {"verbose": "auto", **keras_evaluate_options}
-    if channel.rank > 0:
+    if world.rank > 0:
         options["verbose"] = 0
     with (
         without_keras_warnings(),
@@ -110,14 +111,17 @@ def evaluate(
 @contextlib.contextmanager
 def _evaluating(
     model: Any, channel: Channel, dataset: tf.data.Dataset, verify: Mode
-) -> Iterator[tuple[DistributedModel, bool]]:
+) -> Iterator[tuple[DistributedModel | StagedModel, bool]]:
     """Context manager: evaluate on all ranks, also within ``fit``; whether ``matex run`` does it already. *Collective*.
 
     Raises
     ------
     PartitionError : on all ranks, if the model is trained on whole batches.
     """
-    within = open_context(model)
+    within, staged = open_context(model), stages_of(model)
+    if staged is not None:
+        yield staged, False
+        return
     if within is None:
         with cut_over(model, None, dataset.element_spec, False):
             build_without_optimizer(model, dataset.element_spec)
@@ -209,17 +213,19 @@ def predict(
             found=f"steps={keras_predict_options['steps']}",
             remedy='dataset.split(...), or steps= with dataset.tf_dataset(batch_size, remainder="keep")',
         )
-    channel = _begin(predict, locals(), keras_predict_options)
+    channel, world = _begin(predict, locals(), keras_predict_options)
     options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
-    if channel.rank > 0:
+    if world.rank > 0:
         options["verbose"] = 0
     with without_keras_warnings(), unwrapped_errors(), batch_weights(channel.communicator).left_to_keras():
-        if open_context(model) is None:
+        staged = stages_of(model)
+        if open_context(model) is None and staged is None:
             initialize_absent(model.variables)
             check_preprocessing(model, channel)
             broadcast_in(channel, replicated_weights(model))
         spec = getattr(dataset, "element_spec", None)
-        known = verify == "never" or (verify != "always" and known_to_predict_rows(channel, model, spec))
+        unchecked = verify == "never" or staged is not None
+        known = unchecked or (verify != "always" and known_to_predict_rows(channel, model, spec))
         run = _Prediction(model, channel, options, RowCheck(channel, model, known, lambda: spec))
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size
@@ -247,6 +253,7 @@ class _Prediction:
 
     def __init__(self, model: Any, channel: Channel, options: dict[str, Any], check: RowCheck) -> None:
         self._model, self._channel, self._options, self._check = model, channel, options, check
+        self._staged = stages_of(model) is not None
 
     def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Iterator[Any]:
         """Yield the outputs for windows of samples; the first has one to discard if this rank has none."""
@@ -272,13 +279,16 @@ class _Prediction:
             with tf.control_dependencies([tf.numpy_function(sizes.append, [rows_of(data)], [])]):
                 return tf.nest.map_structure(tf.identity, data)
 
-        with _stand_ins(self._model) if self._channel.size > 1 else contextlib.nullcontext():
+        recorded = dataset.map(record)
+        if self._staged:  # a batch without rows has no micro-batch
+            recorded = recorded.filter(lambda *elements: rows_of(dataset_element(dataset, elements)) > 0)
+        with _stand_ins(self._model) if self._channel.size > 1 and not self._staged else contextlib.nullcontext():
             try:
-                outputs = self._predict(dataset.map(record))
+                outputs = self._predict(recorded)
             except ValueError:
-                if sizes:
+                if sum(sizes):
                     raise
-                return self._none(dataset.element_spec), []
+                return self._none(dataset.element_spec), sizes
         return self._checked(outputs, sum(sizes)), sizes
 
     def _rows(self, batches: tf.data.Dataset, samples: int) -> Any:
@@ -286,7 +296,8 @@ class _Prediction:
         return self._checked(outputs, samples) if samples else keras.tree.map_structure(lambda o: o[:0], outputs)
 
     def _predict(self, batches: tf.data.Dataset) -> Any:
-        with running_alone(), self._check.active():  # ranks have different numbers of windows
+        alone = contextlib.nullcontext() if self._staged else running_alone()
+        with alone, self._check.active():  # ranks, or replicas in stages, have different numbers of windows
             return self._model.predict(batches, **self._options)
 
     def check_rows(self) -> None:
@@ -390,8 +401,10 @@ def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) ->
         )
 
 
-def _begin(function: Callable[..., Any], arguments: Mapping[str, Any], options: Mapping[str, Any]) -> Channel:
-    """Return the ranks of a call, whose arguments are checked. *Collective*.
+def _begin(
+    function: Callable[..., Any], arguments: Mapping[str, Any], options: Mapping[str, Any]
+) -> tuple[Channel, Channel]:
+    """Return the ranks that share the rows of a call, whose arguments are checked, and all ranks. *Collective*.
 
     Parameters
     ----------
@@ -412,10 +425,33 @@ def _begin(function: Callable[..., Any], arguments: Mapping[str, Any], options: 
         check_keras_options(call, options)
 
     check_not_alone(f"{function.__name__}()")
-    channel = open_checked(call, function, arguments, check)
+    channel = world = open_checked(call, function, arguments, check)
+    staged = stages_of(arguments["model"])
+    if staged is not None:
+        channel, world = staged.replicas, staged.world
+    elif "_matex_cut_model" not in vars(arguments["model"]):
+        _check_whole(arguments["model"])
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
-    return channel
+    return channel, world
+
+
+def _check_whole(model: Any) -> None:
+    """Raise an error if a rank has parts of weights, with which layers compute after training alone.
+
+    Raises
+    ------
+    PartitionError : it has.
+    """
+    parts = [variable.path for variable in model.variables if part_of(variable) is not None]
+    if parts:
+        raise PartitionError(
+            f"the deferred model {model.name} is in parts, with which its layers compute after training alone",
+            field=parts[0],
+            expected="a model that is trained on its mesh, or a whole one",
+            found="a part of a weight",
+            remedy="train it first, with training.fit(model, data, mesh=mesh)",
+        )
 
 
 def _marked(dataset: tf.data.Dataset, channel: Channel) -> tf.data.Dataset:

@@ -148,6 +148,13 @@ def initialize_absent(variables: Iterable[Any]) -> None:
             initialize(variable)
 
 
+def leave_to_others(variables: Iterable[Any]) -> None:
+    """Free the values of variables, which other ranks have from now on."""
+    for variable in variables:
+        variable.__class__ = AbsentVariable
+        object.__setattr__(variable, "_value", None)
+
+
 def is_deferred(variable: Any) -> bool:
     """Return whether a variable was created within ``deferred``."""
     return "_matex_deferred" in vars(variable)

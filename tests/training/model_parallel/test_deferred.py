@@ -60,6 +60,24 @@ def _absent(comm):
     assert layer.kernel.numpy().shape == (2, 3)
 
 
+def _predicted_in_parts(comm):
+    from matex_data import training
+
+    layouts = training.Mesh(model=2, comm=comm).layout_map()
+    layouts["up/kernel"] = (None, "model")
+    with training.deferred(layouts):
+        model = _model()
+    model.compile("sgd", "mse")
+    data = tf.data.Dataset.from_tensor_slices((np.ones((8, 4), "float32"), np.ones((8, 2), "float32"))).batch(4)
+    for use in (training.predict, training.evaluate):
+        with pytest.raises(PartitionError, match="train it first"):
+            use(model, training.shard(data, comm=comm), comm=comm)
+
+
+def test_predicting_with_parts_before_training_raises(ranks: Pools) -> None:
+    ranks(2).run(_predicted_in_parts)
+
+
 def test_reading_before_training_raises(ranks: Pools) -> None:
     ranks(1).run(_absent)
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,18 +18,20 @@ from matex_data.training.partition.parts import all_come
 
 
 class Agreement:
-    """Agreement of all ranks. Each method is *collective*.
+    """Agreement of all ranks, or of those of one replica. Each method is *collective*.
 
     Parameters
     ----------
-    world : all ranks.
-    replicas : replicas of this rank's part of the model.
+    channels : all ranks; or the stages of a replica, and the ranks of each stage.
+    replicas : replicas of this rank's part of the model; None: one replica agrees alone.
     messages : between the stages of this replica.
     ranks : that hold parts of the layers of this stage.
     """
 
-    def __init__(self, world: Channel, replicas: Channel, messages: Line, ranks: ModelRanks) -> None:
-        self._world, self._replicas, self._messages, self._ranks = world, replicas, messages, ranks
+    def __init__(
+        self, channels: Sequence[Channel], replicas: Channel | None, messages: Line, ranks: ModelRanks
+    ) -> None:
+        self._channels, self._replicas, self._messages, self._ranks = channels, replicas, messages, ranks
         self._started = False  # every replica has sums of gradients from then on
 
     def next_batch(self, functional: Any, iterator: Any) -> tuple[Batch | None, int]:
@@ -56,18 +58,20 @@ class Agreement:
 
         error = _error_of(read_next)
         batch = read[0] if read else None
-        communicator, rows = self._world.communicator, 0 if batch is None else batch.rows
+        rows = 0 if batch is None else batch.rows
         state = (error is not None, error is None and batch is None, batch is not None, rows, -rows)
-        failed, ended, going, most, least = communicator.maximum(*map(int, state))
+        failed, ended, going, most, least = self._maximum(*map(int, state))
         if failed:
-            raise communicator.first_error(error) or StepFailed
+            raise self._first(error) or StepFailed
         if ended and going:
             raise PartitionError(
                 "some ranks have a further batch, and others do not",
                 expected="the same number of batches on all ranks",
-                found=f"{'another' if batch is not None else 'no further'} batch on rank {self._world.rank}",
+                found=f"{'another' if batch is not None else 'no further'} batch on rank {self._channels[0].rank}",
                 remedy="give all stages the same data, and all replicas data with the same number of steps",
             )
+        if self._replicas is None:
+            return batch, rows
         if going and not least and not self._started:
             raise PartitionError(
                 "a replica has no row of the first batch",
@@ -99,12 +103,22 @@ class Agreement:
             self._messages.fail()
         if error is not None and not all_come(self._ranks.channel):
             raise error
-        communicator = self._world.communicator
-        (any_failed,) = communicator.maximum(int(failed or error is not None))
+        (any_failed,) = self._maximum(int(failed or error is not None))
         if any_failed:
-            first = communicator.first_error(error)
+            first = self._first(error)
             self._messages.drain()
             raise first or StepFailed
+
+    def _maximum(self, *numbers: int) -> Sequence[int]:
+        for channel in self._channels:
+            numbers = tuple(channel.communicator.maximum(*numbers))
+        return numbers
+
+    def _first(self, error: BaseException | None) -> BaseException | None:
+        """Return the error of the lowest rank that has one."""
+        for channel in self._channels:
+            error = channel.communicator.first_error(error)
+        return error
 
 
 def _error_of(run: Callable[[], Any]) -> BaseException | None:

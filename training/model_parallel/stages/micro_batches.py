@@ -57,7 +57,7 @@ def read_batch(functional: Any, data: Any) -> Batch:
     ------
     PartitionError : it has tensors other than dense ones, or of other numbers of rows.
     """
-    data = tf.nest.map_structure(lambda leaf: None if isinstance(leaf, tf.experimental.Optional) else leaf, data)
+    data = tf.nest.map_structure(_tensor, data)
     x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
     inputs = list(functional._standardize_inputs(x))
     leaves = [leaf for leaf in tf.nest.flatten((y, sample_weight)) if leaf is not None]
@@ -71,6 +71,16 @@ def read_batch(functional: Any, data: Any) -> Batch:
                 remedy="give dense tensors with a row for each sample, or train without stages",
             )
     return Batch(inputs, (y, sample_weight), rows, joint_digest(map(np.asarray, (*inputs, *leaves))))
+
+
+def _tensor(leaf: Any) -> Any:
+    """Return what Keras gives a step as a tensor, of arrays in its precision; None if there is nothing."""
+    if leaf is None or isinstance(leaf, tf.experimental.Optional):
+        return None
+    if tf.is_tensor(leaf):
+        return leaf
+    array = np.asarray(leaf)
+    return tf.convert_to_tensor(array, keras.config.floatx() if array.dtype.kind == "f" else None)
 
 
 def default_micro_batches(rows: int) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from typing import Any, Literal
 
 import keras
@@ -18,12 +18,12 @@ from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.batch_norm import average_moving_statistics
-from matex_data.training.exact.metrics import combine_states
+from matex_data.training.exact.metrics import combine_states, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import separate_seeds
 from matex_data.training.keras_api import pythonify_logs
-from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred
+from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred, leave_to_others
 from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
 from matex_data.training.model_parallel.layouts.cut_model import CutLayers, another_mesh, layouts_of
 from matex_data.training.model_parallel.layouts.plan import Plan, plans
@@ -74,6 +74,8 @@ from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer, ch
 
 log = logging.getLogger("matex_data.training")
 
+STAGED = "_matex_staged"
+"""Attribute of a model: the context in which it is trained, or whose stages have its weights."""
 MicroBatches = int | Literal["auto"] | None
 """Number of micro-batches; "auto": by the times of the first steps; None: by their rows."""
 
@@ -135,7 +137,9 @@ class StagedModel:
         self.deferred = any(map(is_deferred, model.weights))
         self.channel = self.replicas if self.deferred or self.ranks.size > 1 else self.world
         self._messages = Line(self.line)
-        self._agreement = Agreement(self.world, self.replicas, self._messages, self.ranks)
+        self._agreement = Agreement([self.world], self.replicas, self._messages, self.ranks)
+        # Replicas may predict different numbers of batches: one of them is in no need of the others.
+        self._of_replica = Agreement([self.line, self.ranks.channel], None, self._messages, self.ranks)
         self._logs: dict[str, Any] = {}
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
@@ -144,7 +148,7 @@ class StagedModel:
         self.plans: list[StagePlan] = []
 
     def __enter__(self) -> StagedModel:
-        before: StagedModel | None = vars(self.model).pop("_matex_staged", None)
+        before: StagedModel | None = vars(self.model).get(STAGED)
         if before is not None:
             before.release()
         self.world.communicator.agreed(self._check_options)
@@ -152,13 +156,14 @@ class StagedModel:
         self._replacements.set(self.model, "test_function", self._test_function)
         self._replacements.set(self.model, "predict_function", self._predict_function)
         self._replacements.set(self.model, "_get_metrics_result_or_logs", self._epoch_logs)
+        if self.channel is not self.world:
+            self._replacements.set(self.model, STAGED, self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
         self._optimizing.__exit__(kind, error, trace)
         if self._prepared and self.deferred:
-            object.__setattr__(self.model, "train_function", None)
-            object.__setattr__(self.model, "_matex_staged", self)
+            self._replacements.set(self.model, "make_train_function", self._refuse_training)
         else:
             self.release(joined=all_leave(self.ranks.channel, kind))
 
@@ -189,6 +194,8 @@ class StagedModel:
         self._cut_layers.install()
         if self.deferred:
             initialize_absent(v for layer in layers_of(own) for v in layer.variables)
+            elsewhere = [v for v in self.model.weights if own.number not in held.get(id(v), (own.number,))]
+            leave_to_others(elsewhere)  # also those that an evaluation before has initialized
             self.broadcast()
         separate_seeds(self.model, self.replicas.rank)
         own_ids = {id(v) for v in self.layers.trainable_variables}
@@ -227,8 +234,10 @@ class StagedModel:
         self._optimizing.enter_context(replaced(optimizer, finalize_variable_values=self._finalize))
 
     def batch_logs(self, logs: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:
-        """Return the logs of a batch: they are those of all ranks."""
-        return logs
+        """Return the logs of a batch of ``fit`` or of an evaluation over all replicas. *Collective*."""
+        if self.replicas.size == 1 and not evaluated:
+            return logs
+        return dict(self._of_last(lambda: results_of_all(self.replicas, self.model)))
 
     def pad_batches(self, dataset: Any) -> Any:
         """Append empty batches, so that this replica has as many batches as any other. *Collective*."""
@@ -347,7 +356,7 @@ class StagedModel:
     def _train_function(self, iterator: Any) -> Any:
         """Run training steps, as Keras's function does. *Collective*."""
         hide_wholes(self.model.weights)
-        for batch, rows in self._batches(iterator):
+        for batch, rows in self._batches(iterator, self._agreement):
             with self._trial.step(batch.rows, rows) if self._trial else contextlib.nullcontext():
                 self._agreement.step(functools.partial(self._accumulate, batch, rows))
                 self._update()
@@ -362,8 +371,8 @@ class StagedModel:
     def _test_function(self, iterator: Any) -> Any:
         """Evaluate batches, as Keras's function does. *Collective*."""
         check_not_alone("evaluate()")
-        self._forward("test", iterator)
-        return {}
+        self._forward("test", iterator, self._agreement)
+        return self._epoch_logs({}) if isinstance(iterator, Generator) else {}  # that of test_on_batch
 
     def _predict_function(self, data: Any) -> Any:
         """Return the predictions for a list of batches, as Keras's function does. *Collective*.
@@ -376,10 +385,24 @@ class StagedModel:
             if self.channel is not self.world:
                 check_not_alone("predict()")
             return _joined([self.model.predict_step(batch) for batch in data])
-        found = self._forward("predict", iter(data))
-        return self._of_last(lambda: _joined(found))
+        found = self._forward("predict", iter(data), self._of_replica)
+        return keras.tree.map_structure(tf.convert_to_tensor, self._of_last(lambda: _joined(found)))
 
-    def _forward(self, mode: str, iterator: Any) -> list[Any]:
+    def _refuse_training(self, force: bool = False) -> None:
+        """Raise an error, in place of ``make_train_function``.
+
+        Raises
+        ------
+        PartitionError : always.
+        """
+        raise PartitionError(
+            f"the stages have the weights of the deferred model {self.model.name}, which Keras would train whole",
+            expected="matex_data.training.fit(model, data, mesh=mesh), with the mesh of these stages",
+            found="model.fit or train_on_batch",
+            remedy="give matex_data.training.fit the mesh; or write the model with training.save, and load that",
+        )
+
+    def _forward(self, mode: str, iterator: Any, agreement: Agreement) -> list[Any]:
         """Evaluate or predict batches; return the predictions, on the last stage. *Collective*."""
         found: list[Any] = []
 
@@ -388,8 +411,8 @@ class StagedModel:
             found.extend(self._pipeline.forward(mode, batch, self._count(batch), rows))
 
         with hidden_wholes(self.model.weights):  # a callback may evaluate before it reads them
-            for batch, rows in self._batches(iterator):
-                self._agreement.step(functools.partial(run, batch, rows))
+            for batch, rows in self._batches(iterator, agreement):
+                agreement.step(functools.partial(run, batch, rows))
         return found
 
     def _prepare(self, mode: str, batch: Batch) -> None:
@@ -398,15 +421,15 @@ class StagedModel:
             self.ranks.check_digest(batch.digest, self.ranks.channel.host)
         self._pipeline.prepare(mode, batch)
 
-    def _batches(self, iterator: Any) -> Iterator[tuple[Batch, int]]:
-        """Yield the batches of one execution, each with the rows of all replicas. *Collective*.
+    def _batches(self, iterator: Any, agreement: Agreement) -> Iterator[tuple[Batch, int]]:
+        """Yield the batches of one execution, each with the rows of all replicas that agree. *Collective*.
 
         Raises
         ------
         OutOfRangeError : there is no batch; a generator cannot raise ``StopIteration``.
         """
         for step in range(self.model.steps_per_execution):
-            batch, rows = self._agreement.next_batch(self._graph.functional, iterator)
+            batch, rows = agreement.next_batch(self._graph.functional, iterator)
             if batch is None:
                 if step == 0:
                     raise tf.errors.OutOfRangeError(None, None, "the data has ended")
@@ -445,6 +468,24 @@ class StagedModel:
                 normalizations[0].name,
                 f" and {len(normalizations) - 1} more" if len(normalizations) > 1 else "",
             )
+
+
+def stages_of(model: Any) -> StagedModel | None:
+    """Return the context whose stages have the weights of a model, and evaluate and predict it; None without one.
+
+    Raises
+    ------
+    PartitionError : the model has been compiled since.
+    """
+    found: StagedModel | None = vars(model).get(STAGED)
+    if found is not None and model.predict_function != found._predict_function:
+        raise PartitionError(
+            f"the deferred model {model.name} was compiled after it was trained in stages, which ends these",
+            expected="a model that is trained in stages, or was built whole",
+            found="compile() after fit(mesh=mesh)",
+            remedy="train it with fit(mesh=mesh); or write it with training.save, and load that",
+        )
+    return found
 
 
 def _joined(outputs: Sequence[Any]) -> Any:

@@ -12,7 +12,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from matex_data import open_dataset
 from matex_data.errors import PartitionError
+from matex_data.training.exact.batch_weights import shard
+from matex_data.training.inference import evaluate, predict
 from matex_data.training.model_parallel.deferred import deferred, is_absent
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.saving import save
@@ -211,6 +214,38 @@ def predicted(comm: Any, file: str) -> list[tuple[Any, Any]]:
                 (model.predict(x, batch_size=20, verbose=0), model.evaluate(data, verbose=0, return_dict=True))
             )
         found.append((within[0], None))
+    return found
+
+
+def looked_at(comm: Any, before: str, folder: str) -> dict[str, Any]:
+    """Return predictions and losses of a deferred model after a run in stages, before which it was looked at."""
+    mesh, (x, y) = Mesh(stages=2, comm=comm), samples("chain", weights=False)
+    model = build("chain", defer=True)
+    data = open_dataset({"x": x, "y": y}, inputs="x", targets="y", comm=mesh.data)
+    {"predict": predict, "evaluate": evaluate}[before](model, data, comm=mesh.data, verbose=0)
+    fit(model, data, batch_size=24, remainder="keep", epochs=3, verbose=0, mesh=mesh, micro_batches=2, shuffle=False)
+    own = len(predict(model, data))
+    batches = shard(tf.data.Dataset.from_tensor_slices(x).batch(20), comm=mesh.data)
+    found = {
+        "own": own,
+        "all": predict(model, data, gather=True, batch_size=8),
+        "batches": predict(model, batches, gather=True, verbose=0),
+        "again": model.predict(x, batch_size=ROWS, verbose=0),
+        "batch": model.predict_on_batch(x),
+        "evaluated": evaluate(model, data, verbose=0)[0],
+    }
+    predict(model, data, to=f"{folder}/scores.csv")
+    with pytest.raises(PartitionError, match="mesh of these stages"):
+        model.train_on_batch(x, y)
+    with pytest.raises(PartitionError, match="mesh of these stages"):
+        model.fit(x, y, verbose=0)
+    save(model, f"{folder}/model.keras", comm=comm)
+    found["evaluated again"] = evaluate(model, data, verbose=0)[0]
+    rows = slice(mesh.coordinates.replica, None, mesh.shape[0])
+    found["test_on_batch"] = model.test_on_batch(x[rows], y[rows])[0]
+    model.compile("sgd", "mse")
+    with pytest.raises(PartitionError, match="was compiled after"):
+        predict(model, data)
     return found
 
 

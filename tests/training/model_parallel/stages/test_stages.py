@@ -20,6 +20,7 @@ from tests.training.model_parallel.stages.problems import (
     dataset,
     deferred_in_stages,
     in_stages,
+    looked_at,
     predicted,
     resumed,
     samples,
@@ -108,6 +109,38 @@ def test_validation_is_that_of_one_process(ranks: Pools) -> None:
     np.testing.assert_allclose([logs[f"val_{key}"][0] for key in ("loss", "mae")], [*expected.values()], rtol=1e-5)
 
 
+class _BatchLogs(keras.callbacks.Callback):
+    """Callback that records the logs of batches, and changes the learning rate by them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.logs: list[Any] = []
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.logs.append(dict(logs))
+        self.model.optimizer.learning_rate.assign(0.05 / (1 + logs["loss"]))
+
+    def on_test_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.logs.append(dict(logs))
+
+
+def _logs_of_batches(comm: Any, stages: int) -> Any:
+    mesh, model, callback = Mesh(stages=stages, comm=comm), build("chain"), _BatchLogs()
+    data = dataset("chain", mesh.coordinates.replica, mesh.shape[0])
+    options = {"mesh": mesh, "micro_batches": 1} if stages > 1 else {}
+    fit(model, data, validation_data=data, verbose=0, callbacks=[callback], **options)
+    return callback.logs, weights_of(model)
+
+
+def test_logs_of_batches_are_those_of_all_replicas(ranks: Pools) -> None:
+    ((expected, weights),) = ranks(1).run(_logs_of_batches, 1)
+    for logs, found in ranks(4).run(_logs_of_batches, 2, timeout=120):
+        for one, other in zip(logs, expected, strict=True):
+            assert one == pytest.approx(other, rel=1e-5)
+        for value, reference in zip(found, weights, strict=True):
+            np.testing.assert_allclose(value, reference, rtol=1e-5, atol=1e-6)
+
+
 SHORT = 60
 """Samples of which the last batch has fewer."""
 
@@ -155,6 +188,26 @@ def test_predictions_and_evaluations_of_stages_are_those_of_one_process(pool: Po
         assert found[0][1] == pytest.approx(evaluated, rel=1e-5)
         for predictions, _ in found:
             keras.tree.map_structure(lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), predictions, expected)
+
+
+@pytest.mark.parametrize("before", ["predict", "evaluate"])
+@pytest.mark.rank_counts(2, slow=(4,))
+def test_a_deferred_model_may_be_looked_at_before_and_after(pool: Pool, tmp_path: Path, before: str) -> None:
+    results = pool.run(looked_at, before, str(tmp_path), timeout=120)
+    model = keras.saving.load_model(tmp_path / "model.keras")
+    untrained = build("chain")
+    x, y = samples("chain", weights=False)
+    assert not np.allclose(model.get_weights()[0], untrained.get_weights()[0], atol=1e-3)
+    assert not np.allclose(model.get_weights()[-2], untrained.get_weights()[-2], atol=1e-3)
+    predictions = model.predict(x, verbose=0)
+    loss, *_ = model.evaluate(x, y, verbose=0)
+    assert sum(found["own"] for found in results) == 2 * ROWS  # both stages return the rows of their replica
+    for found in results:
+        for name in ("all", "batches", "batch", "again"):
+            np.testing.assert_allclose(found[name], predictions, atol=1e-6, err_msg=name)
+        np.testing.assert_allclose(np.loadtxt(tmp_path / "scores.csv", skiprows=1), predictions[:, 0], atol=1e-6)
+        for name in ("evaluated", "evaluated again", "test_on_batch"):
+            assert found[name] == pytest.approx(loss, rel=1e-5), name
 
 
 @pytest.mark.parametrize(
