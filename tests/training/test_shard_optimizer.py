@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import keras
 import numpy as np
 import pytest
@@ -45,6 +47,17 @@ def _train(comm, name, shard, fits=1, embedding=False, **options):
 
 
 @pytest.mark.openmpi
+def test_sections_know_their_size_where_gradients_do_not_know_theirs() -> None:
+    """Those of a MultiHeadAttention do not, unless the number of rows of a batch is known."""
+    import tensorflow as tf
+
+    from matex_data.training.zero.sections import FlatSection
+
+    part = FlatSection(SimpleNamespace(rank=0, size=2), (3, 3))  # type: ignore[arg-type]
+    spec = tf.TensorSpec([None, None])
+    assert tf.function(part.rows).get_concrete_function(spec).output_shapes == tf.TensorShape([2, 5])
+
+
 @pytest.mark.parametrize(
     "name", ["adamw", *(pytest.param(n, marks=pytest.mark.slow) for n in ("sgd", "ema", "scaled"))]
 )

@@ -58,7 +58,8 @@ class FlatSection:
     def rows(self, whole: Any) -> Any:
         """Return the sections of a whole tensor for all ranks, as rows."""
         flat = tf.reshape(whole, [-1])
-        return tf.reshape(tf.pad(flat, [[0, self.elements * self.channel.size - self.size]]), [self.channel.size, -1])
+        shape = [self.channel.size, self.elements]  # the shape of a gradient need not be known
+        return tf.reshape(tf.pad(flat, [[0, self.elements * self.channel.size - self.size]]), shape)
 
     def section(self, whole: Any) -> Any:
         """Return this rank's section of a whole tensor; that of ``tf.IndexedSlices`` as slices of single elements.

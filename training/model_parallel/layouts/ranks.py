@@ -66,7 +66,7 @@ class ModelRanks:
 
         What follows is computed on all ranks alike; so the gradient of this rank's section is a section of theirs.
         """
-        return self._changed(cut, lambda x: self._gather(x, axis), lambda dy: self._section(dy, axis))
+        return self._changed(cut, lambda x: self._gather(x, axis), lambda dy: self._section_of_gradient(dy, cut, axis))
 
     def section(self, whole: Any, axis: int = -1) -> Any:
         """Return this rank's section of a whole tensor. *Collective* in the backward pass."""
@@ -122,6 +122,19 @@ class ModelRanks:
 
     def _section(self, whole: Any, axis: int) -> Any:
         return AxisPart(self.channel, whole.shape, axis % whole.shape.rank).own(whole)
+
+    def _section_of_gradient(self, gradient: Any, cut: Any, axis: int) -> Any:
+        """Return this rank's section of a gradient; that of ``tf.IndexedSlices``, as of an Embedding, as slices."""
+        if not isinstance(gradient, tf.IndexedSlices):
+            return self._section(gradient, axis)
+        values, indices, axis = gradient.values, gradient.indices, axis % cut.shape.rank
+        if axis:
+            values = self._section(values, axis)
+        else:
+            indices -= self.rank * cut.shape[0]
+            here = (indices >= 0) & (indices < cut.shape[0])
+            values, indices = tf.boolean_mask(values, here), tf.boolean_mask(indices, here)
+        return tf.IndexedSlices(values, indices, tf.shape(cut))
 
     def _gather(self, cut: Any, axis: int) -> Any:
         axis %= cut.shape.rank

@@ -67,11 +67,41 @@ def vocabulary() -> Any:
     return keras.Model(inputs, keras.layers.Dense(4, name="logits")(x), name="vocabulary")
 
 
+class Tied(keras.layers.Embedding):  # type: ignore[misc]  # Keras has no types
+    """Embedding that computes logits by the same weights."""
+
+    def call(self, inputs: Any, reverse: bool = False) -> Any:
+        """Return embeddings of tokens, or their logits."""
+        if not reverse:
+            return super().call(inputs)
+        return keras.ops.matmul(inputs, keras.ops.transpose(self.embeddings))
+
+    def compute_output_spec(self, *args: Any, **kwargs: Any) -> Any:
+        """Return the specs of what ``call`` returns."""
+        return keras.layers.Layer.compute_output_spec(self, *args, **kwargs)
+
+
+def tied() -> Any:
+    """Return logits by the weights of an embedding, beside one that is cut along its features."""
+    inputs = keras.Input((5,), dtype="int32")
+    tokens = Tied(12, 8, name="tokens")
+    x = keras.layers.Add()([tokens(inputs), keras.layers.Embedding(12, 8, name="features")(inputs)])
+    return keras.Model(inputs, tokens(x, reverse=True), name="tied")
+
+
+def looked_up() -> Any:
+    """Return logits over embeddings of a layer without a rule."""
+    inputs = keras.Input((5,), dtype="int32")
+    x = keras.layers.GlobalAveragePooling1D()(Tied(12, 8, name="tokens")(inputs))
+    return keras.Model(inputs, keras.layers.Dense(4, name="logits")(x), name="looked_up")
+
+
 def arrays(name: str) -> tuple[Array, Array]:
     """Return inputs and targets for a model of this module."""
     rng = np.random.default_rng(1)
-    y = rng.integers(0, 4 if name == "vocabulary" else 3, (ROWS, 5) if name == "vocabulary" else ROWS)
-    if name in ("transformer", "vocabulary"):
+    each = name in ("vocabulary", "tied")  # token has a target
+    y = rng.integers(0, 4 if each else 3, (ROWS, 5) if each else ROWS)
+    if name in ("transformer", "vocabulary", "tied", "looked_up"):
         return rng.integers(0, 12, (ROWS, 5)).astype("int32"), y
     shape = (6,) if name == "mlp" else (6, 6, 2)
     return rng.normal(size=(ROWS, *shape)).astype("float32"), y
@@ -79,6 +109,8 @@ def arrays(name: str) -> tuple[Array, Array]:
 
 LAYOUTS: dict[str, dict[str, tuple[str | None, ...]]] = {
     "mlp": {"up_./kernel": (None, "model"), "down_./kernel": ("model", None), "out/bias": (None,)},
+    "tied": {"tokens/embeddings": ("model", None), "features/embeddings": (None, "model")},
+    "looked_up": {"tokens/embeddings": ("model", None)},
     "vocabulary": {"tokens/embeddings": ("model", None), "logits/kernel": (None, "model")},
     "convolutions": {
         "up_conv/kernel": (None, None, None, "model"),
