@@ -341,7 +341,7 @@ def cut_over(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: 
         initialize_absent(model.variables)
         yield []
         return
-    with cut_model(model, mesh, owned=shard_optimizer and mesh.shape[0] > 1) as found:
+    with cut_model(model, mesh, element_spec, owned=shard_optimizer and mesh.shape[0] > 1) as found:
         yield found.ranks.totals()
 
 

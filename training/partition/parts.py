@@ -120,7 +120,7 @@ class PartVariable(keras.Variable):  # type: ignore[misc]  # Keras has no types
                 field=self.path,
                 expected="the layer that owns it, or an optimizer",
                 found="other code of the model, which would take the part for the whole",
-                remedy="give this variable no layout",
+                remedy="give this variable no layout, or a layout of None for each dimension",
             )
         return super().value
 

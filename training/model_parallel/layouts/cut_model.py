@@ -157,18 +157,19 @@ class PartRegularizer:
         return self.original(self._ranks.gathered(value, axis))
 
 
-def cut_model(model: Any, mesh: Mesh, owned: bool = False) -> CutModel:
+def cut_model(model: Any, mesh: Mesh, element_spec: Any, owned: bool = False) -> CutModel:
     """Return the context manager of a model on a mesh; that of an earlier training, if it is still in parts.
 
     Parameters
     ----------
+    element_spec : element spec of the training data.
     owned : the state of the optimizer is about to be cut over the replicas, too.
 
     Raises
     ------
     PartitionError : on all ranks, if the layouts do not fit the model, or if it is in parts on another mesh.
     """
-    found: CutModel = vars(model).get("_matex_cut_model") or CutModel(model, mesh)
+    found: CutModel = vars(model).get("_matex_cut_model") or CutModel(model, mesh, element_spec)
     if found.ranks.mesh is not mesh:
         raise another_mesh(mesh.shape)
     found.owned = owned
@@ -195,6 +196,7 @@ class CutModel:
     ----------
     model : built Keras model; its optimizer is not built, or was built for these parts.
     mesh : ranks, and the layouts of the model.
+    element_spec : element spec of the training data.
 
     Attributes
     ----------
@@ -207,12 +209,13 @@ class CutModel:
 
     owned = False
 
-    def __init__(self, model: Any, mesh: Mesh) -> None:
+    def __init__(self, model: Any, mesh: Mesh, element_spec: Any) -> None:
         _check_step(model)
         self.model = model
         self.ranks = ModelRanks(mesh)
         layers = list(model._flatten_layers())
-        (self._plan,) = plans(model, [(layers, containers(layers))], layouts_of(mesh), self.ranks)
+        groups = [(layers, containers(layers))]
+        (self._plan,) = plans(model, groups, layouts_of(mesh), self.ranks, element_spec)
         self._layers = CutLayers(self._plan, self.ranks)
         self._kept = any(is_deferred(variable) for variable, _ in self._plan.cuts)
         check_elementwise(model.optimizer)

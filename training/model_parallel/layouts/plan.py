@@ -12,6 +12,7 @@ from matex_data.errors import PartitionError
 from matex_data.training.model_parallel.graph import Container, called_once, chain
 from matex_data.training.model_parallel.layouts import rules
 from matex_data.training.model_parallel.layouts.ranks import ModelRanks
+from matex_data.training.model_parallel.layouts.reads import read_elsewhere
 from matex_data.training.model_parallel.layouts.rules import ELEMENTWISE, Rule
 from matex_data.training.model_parallel.mesh import check_divides, check_used, cut_axis
 from matex_data.training.partition.parts import AxisPart, part_of, whole_shape
@@ -115,7 +116,11 @@ class Plan(NamedTuple):
 
 
 def plans(
-    model: Any, groups: Sequence[tuple[Sequence[Any], Sequence[Container]]], layouts: Any, ranks: ModelRanks
+    model: Any,
+    groups: Sequence[tuple[Sequence[Any], Sequence[Container]]],
+    layouts: Any,
+    ranks: ModelRanks,
+    element_spec: Any,
 ) -> list[Plan]:
     """Return the plans of the stages of a built model, or of the whole.
 
@@ -123,6 +128,7 @@ def plans(
     ----------
     groups : for each stage its layers, nested ones, too, and the functional models among them.
     layouts : layout map of the mesh.
+    element_spec : element spec of the training data.
 
     Raises
     ------
@@ -133,14 +139,16 @@ def plans(
     if layouts.proposes:
         for layers, found in groups:
             proposals |= proposed(layers, found, once, ranks.size)
+        whole = read_elsewhere(model, element_spec, proposals, ranks.mesh.world.rank == 0)
+        proposals = {key: axis for key, axis in proposals.items() if key not in whole}
     axes = _axes(model, layouts, proposals, ranks)
     made = [_planned(layers, found, once, axes, ranks) for layers, found in groups]
     if not any(plan.cuts for plan in made):
         raise PartitionError(
             "no layout cuts a variable of this model",
             expected="a layout map that fits the paths of its variables",
-            found=f"{len(layouts)} layouts, {'others are proposed' if layouts.proposes else 'none is proposed'}",
-            remedy="give layouts; or train with comm=..., without a mesh, on the rows of each rank",
+            found=f"{len(layouts)} layouts, {'and nothing to propose' if layouts.proposes else 'none is proposed'}",
+            remedy="give layouts; or train with comm=..., without a mesh or --model, on the rows of each rank",
         )
     return made
 

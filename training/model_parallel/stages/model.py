@@ -318,11 +318,11 @@ class StagedModel:
         outputs = self._graph.outputs if number == stages - 1 else self._plan.sends
         self.layers = StageLayers(self._plan, outputs, first)
         if self.ranks.size > 1:
-            self._cut_layers = self._planned_layers()
+            self._cut_layers = self._planned_layers(element_spec)
         if self.deferred:
             object.__setattr__(self.model, "_matex_cut", (stages, *ends))
 
-    def _planned_layers(self) -> CutLayers:
+    def _planned_layers(self, element_spec: Any) -> CutLayers:
         """Return the layers of this stage, cut over its ranks. All ranks plan those of all stages, alike.
 
         Raises
@@ -340,7 +340,7 @@ class StagedModel:
             leaving = self._graph.outputs if stage is self.plans[-1] else stage.sends
             calls = [(call.operation, call.inputs, call.outputs) for call in stage.calls]
             groups.append((inner, [Container.linked(owner, calls, leaving), *containers(inner)]))
-        planned = plans(self.model, groups, layouts_of(self.mesh), self.ranks)
+        planned = plans(self.model, groups, layouts_of(self.mesh), self.ranks, element_spec)
         found = CutLayers(planned[self._plan.number], self.ranks)
         if self.mesh.coordinates.replica == self.mesh.coordinates.part == 0:
             found.warn_of_gathered()

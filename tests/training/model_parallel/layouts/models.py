@@ -89,6 +89,27 @@ def tied() -> Any:
     return keras.Model(inputs, tokens(x, reverse=True), name="tied")
 
 
+class Logits(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
+    """Layer that reads the weights of another one."""
+
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding = embedding
+
+    def call(self, inputs: Any) -> Any:
+        """Return logits of tokens."""
+        return keras.ops.matmul(inputs, keras.ops.transpose(self.embedding.embeddings))
+
+
+def tied_layers() -> Any:
+    """Return logits by the weights of another layer, for which no layout can be proposed."""
+    inputs = keras.Input((5,), dtype="int32")
+    embedding = keras.layers.Embedding(12, 8, name="tokens")
+    x = keras.layers.Dense(16, activation="relu", name="up")(embedding(inputs))
+    x = keras.layers.Dense(8, name="down")(x)
+    return keras.Model(inputs, Logits(embedding)(x), name="tied_layers")
+
+
 def looked_up() -> Any:
     """Return logits over embeddings of a layer without a rule."""
     inputs = keras.Input((5,), dtype="int32")
@@ -99,9 +120,9 @@ def looked_up() -> Any:
 def arrays(name: str) -> tuple[Array, Array]:
     """Return inputs and targets for a model of this module."""
     rng = np.random.default_rng(1)
-    each = name in ("vocabulary", "tied")  # token has a target
+    each = name in ("vocabulary", "tied", "tied_layers")  # token has a target
     y = rng.integers(0, 4 if each else 3, (ROWS, 5) if each else ROWS)
-    if name in ("transformer", "vocabulary", "tied", "looked_up"):
+    if each or name in ("transformer", "looked_up"):
         return rng.integers(0, 12, (ROWS, 5)).astype("int32"), y
     shape = (6,) if name == "mlp" else (6, 6, 2)
     return rng.normal(size=(ROWS, *shape)).astype("float32"), y

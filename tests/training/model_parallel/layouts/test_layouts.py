@@ -73,6 +73,7 @@ def _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options):
         pytest.param("mlp", "sgd", 1e-6, False, marks=pytest.mark.slow),
         ("transformer", "adam", 1e-5, True),
         ("tied", "adam", 1e-5, False),
+        ("tied_layers", "sgd", 1e-6, True),
         pytest.param("looked_up", "clipnorm", 1e-5, False, marks=pytest.mark.slow),
         pytest.param("mlp", "adam", 1e-5, True, marks=pytest.mark.slow),
         pytest.param("convolutions", "sgd", 1e-6, True, marks=pytest.mark.slow),
