@@ -175,6 +175,11 @@ def plan(
         if train is not None:
             of_data = {"--ranks": ranks, "--batch-size": batch_size, "--format": format, "--field": field} | sizes
             planning.refuse(of_data | {"--plot": plot}, "leave it out, or --train")
+            behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+            files = (paths or [])[: len(paths or []) - len(behind)]
+            planning.refuse(
+                dict.fromkeys(files, True), "leave it out, or --train; give arguments of the script behind --"
+            )
             job = nodes or 1, ranks_per_node, network, filesystem, weak
             planning.show(output, train, paths or [], *job, as_json)
             return
@@ -187,6 +192,13 @@ def plan(
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
         data = _open(output, paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
+        if batch_size > len(data):
+            raise DataError(
+                "there are fewer samples than a batch has",
+                expected=f"at least {batch_size} samples, as --batch-size says",
+                found=counted(len(data), "sample"),
+                remedy="choose a smaller --batch-size",
+            )
         costs = data.read_plan(batch_size, ranks=ranks, shuffle=order, ranks_per_node=ranks_per_node)
         output.print(json.dumps(costs.as_dict(), indent=1) if as_json else str(costs))
         if plot is not None and not output.console.quiet:
@@ -249,7 +261,7 @@ def bench(
     format: FormatName = None,
     field: FieldNames = None,
     batch_size: Annotated[int, typer.Option(help="Samples of a global batch.")] = 256,
-    epochs: Annotated[int, typer.Option(help="Number of epochs; the first one may find cold caches.")] = 3,
+    epochs: Annotated[int, typer.Option(help="Number of epochs; the first one may find cold caches.", min=1)] = 3,
     html: Html = None,
 ) -> None:
     """Measure shuffled epochs, and the speed of plain reads of the same files."""

@@ -109,6 +109,8 @@ def show(
     """
     if output.console.quiet:
         return
+    if not script.is_file():
+        raise DataError("no such file", file=str(script), expected="--train script.py", remedy="check the path")
     per_node = ranks_per_node or machine.cores()
     link = None if network is None else scaling.parse_network(network)
     speed = None if filesystem is None else scaling.parse_bandwidth(filesystem)

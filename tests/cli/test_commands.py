@@ -151,6 +151,9 @@ def test_bench(path: str) -> None:
     assert "samples/s" in done.stdout and "MB/s on a rank" in done.stdout
     assert done.stdout[:1].strip()  # without the empty line of a progress bar
     assert done.stdout.count("shuffle: ") == 1
+    for epochs in ("0", "-2"):
+        done = run_script(1, CALL, "bench", path, "--epochs", epochs)
+        assert done.returncode == 2 and "--epochs" in done.stderr
 
 
 def test_plain_reads_are_those_of_all_files_of_a_folder(tmp_path: Path) -> None:

@@ -68,17 +68,24 @@ def test_costs_of_a_script_and_nothing_saved(tmp_path: Path, code: str) -> None:
 
 
 SPARSE = """
-import keras, numpy as np
+import time
+import keras, numpy as np, tensorflow as tf
+def slow(x):
+    time.sleep(0.2)
+    return x
 model = keras.Sequential([keras.Input((5,), dtype="int32"), keras.layers.Embedding(1000, 8), keras.layers.Flatten(),
                           keras.layers.Dense(1)])
 model.compile(keras.optimizers.SGD(), "mse")
-model.fit(np.ones((64, 5), "int32"), np.ones((64, 1)), batch_size=32)
+data = tf.data.Dataset.from_tensor_slices((np.ones((64, 5), "int32"), np.ones((64, 1), "float32"))).batch(32)
+data = data.map(lambda x, y: (x, tf.ensure_shape(tf.numpy_function(slow, [y], tf.float32), (None, 1)))).cache()
+model.fit(data)
 """
 
 
-def test_slices_of_sparse_gradients_count_by_their_rows(tmp_path: Path) -> None:
+def test_slices_of_sparse_gradients_count_by_their_rows_and_data_as_in_later_epochs(tmp_path: Path) -> None:
     found = _measured(tmp_path, SPARSE, 1, 2)
     assert sorted(nbytes for nbytes, _ in found.buckets) == [4 * 41, 32 * 5 * 8 * 4 // 2]
+    assert found.data < 0.2 / 32 / 2  # seconds of a row
 
 
 def _plan(*arguments: str, ranks: int = 1) -> Completed:
@@ -109,6 +116,10 @@ def test_a_plan_of_a_script(tmp_path: Path) -> None:
         (["--train", "{script}", "--ranks", "4"], "--ranks has no meaning here"),
         (["x.h5", "--ranks", "4", "--batch-size", "8", "--nodes", "2"], "--nodes has no meaning here"),
         (["x.h5", "--batch-size", "8"], "lacks arguments"),
+        (["x.h5", "--train", "{script}"], "x.h5 has no meaning here"),
+        (["x.h5", "--train", "{script}", "--", "--flag"], "x.h5 has no meaning here"),
+        (["--train", "{script}x"], "no such file"),
+        (["{data}", "--ranks", "4", "--batch-size", "8"], "choose a smaller --batch-size"),
         pytest.param(
             ["--train", "{script}"], "the script ends before a training step is measured", marks=pytest.mark.slow
         ),
@@ -117,7 +128,9 @@ def test_a_plan_of_a_script(tmp_path: Path) -> None:
 def test_errors(tmp_path: Path, arguments: list[str], text: str) -> None:
     script = tmp_path / "train.py"
     script.write_text("raise SystemExit(3)")
-    done = _plan(*(x.format(script=script) for x in arguments))
+    data = tmp_path / "table.csv"
+    data.write_text("x,y\n1,2\n3,4\n")
+    done = _plan(*(x.format(script=script, data=data) for x in arguments))
     assert done.returncode == 1 and text in done.stderr and "Traceback" not in done.stderr
     assert "found: exit code 3" in done.stderr or "ends before" not in text
 
