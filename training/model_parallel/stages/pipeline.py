@@ -147,8 +147,8 @@ class PipelineStage:
         if mode == "predict":
             return stage.predict(tensors)
         count = micro_batch.stop - micro_batch.start
-        scalars = tf.constant(count / rows, tf.float64), tf.constant(count, tf.int64), tf.constant(loss, tf.float32)
-        return stage.step(tensors, targets, *scalars)
+        scalars = tf.constant(count / rows, tf.float64), tf.constant(count, tf.int64)
+        return stage.step(tensors, targets, *scalars, tf.constant(loss, stage.layers.loss_dtype))
 
     def _backward(self, kept: Any, weight: float, logs: Callable[[], Any]) -> Any:
         """Compute a micro-batch backward, and send its errors; return the logs of the last stage, which go with them.

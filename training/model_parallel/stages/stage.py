@@ -26,6 +26,10 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
     plan : calls of the stage, and the tensors that it exchanges.
     outputs : numbers of the tensors to return: those that the stage sends, or the outputs of the model.
     regularized : variables whose regularizers count here: those that no stage before this one has.
+
+    Attributes
+    ----------
+    loss_dtype : of the losses that layers add.
     """
 
     def __init__(self, plan: StagePlan, outputs: Sequence[int], regularized: Sequence[Any]) -> None:
@@ -34,6 +38,7 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         self._matex_regularized = {id(variable) for variable in regularized}
         self.layers = layers_of(plan)
         self._matex_masked: tuple[int, ...] = ()
+        self.loss_dtype = tf.float64 if keras.config.floatx() == "float64" else tf.float32
         self.built = True
 
     def set_masked(self, positions: Sequence[int]) -> None:
@@ -62,7 +67,7 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         losses = [loss for layer in self._flatten_layers() for loss in layer._get_own_losses()]
         regularized = [v for v in self.trainable_weights if id(v) in self._matex_regularized]
         losses += [v.regularizer(v) for v in regularized if v.regularizer is not None]
-        return sum((keras.ops.sum(keras.ops.cast(loss, "float32")) for loss in losses), tf.zeros((), tf.float32))
+        return sum((tf.reduce_sum(tf.cast(loss, self.loss_dtype)) for loss in losses), tf.zeros((), self.loss_dtype))
 
 
 class Edge(NamedTuple):
@@ -147,7 +152,7 @@ class Stage:
         self._differentiable = sends.differentiable
         if training and self._recompute:
             errors = [sends.specs[i] for i in sends.differentiable]
-            self._again = compiled(self._backward, given, list(state), errors, tf.TensorSpec((), tf.float32))
+            self._again = compiled(self._backward, given, list(state), errors, tf.TensorSpec((), self.layers.loss_dtype))
         return sends
 
     def forward(self, tensors: list[Any], training: bool) -> Pending:
@@ -168,7 +173,8 @@ class Stage:
         errors : derivatives of the weighted loss with respect to the tensors sent.
         weight : of the loss that the layers have added.
         """
-        scaled = tf.cast(self.model.optimizer.scale_loss(tf.constant(weight, tf.float32)), tf.float32)
+        dtype = self.layers.loss_dtype
+        scaled = tf.cast(self.model.optimizer.scale_loss(tf.constant(weight, dtype)), dtype)
         if pending.tape is None:
             return list(self._again(pending.tensors, pending.state, errors, scaled))
         targets = [*(pending.outputs[i] for i in self._differentiable), pending.own_loss]
@@ -228,7 +234,7 @@ class LastStage:
                 self._loss(tensors, targets, rows, loss_before, training=False)
                 return []
 
-        scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, tf.float32)]
+        scalars = [tf.TensorSpec((), dtype) for dtype in (tf.float64, tf.int64, self.layers.loss_dtype)]
         given = [*inputs, *self.receives.specs]
         self._compile = functools.partial(compiled, step, given, targets, *scalars)
         self._step = self._compile()

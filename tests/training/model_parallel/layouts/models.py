@@ -18,7 +18,8 @@ def mlp() -> Any:
     """Return two pairs of Dense layers with dropout and normalization between them."""
     x = inputs = keras.Input((6,))
     for i in range(2):
-        x = keras.layers.Dense(8, activation="relu", name=f"up_{i}")(x)
+        penalty = keras.regularizers.L2(0.03)  # a loss of an early stage
+        x = keras.layers.Dense(8, activation="relu", kernel_regularizer=penalty, name=f"up_{i}")(x)
         x = keras.layers.Dropout(0.25, seed=7 + i)(x)
         x = keras.layers.LayerNormalization(name=f"norm_{i}")(x)
         x = keras.layers.Dense(6, name=f"down_{i}")(x)
