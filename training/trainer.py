@@ -32,7 +32,7 @@ from matex_data.training.exact.variables import build_without_optimizer, check_e
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.model_parallel.layouts.cut_model import cut_model
 from matex_data.training.model_parallel.mesh import Mesh
-from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
+from matex_data.training.model_parallel.stages.model import CUT, MicroBatches, StagedModel
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import replaced
@@ -327,7 +327,7 @@ def cut_over(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: 
     if mesh is not None and mesh.shape[1] > 1:
         yield []  # each rank initializes the weights of its stage
         return
-    if "_matex_cut" in vars(model):
+    if CUT in vars(model):
         raise PartitionError(
             f"the deferred model {model.name} was trained in stages, whose ranks have its weights",
             expected="fit with the mesh of these stages",

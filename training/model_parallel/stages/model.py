@@ -76,6 +76,8 @@ log = logging.getLogger("matex_data.training")
 
 STAGED = "_matex_staged"
 """Attribute of a model: the context in which it is trained, or whose stages have its weights."""
+CUT = "_matex_cut"
+"""Attribute of a deferred model: the number of its stages, and the calls after which these end."""
 MicroBatches = int | Literal["auto"] | None
 """Number of micro-batches; "auto": by the times of the first steps; None: by their rows."""
 
@@ -302,7 +304,7 @@ class StagedModel:
             ends = cut_by_cost(self._graph, estimated_costs(self._graph), stages)
         else:
             ends = cut_after(self._graph, self._split_after, stages)
-        cut = vars(self.model).get("_matex_cut")
+        cut = vars(self.model).get(CUT)
         if self.deferred and cut is not None and cut != (stages, *ends):
             raise PartitionError(
                 f"the deferred model {self.model.name} was trained in other stages, whose ranks have its weights",
@@ -320,7 +322,7 @@ class StagedModel:
         if self.ranks.size > 1:
             self._cut_layers = self._planned_layers(element_spec)
         if self.deferred:
-            object.__setattr__(self.model, "_matex_cut", (stages, *ends))
+            object.__setattr__(self.model, CUT, (stages, *ends))
 
     def _planned_layers(self, element_spec: Any) -> CutLayers:
         """Return the layers of this stage, cut over its ranks. All ranks plan those of all stages, alike.
@@ -475,14 +477,15 @@ def stages_of(model: Any) -> StagedModel | None:
 
     Raises
     ------
-    PartitionError : the model has been compiled since.
+    PartitionError : the stages have the weights, but compiling or a refused ``fit`` has ended the context.
     """
     found: StagedModel | None = vars(model).get(STAGED)
-    if found is not None and model.predict_function != found._predict_function:
+    is_open = found is not None and model.predict_function == found._predict_function
+    if not is_open and (found is not None or CUT in vars(model)):
         raise PartitionError(
-            f"the deferred model {model.name} was compiled after it was trained in stages, which ends these",
-            expected="a model that is trained in stages, or was built whole",
-            found="compile() after fit(mesh=mesh)",
+            f"no stages evaluate or predict the deferred model {model.name}, of which each has its weights",
+            expected="the model as fit(mesh=mesh) has left it",
+            found="compile(), or a fit that has failed, since then",
             remedy="train it with fit(mesh=mesh); or write it with training.save, and load that",
         )
     return found

@@ -152,7 +152,8 @@ class Stage:
         self._differentiable = sends.differentiable
         if training and self._recompute:
             errors = [sends.specs[i] for i in sends.differentiable]
-            self._again = compiled(self._backward, given, list(state), errors, tf.TensorSpec((), self.layers.loss_dtype))
+            weight = tf.TensorSpec((), self.layers.loss_dtype)
+            self._again = compiled(self._backward, given, list(state), errors, weight)
         return sends
 
     def forward(self, tensors: list[Any], training: bool) -> Pending:

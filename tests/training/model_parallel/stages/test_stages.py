@@ -200,6 +200,10 @@ def test_a_deferred_model_may_be_looked_at_before_and_after(pool: Pool, tmp_path
     assert not np.allclose(model.get_weights()[0], untrained.get_weights()[0], atol=1e-3)
     assert not np.allclose(model.get_weights()[-2], untrained.get_weights()[-2], atol=1e-3)
     predictions = model.predict(x, verbose=0)
+    again = build("chain")
+    again.load_weights(tmp_path / "again.weights.h5")
+    for value, other in zip(again.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(value, other)
     loss, *_ = model.evaluate(x, y, verbose=0)
     assert sum(found["own"] for found in results) == 2 * ROWS  # both stages return the rows of their replica
     for found in results:
