@@ -23,7 +23,6 @@ from matex_data.training.distributed_model import DistributedModel
 from matex_data.training.exact.variables import learning_rate
 from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.progress import ThroughputBar
-from matex_data.training.restart.resume import EPOCH_ENDS
 from matex_data.training.saving import saving_on_all
 
 WRITERS = (
@@ -345,8 +344,7 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         rate = learning_rate(self.model.optimizer)
         local = 0.0 if rate is None else float(rate.numpy())
         own_rate = local if self._channel.rank == 0 else 0.0
-        stops = bool(self.model.stop_training) and self.model.stop_training != EPOCH_ENDS
-        shared = np.array([stops, own_rate, self._watch.changed(small=of_batch)])
+        shared = np.array([bool(self.model.stop_training), own_rate, self._watch.changed(small=of_batch)])
         self._channel.host.reduce(shared)
         self._watch.due |= bool(shared[2])
         if shared[0]:

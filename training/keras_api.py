@@ -80,9 +80,9 @@ _lacking: list[tuple[str, str]] = []
 
 keras_random: Any = _imported("keras.src.backend.random", RUN)
 """Module with the random functions of the backend, which layers and ``keras.random`` call."""
-keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer", RUN)
+keras_trainer: Any = _imported("keras.src.backend.tensorflow.trainer")
 """Module in which ``fit``, ``evaluate`` and ``predict`` look up ``TFEpochIterator``."""
-EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator", RUN)
+EpochIterator: Any = _imported("keras.src.backend.tensorflow.trainer.TFEpochIterator")
 Functional: Any = _imported("keras.src.models.functional.Functional", PARTS)
 keras_distribution: Any = _imported("keras.src.distribution.distribution_lib", RUN)
 """Module in which ``keras.distribution`` looks up devices and the current distribution."""
@@ -107,6 +107,7 @@ parallel_operations: Any = _imported("tensorflow.python.ops.gen_experimental_dat
 """Modules with the operations of ``tf.data``, as its datasets call them."""
 DatasetFunction: Any = _imported("tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
+CacheDataset: Any = _imported("tensorflow.python.data.ops.cache_op.CacheDataset", CHECKPOINTS)
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
 BATCHING: tuple[Any, ...] = (
     _imported("tensorflow.python.data.ops.batch_op._BatchDataset"),
@@ -201,9 +202,10 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         (DatasetIterator, ("_type_spec", "get_next")),
     ),
     PARTS: ((keras.Variable, ("_maybe_autocast",)),),
+    CHECKPOINTS: ((EpochIterator, ("_enumerate_iterator", "_get_iterator")),),
     RUN: (
         (keras.Model, ("_flatten_metrics_in_order",)),
-        (EpochIterator, ("_enumerate_iterator",)),
+        (EpochIterator, ("_enumerate_iterator", "_get_iterator")),
         (keras_random, ("draw_seed", "dropout", "normal", "randint", "truncated_normal", "uniform")),
         (tf.Graph, ("_get_function",)),
         *ORDERED,
@@ -235,7 +237,7 @@ OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
         (keras.layers.MultiHeadAttention, ("_dropout_layer",)),
         (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
     ),
-    CHECKPOINTS: CALLBACK_STATE,
+    CHECKPOINTS: (*CALLBACK_STATE, (EpochIterator, ("_distributed_dataset",))),
     COLLECTIVES: ((Context, ("_context_handle",)),),
     RUN: (
         (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),

@@ -53,7 +53,8 @@ class Session:
         trailing : callbacks that run after those of the user.
         """
         run, options, model = self._run, self._options, self._distributed.model
-        of_run: list[Any] = []
+        before: list[Any] = []
+        after: list[Any] = []
         if run is not None:
             options["epochs"] = run.last_epoch(self._callbacks, options.get("epochs", 1))
             options["initial_epoch"] = max(options.get("initial_epoch") or 0, run.start.epoch)
@@ -61,9 +62,9 @@ class Session:
             state: Callable[[], ModelState] = functools.partial(ModelState, model, *channels)
             if isinstance(self._distributed, StagedModel):
                 state = self._distributed.state
-            of_run = run.trailing_callbacks(self._callbacks, self._every, state)
-        made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, [*trailing, *of_run])
-        options["callbacks"] = [*(run.leading_callbacks() if run is not None else ()), *made]
+            before, after = run.callbacks(self._callbacks, self._every, state)
+        made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, [*trailing, *after])
+        options["callbacks"] = [*before, *made]
         if self._distributed.world.rank > 0:
             options["verbose"] = 0
 

@@ -195,7 +195,7 @@ def fit(
             validation_data = evaluation_data(distributed, validation_data, verify)
         if isinstance(distributed, DistributedModel) and channel.size > 1 and verify != "never":
             options["callbacks"].append(fit_check(distributed, verify, data.element_spec))
-        with session.running():
+        with session.running(), training_run.iterating(data):
             history = model.fit(data, validation_data=validation_data, **options)
         if isinstance(distributed, StagedModel):
             distributed.gather_weights()

@@ -122,6 +122,10 @@ class Batches:
     elements : structure of a batch.
     fingerprint : facts that determine the order.
     step : global batches to skip, counted from the first batch of epoch 0.
+
+    Attributes
+    ----------
+    first_epoch : that of the first pass.
     """
 
     def __init__(self, epochs: Epochs, elements: ElementSpec, fingerprint: Fingerprint, step: int = 0) -> None:
@@ -132,6 +136,7 @@ class Batches:
         self._epochs = epochs
         self._workers = WorkerEpochs()
         self._epoch, self._step = divmod(step, self.schedule.steps) if self.schedule.steps else (0, 0)
+        self.first_epoch: int = self._epoch
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name}={value}" for name, value in self._summary().items())

@@ -32,7 +32,7 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._channel, self._whole, self._of = channel, whole, of
         self._varied = False
         self._leaves: list[LeafDigest] = []
-        self._pending = False
+        self._pending = self._began = False
 
     def recording(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Return the dataset with a step that records a digest of its first element in this callback."""
@@ -53,8 +53,9 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Compare the digests before the second step. *Collective* then; ``on_train_batch_end`` may run in a thread."""
-        if batch and self._of == "training":
+        if self._began and self._of == "training":
             self.compare()
+        self._began = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Compare the digests. *Collective* after the first epoch, if it has one step."""

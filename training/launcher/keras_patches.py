@@ -45,7 +45,7 @@ from matex_data.training.exact.rows import (
 )
 from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
 from matex_data.training.inference import in_order_of_batches
-from matex_data.training.keras_api import OF_FIT, EpochIterator, keras_trainer, pythonify_logs
+from matex_data.training.keras_api import OF_FIT, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root import say_once
 from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
@@ -53,6 +53,7 @@ from matex_data.training.launcher.saving import local_model
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
+from matex_data.training.restart.data import TrainingIterator
 from matex_data.training.session import Session
 from matex_data.training.trainer import cut_over, without_keras_warnings
 
@@ -160,9 +161,8 @@ class PatchedCall:
         assert self.check is not None
         self._epoch += 1
         executed = self._distributed.model.steps_per_execution
-        for execution in steps:
-            begin = execution[0]
-            first = begin == 0
+        for number, execution in enumerate(steps):
+            first, begin = number == 0, execution[0]
             last = self._epoch == self._epochs - 1 and per_epoch is not None and begin + executed >= per_epoch
             fit = first and self._epoch == 0
             self._position = {"first_of_fit": fit, "last_of_fit": last}
@@ -211,7 +211,7 @@ class PatchedCall:
             return tf.nest.map_structure(tf.identity, data)
 
 
-class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no types
+class ShardedEpochIterator(TrainingIterator):
     """Epoch iterator of Keras that yields this rank's rows of each batch."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -224,23 +224,19 @@ class ShardedEpochIterator(EpochIterator):  # type: ignore[misc]  # Keras has no
             elif (steps := call.steps_of_test(self.__dict__["_num_batches"], local)) is not None:
                 self._pad(steps)
             self._matex_trains = call.trains()
+            self.run = call.run if self._matex_trains else None
             self.__dict__["_distributed_dataset"] = call.shard(self.__dict__["_distributed_dataset"], kwargs.get("x"))
 
     def _get_iterator(self) -> Any:
         call = self._matex_call
-        if call is not None and call.run is not None:
-            note = call.run.note_iterator if self._matex_trains else call.run.note_validation
-            note(self._distributed_dataset)
+        if call is not None and call.run is not None and not self._matex_trains:
+            call.run.note_validation(self._distributed_dataset)
         return super()._get_iterator()
 
     def _enumerate_iterator(self) -> Iterator[Any]:
         steps, call = super()._enumerate_iterator(), self._matex_call
-        if call is None or not self._matex_trains:
-            return steps  # type: ignore[no-any-return]
-        if call.run is not None:
-            steps = call.run.steps(self, steps)
-        if call.check is None:
-            return steps  # type: ignore[no-any-return]
+        if call is None or not self._matex_trains or call.check is None:
+            return steps
         return call.checked_steps(steps, self.steps_per_epoch or self._num_batches)  # type: ignore[no-any-return]
 
     def _pad(self, steps: int) -> None:

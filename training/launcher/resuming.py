@@ -15,12 +15,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import tensorflow as tf
+
 from matex_data.errors import PartitionError
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.attributes import random_state, set_random_state
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
-from matex_data.training.restart.resume import TrainingPosition, TrainingRun, begin_sources, sources
+from matex_data.training.restart.data import Sources, steps_from
+from matex_data.training.restart.resume import TrainingPosition, TrainingRun
 
 log = logging.getLogger("matex_data.training")
 
@@ -67,8 +70,6 @@ class ScriptRun(TrainingRun):
     PartitionError : on all ranks, if the interrupted call had other data or options, or came after another training.
     """
 
-    counts_from_start = False
-
     def __init__(
         self,
         channel: Channel,
@@ -78,18 +79,16 @@ class ScriptRun(TrainingRun):
         before: tuple[str, int] | None,
     ) -> None:
         super().__init__(channel, folder, replicas, options.get("verbose", "auto"))
+        self._options = options
         self.digest = _digest(options, before)
         self._iterators = 0  # made so far, the one of the running epoch included
         self._consumed = 0  # batches of this iterator before the running epoch
-        self._epochs_of_sources: list[int] = []  # of this package's data sets, when this iterator was made
-        self._random = random_state()  # at that time
-        self._sources: list[Any] = []
+        self._random = random_state()  # when this iterator was made
         self._iterator: Any = None
-        self._validation: list[Any] = []  # this package's data sets in the data of validation
+        self._validation = Sources()  # of the data of validation
         self._validations = 0  # iterators over it that Keras has made so far
         self._to_restore = self.checkpoint.facts if self.checkpoint else None
         self._of_validation = self._to_restore["pipeline"].get("validation") if self._to_restore else None
-        self._began = False
         if self._to_restore is not None and self._to_restore["pipeline"].get("digest") != self.digest:
             raise PartitionError(
                 f"call {folder.name.rpartition('-')[2]} of fit had other data or options when it was interrupted",
@@ -100,29 +99,39 @@ class ScriptRun(TrainingRun):
                 "whose training then begins anew; or give another folder to --checkpoint",
             )
 
-    def began(self) -> None:
-        """Note that training begins: the next pass over the data is an epoch."""
-        self._began = True
-
     def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
         """Return the epoch with which to end: at once, if a callback has ended the run."""
         if self.checkpoint is None:
             return epochs
         last = min(epochs, self.start.epoch) if self.checkpoint.facts["stopped"] else epochs
         if last <= self.start.epoch:
-            set_random_state(self.checkpoint.facts["pipeline"]["random"])
+            self._advance(self.checkpoint.facts)
         return last
 
-    def leading_callbacks(self) -> list[Any]:
-        """Return no callbacks: the resumed epoch ends with the data."""
-        return []
+    def _advance(self, facts: dict[str, Any]) -> None:
+        """Leave random numbers and data sets of the script as this call, which has ended, has left them."""
+        pipeline = facts["pipeline"]
+        x, validation = self._options.get("x"), self._options.get("validation_data")
+        if isinstance(x, tf.data.Dataset):
+            self._make_iterators(x, pipeline["made"])
+            Sources(x).begin(facts["data"])
+        if isinstance(validation, tf.data.Dataset):
+            self._make_iterators(validation, pipeline["validation"][0])
+            Sources(validation).begin_at(pipeline["validation"][1])
+        set_random_state(pipeline["random"])
+
+    @staticmethod
+    def _make_iterators(dataset: tf.data.Dataset, number: int) -> None:
+        """Make iterators, for each of which a data set draws a seed, and read nothing."""
+        for _ in range(number):
+            iter(dataset)
 
     def note_iterator(self, dataset: Any) -> None:
         """Count an iterator over the training data that Keras is about to make."""
-        if not self._sources:
-            self._sources = sources(dataset)
+        if self._iterators == 0:
+            self._sources = Sources(dataset)
+        super().note_iterator(dataset)
         self._iterators += 1
-        self._epochs_of_sources = [source.epoch for source in self._sources]
         self._random = random_state()
 
     def note_validation(self, dataset: Any) -> None:
@@ -131,47 +140,41 @@ class ScriptRun(TrainingRun):
         Each passes over the data from its beginning, and draws a seed as it is made.
         """
         if self._validations == 0:
-            self._validation = sources(dataset)
+            self._validation = Sources(dataset)
         if self._of_validation is not None:
             self._validations, epochs = self._of_validation
-            for source, epoch in zip(self._validation, epochs, strict=False):
-                source.begin_at(epoch)
-            for _ in range(self._validations):
-                iter(dataset)
+            self._validation.begin_at(epochs)
+            self._make_iterators(dataset, self._validations)
             self._of_validation = None
         self._validations += 1
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
-        """Yield the steps of an epoch that are left.
+        """Yield the steps of an epoch that are left; see ``TrainingRun.steps``."""
+        self._iterator, begins = epoch_iterator, self._began
+        self.start.steps = int(epoch_iterator.num_batches or 0)
+        first_step = self._first_step()
+        if begins and self._to_restore is not None:
+            self._restore(epoch_iterator, self._to_restore)
+            self._to_restore = None
+        executed = epoch_iterator.steps_per_execution
 
-        Parameters
-        ----------
-        epoch_iterator : epoch iterator of Keras.
-        steps : numbers of the first and of the last step of each execution, and the iterator over batches, as this
-            epoch iterator enumerates them.
-        """
-        self._iterator = epoch_iterator
-        restored, self._to_restore = (self._to_restore, None) if self._began else (None, self._to_restore)
-        self.start.steps, skipped = int(epoch_iterator.num_batches or 0), 0
-        if restored is not None:
-            self._restore(epoch_iterator, restored)
-            skipped = self.start.step
-        for first, last, batches in steps:
-            if first == 0:
-                self._consumed = max(0, epoch_iterator._steps_seen - epoch_iterator.steps_per_execution)
-            if first < skipped:
-                for _ in range(min(epoch_iterator.steps_per_execution, skipped - first)):
-                    next(batches)
-                continue
-            yield first, last, batches
+        def counted() -> Iterator[Any]:
+            for first, last, batches in steps:
+                if first == 0:
+                    self._consumed = max(0, epoch_iterator._steps_seen - executed)
+                    for _ in range(first_step):
+                        next(batches)
+                yield first, last, batches
+
+        yield from steps_from(first_step, self.start.steps, executed, counted())
 
     def _restore(self, epoch_iterator: Any, facts: dict[str, Any]) -> None:
         """Make the iterators of the epochs before, which draw seeds, and drop the batches of the last one."""
         pipeline, dataset = facts["pipeline"], epoch_iterator._distributed_dataset
-        self._sources = sources(dataset)
-        begin_sources(self._sources, facts["data"])
         while self._iterators < pipeline["iterators"] - 1:
             iter(epoch_iterator._get_iterator())
+        self._sources = Sources(dataset)
+        self._sources.begin(facts["data"])
         set_random_state(pipeline["random"])  # as ``random.shuffle`` of a ``PyDataset`` leaves them in each epoch
         if epoch_iterator.steps_per_epoch:
             epoch_iterator._current_iterator = iter(epoch_iterator._get_iterator())
@@ -181,19 +184,17 @@ class ScriptRun(TrainingRun):
 
     def data_facts(self, epoch: int, step: int) -> dict[str, Any]:
         """Return the facts of the data at the beginning of an epoch; see ``TrainingRun.data_facts``."""
-        iterators, consumed, epochs = self._iterators, self._consumed, self._epochs_of_sources
+        iterators, consumed, epochs = self._iterators, self._consumed, self._epochs
         state = self._random
         if step == 0:  # Keras has not begun the next epoch
             goes_on = self._iterator.steps_per_epoch and self._iterator._current_iterator is not None
             iterators, consumed = (iterators, self._iterator._steps_seen) if goes_on else (iterators + 1, 0)
-            epochs = epochs if goes_on else [source.epoch for source in self._sources]
+            epochs = epochs if goes_on else self._sources.epochs()
             state = state if goes_on else random_state()
-        states = [
-            source.state(number * source.schedule.steps) for source, number in zip(self._sources, epochs, strict=True)
-        ]
-        validation = self._of_validation or (self._validations, [source.epoch for source in self._validation])
+        validation = self._of_validation or (self._validations, self._validation.epochs())
         pipeline = {"iterators": iterators, "consumed": consumed, "digest": self.digest, "random": state}
-        return {"data": states, "pipeline": {**pipeline, "validation": validation}}
+        pipeline |= {"made": self._iterators, "validation": validation}
+        return {"data": self._sources.states(epochs), "pipeline": pipeline}
 
 
 def _digest(options: dict[str, Any], before: tuple[str, int] | None) -> str:

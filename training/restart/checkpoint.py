@@ -56,7 +56,7 @@ _POSITION = ("epoch", "step", "steps")
 
 
 class StoredArrays:
-    """Arrays of a checkpoint, each read when it is popped.
+    """Arrays of a checkpoint, each read when it is asked for.
 
     The file stays open: one that replaces it in the meantime changes nothing.
 
@@ -76,19 +76,9 @@ class StoredArrays:
         if {*file.files, _FACTS} - {_FACTS} != table.keys():
             raise ValueError(f"arrays {sorted({*file.files} ^ {*table, _FACTS})} are missing or unknown")
         for name in table:
-            compared(self._load(name).nbytes)
+            compared(self[name].nbytes)
 
-    def __len__(self) -> int:
-        """Return the number of arrays that were not popped."""
-        return len(self._table)
-
-    def pop(self, name: str) -> Array:
-        """Return an array, which is released here."""
-        array = self._load(name)
-        del self._table[name]
-        return array
-
-    def _load(self, name: str) -> Array:
+    def __getitem__(self, name: str) -> Array:
         """Return an array; NumPy compares its checksum.
 
         Raises
@@ -112,13 +102,13 @@ class Checkpoint:
     channel : ranks that resume from it.
     path : path of the file.
     facts : facts of the run, equal on all ranks.
-    arrays : arrays by name, read when they are popped; empty on ranks other than 0.
+    arrays : arrays by name, read when they are asked for; empty on ranks other than 0.
     replicas : replicas of this rank's part of the model; None: every rank is one.
 
     Attributes
     ----------
     ranks, replica : number of replicas that resume from it, and the number of this one.
-    popped : called with the bytes of each array that rank 0 has read.
+    was_read : called with the bytes of each array that rank 0 has read.
     """
 
     def __init__(
@@ -133,15 +123,15 @@ class Checkpoint:
         self.facts = facts
         self._channel, replicas = channel, replicas or channel
         self.ranks, self.replica = replicas.size, replicas.rank
-        self.popped: Callable[[int], None] = _ignore
+        self.was_read: Callable[[int], None] = _ignore
         self._arrays = arrays
 
-    def pop(self, name: str) -> Array:
-        """Return an array on all ranks, and release it on rank 0. *Collective*."""
+    def array(self, name: str) -> Array:
+        """Return an array on all ranks. *Collective*."""
         dtype, shape = self.facts["arrays"][name]
         if self._channel.rank == 0:
-            array = self._arrays.pop(name)
-            self.popped(array.nbytes)
+            array = self._arrays[name]
+            self.was_read(array.nbytes)
         else:
             array = np.empty(shape, _dtype(dtype))
         if self._channel.size > 1:
@@ -254,8 +244,8 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
 
 
-def rank_values(found: Checkpoint, model: Any, of_all: bool = False) -> list[tuple[Any, Array]]:
-    """Return the variables that differ between replicas, and their values. *Collective*.
+def restore_rank_variables(found: Checkpoint, model: Any, of_all: bool = False) -> None:
+    """Set the variables that differ between replicas: metrics and seeds. *Collective*.
 
     Seeds keep their initial values on another number of replicas. Metrics begin anew if the checkpoint has others.
 
@@ -264,17 +254,16 @@ def rank_values(found: Checkpoint, model: Any, of_all: bool = False) -> list[tup
     of_all : each replica gets the metrics of all; otherwise the first one does, and the others begin anew.
     """
     shapes = {name: tuple(shape) for name, (_, shape) in found.facts["arrays"].items()}
-    values: list[tuple[Any, Array]] = []
     metrics, paths = model.metrics_variables, found.facts["metrics"]
     if [_unnumbered(v.path) for v in metrics] == [_unnumbered(path) for path in paths]:
         for i, variable in enumerate(metrics):
             if shapes[f"metrics{i}"] == tuple(variable.shape):
-                value = found.pop(f"metrics{i}")
-                values.append((variable, value if of_all or not found.replica else np.zeros_like(value)))
+                value = found.array(f"metrics{i}")
+                variable.assign(value if of_all or not found.replica else np.zeros_like(value))
     for i, variable in zip(range(len(found.facts["own"])), rank_variables(model), strict=False):
         if shapes[f"own{i}"] == (found.ranks, *variable.shape):
-            values.append((variable, found.pop(f"own{i}")[found.replica]))
-    return values
+            variable.assign(found.array(f"own{i}")[found.replica])
+    note_combined(model)
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
@@ -284,7 +273,7 @@ def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
     ------
     PartitionError : the global batch had another number of rows.
     """
-    stack = found.pop(name)
+    stack = found.array(name)
     rows = stack.reshape(-1, *stack.shape[2:])
     if rows.shape != (found.ranks * variable.shape[0], *variable.shape[1:]):
         raise _other_model(found, f"states of {variable.path} for another batch", f"states of {len(rows)} rows")
@@ -314,7 +303,7 @@ def restore_replicated(found: Checkpoint, model: Any, described: Sequence[Any], 
     if differ:
         raise _other_model(found, *differ[0])
     for variable, i in zip(held, positions, strict=True):
-        whole = found.pop(f"common{i}")
+        whole = found.array(f"common{i}")
         if variable is not None:
             part = part_of(variable)
             variable.assign(whole if part is None else part.own(whole))
@@ -377,8 +366,8 @@ class ModelState:
         variables = replicated_variables(model)
         yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, variables, variables).wholes())
 
-    def restore(self, found: Checkpoint) -> list[tuple[Any, Array]]:
-        """Set the replicated variables; return others and their values for ``restore_rank_variables``. *Collective*.
+    def restore(self, found: Checkpoint) -> None:
+        """Set all variables. *Collective*.
 
         Raises
         ------
@@ -389,16 +378,10 @@ class ModelState:
         restore_replicated(found, model, variables, variables)
         for i, variable in zip(range(len(found.facts["moving"])), moving_statistics(model), strict=False):
             if found.facts["arrays"][f"moving{i}"][1] == [found.ranks, *variable.shape]:
-                variable.assign(found.pop(f"moving{i}")[found.replica])
+                variable.assign(found.array(f"moving{i}")[found.replica])
         for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
             variable.assign(_own_rows(found, f"rows{i}", variable))
-        return rank_values(found, model, of_all=True)
-
-    def restore_rank_variables(self, values: Sequence[tuple[Any, Array]]) -> None:
-        """Set the metrics, and the seeds of this rank."""
-        for variable, value in values:
-            variable.assign(value)
-        note_combined(self._model)
+        restore_rank_variables(found, model, of_all=True)
 
 
 def rank_variables(model: Any) -> list[Any]:

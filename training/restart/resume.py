@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import logging
-import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,21 +16,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from matex_data.epochs.batches import Batches
 from matex_data.errors import DataError, PartitionError
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.variables import learning_rate
+from matex_data.training.keras_api import keras_trainer
 from matex_data.training.progress import CheckpointProgress
+from matex_data.training.replacements import replaced
 from matex_data.training.restart import callback_state, checkpoint
+from matex_data.training.restart.data import Sources, TrainingIterator, other_data, skip_once, steps_from
 from matex_data.training.restart.preemption import REQUESTS, exit_preempted, stop_agreement
 
 log = logging.getLogger("matex_data.training")
 
 DATA_OPTIONS = ("batch_size", "shuffle", "seed", "remainder")
 """Options of ``fit`` that belong to ``Dataset.tf_dataset``."""
-EPOCH_ENDS = "the resumed epoch ends"
-"""Value of ``stop_training`` by which Keras leaves an epoch alone; a callback that ends training sets True."""
 
 
 @dataclass
@@ -64,10 +63,7 @@ class TrainingRun:
     checkpoint : that to resume from; None if there is none, or once it is restored.
     start : position at which the run begins or resumes.
     saved : position of its latest checkpoint.
-    counts_from_start : steps of a resumed epoch count from ``start`` on, since the data begins there.
     """
-
-    counts_from_start = True
 
     def __init__(
         self, channel: Channel, folder: Path | None, replicas: Channel | None = None, verbose: str | int = "auto"
@@ -81,7 +77,9 @@ class TrainingRun:
                 self.checkpoint = checkpoint.open_checkpoint(channel, folder, replicas, progress.add)
         self.start = TrainingPosition(**self.checkpoint.facts["position"]) if self.checkpoint else TrainingPosition()
         self.saved = replace(self.start)
-        self._batches: list[tuple[Batches, int]] = []  # sources of the data, each with its first epoch
+        self._sources = Sources()
+        self._epochs: list[int] = []  # of the sources, when the running epoch began
+        self._began = False
 
     def resumed_dataset(self, dataset: Any, options: dict[str, Any]) -> tf.data.Dataset:
         """Return the training data from ``start`` on. *Collective*.
@@ -98,13 +96,12 @@ class TrainingRun:
         if hasattr(dataset, "tf_dataset"):
             given = {name: options.pop(name) for name in DATA_OPTIONS if name in options}
             resumed = dataset.tf_dataset(given.pop("batch_size", 32), **given, start=self._state(dataset))
+            self._sources = Sources(resumed)
         else:
             resumed = self._pipeline(dataset)
-        self._batches = [(batches, batches.epoch) for batches in sources(resumed)]
-        if self.start.step:
-            resumed.cardinality = lambda: tf.constant(self.start.steps, tf.int64)  # only the first epoch is shorter
-        else:
+        if not self.start.step:
             self.start.steps = int(resumed.cardinality())
+        self._set_cardinality(resumed)
         if self.folder and options.get("steps_per_epoch"):
             steps = options.pop("steps_per_epoch")
             if steps != self.start.steps:
@@ -117,20 +114,62 @@ class TrainingRun:
                 )
         return resumed
 
+    def _set_cardinality(self, data: tf.data.Dataset) -> None:
+        """Give the data the number of steps of a whole epoch: only the first one is shorter."""
+        if self.start.step:
+            data.cardinality = lambda: tf.constant(self.start.steps, tf.int64)
+
+    def iterating(self, data: tf.data.Dataset) -> AbstractContextManager[Any]:
+        """Return a context manager: Keras iterates over this training data with the numbers of a whole run."""
+        if self.folder is None:
+            return nullcontext()
+        self._set_cardinality(data)
+        of_keras = keras_trainer.TFEpochIterator
+
+        def iterator(*args: Any, **kwargs: Any) -> Any:
+            if kwargs.get("x") is not data:
+                return of_keras(*args, **kwargs)
+            made = TrainingIterator(*args, **kwargs)
+            made.run = self
+            return made
+
+        return replaced(keras_trainer, TFEpochIterator=iterator)
+
+    def note_iterator(self, dataset: Any) -> None:
+        """Note an iterator over the training data that Keras is about to make."""
+        self._epochs = self._sources.epochs()
+
+    def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
+        """Return the steps of an epoch that are left, with the numbers that they have in the whole epoch.
+
+        Parameters
+        ----------
+        epoch_iterator : epoch iterator of Keras.
+        steps : numbers of the first and of the last step of each execution, and the iterator over batches, as this
+            epoch iterator enumerates them.
+        """
+        return steps_from(self._first_step(), self.start.steps, epoch_iterator.steps_per_execution, steps)
+
+    def _first_step(self) -> int:
+        """Return the number of the first step of an epoch that begins: that of ``start`` in the first one."""
+        begins, self._began = self._began, False
+        return self.start.step if begins else 0
+
     def _state(self, dataset: Any) -> Any:
         """Return the state at which a ``matex_data.Dataset`` begins."""
         if self.checkpoint is None:
             return None
         saved = self.checkpoint.facts["data"]
         if len(saved) != 1:
-            raise _other_data(len(saved), 1)
+            raise other_data(len(saved), 1)
         return {**saved[0], "step": read_step(saved[0]) + self.start.step}
 
     def _pipeline(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
         """Return a pipeline from ``start`` on; datasets of this package in it begin with the epoch of ``start``."""
+        self._sources = Sources(dataset)
         if self.checkpoint is None:
             return dataset
-        begin_sources(sources(dataset), self.checkpoint.facts["data"])
+        self._sources.begin(self.checkpoint.facts["data"])
         if not self.start.step:
             return dataset
         steps = int(dataset.cardinality())
@@ -141,7 +180,7 @@ class TrainingRun:
                 found=f"{steps} steps",
                 remedy="resume with the data and the batch size of the interrupted run, or without its checkpoint",
             )
-        return _skip_once(dataset, self.start.step)
+        return skip_once(dataset, self.start.step)
 
     def last_epoch(self, user_callbacks: list[Any], epochs: int) -> int:
         """Return the epoch with which to end: at once, if ``EarlyStopping`` has ended the run. *Collective*.
@@ -162,14 +201,10 @@ class TrainingRun:
             log.warning("EarlyStopping ended this run after %d epochs: nothing is left to train", self.start.epoch)
         return min(epochs, self.start.epoch)
 
-    def leading_callbacks(self) -> list[Any]:
-        """Return the callbacks that run before all others."""
-        return [PartialEpoch(self.start)] if self.start.step else []
-
-    def trailing_callbacks(
+    def callbacks(
         self, user_callbacks: list[Any], every: int | None, state: Callable[[], checkpoint.ModelState]
-    ) -> list[Any]:
-        """Return the callbacks that restore and save checkpoints; they run after all others.
+    ) -> tuple[list[Any], list[Any]]:
+        """Return the callbacks that restore and save checkpoints: those that run before, and after, all others.
 
         Parameters
         ----------
@@ -177,8 +212,13 @@ class TrainingRun:
         every : number of steps between checkpoints within an epoch; None: save after epochs only.
         """
         if self.folder is None:
-            return []
-        return [CheckpointSaver(self, user_callbacks, state, every)]
+            return [], []
+        for callback in user_callbacks:
+            if self.checkpoint is not None and isinstance(callback, keras.callbacks.CSVLogger):
+                callback.append = True  # to the rows of this run
+        saver = CheckpointSaver(self, user_callbacks, state, every)
+        stop = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: saver.stop_if_asked(batch))
+        return [stop], [saver]
 
     def progress(self, action: str, folder: Path) -> CheckpointProgress:
         """Return the progress of an action on the file in a folder, whose size is that of the one to replace it."""
@@ -190,7 +230,8 @@ class TrainingRun:
         return CheckpointProgress(action, path, size, self._verbose)
 
     def began(self) -> None:
-        """Note that training begins, after the checkpoint was restored."""
+        """Note that training begins, after the checkpoint was restored: the next pass over the data is an epoch."""
+        self._began = True
 
     def data_facts(self, epoch: int, step: int) -> dict[str, Any]:
         """Return the facts of the data for a checkpoint: states of this package's datasets in the pipeline.
@@ -199,40 +240,17 @@ class TrainingRun:
         ----------
         epoch, step : position of the checkpoint; the states are those at the beginning of the epoch.
         """
-        done = epoch - self.start.epoch
-        states = [batches.state((first + done) * batches.schedule.steps) for batches, first in self._batches]
-        return {"data": states, "pipeline": {}}
-
-
-class PartialEpoch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that ends the resumed epoch after its last batch.
-
-    Without it, Keras would request one more batch and count it among the optimizer's iterations.
-    """
-
-    def __init__(self, start: TrainingPosition) -> None:
-        super().__init__()
-        self._steps_left = start.steps - start.step
-
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Leave the loop over batches after the last one."""
-        self._steps_left -= self.model.steps_per_execution
-        if self._steps_left <= 0 and not self.model.stop_training:
-            self.model.stop_training = EPOCH_ENDS
-
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Stay in the loop over epochs."""
-        if self._steps_left <= 0:
-            if self.model.stop_training == EPOCH_ENDS:
-                self.model.stop_training = False
-            self._steps_left = sys.maxsize
+        epochs = self._epochs if step else self._sources.epochs()
+        return {"data": self._sources.states(epochs), "pipeline": {}}
 
 
 class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Callback that restores a run when training begins, and saves it after every epoch.
 
-    If a rank is asked to stop, all save the run after the running step and raise ``Preempted``. They agree when a batch
-    begins: hooks at its end, which there are to save within epochs alone, let Keras wait for the numbers of each step.
+    It restores an epoch within which the run has ended once more when this begins: what the callbacks do then, they
+    have done before the interruption. If a rank is asked to stop, all save the run after the running step and raise
+    ``Preempted``. They agree when a batch begins, before the callbacks of the user: hooks at its end, which there are
+    to save within epochs alone, let Keras wait for the numbers of each step.
 
     Parameters
     ----------
@@ -250,9 +268,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._run, self._user_callbacks, self._model_state = run, user_callbacks, state
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
-        self._rank_values: list[tuple[Any, Any]] = []
         self._history: dict[str, Any] = {}
-        self._rate: float | None = None  # of the checkpoint, unless it follows a schedule
         self._agreement = stop_agreement(run.channel.user)
         self._every, self._last = every or 0, 0
         if every:
@@ -268,24 +284,23 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         found = self._run.checkpoint
         if found is not None:
             with self._run.progress("restoring", found.path.parent) as progress:
-                found.popped = progress.add
-                self._rank_values = self._model_state().restore(found)
-                self._model_state().restore_rank_variables(self._rank_values)
-                self._restore_callbacks(found)
-            self._rate = float(rate.numpy()) if (rate := learning_rate(self.model.optimizer)) is not None else None
+                found.was_read = progress.add
+                self._restore(found, warn=self._run.channel.rank == 0)
             self._history = found.facts["history"]
-            self._run.checkpoint = None  # release the arrays that nothing has restored
+            if not self._run.start.step:
+                self._run.checkpoint = None
         self._run.began()
 
-    def _restore_callbacks(self, found: checkpoint.Checkpoint) -> None:
-        """Restore the callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
+    def _restore(self, found: checkpoint.Checkpoint, warn: bool = False) -> None:
+        """Restore model and callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
+        self._model_state().restore(found)
         channel, entries = self._run.channel, found.facts["callbacks"]
-        pairs = callback_state.match(self._user_callbacks, entries, warn=channel.rank == 0)
+        pairs = callback_state.match(self._user_callbacks, entries, warn)
         needed = sorted(i for _, i in pairs)
         needed = channel.host.allgather_object(needed)[0] if channel.size > 1 else needed
         kept = {
             i: {
-                name: [found.pop(f"callback{i}.{name}.{j}") for j in range(count)]
+                name: [found.array(f"callback{i}.{name}.{j}") for j in range(count)]
                 for name, count in entries[i]["arrays"].items()
             }
             for i in needed
@@ -295,31 +310,24 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 callback_state.restore(callback, entries[i], kept[i])
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
-        """Restore the metrics of a resumed epoch, which Keras has reset, and the rate, which callbacks may change.
-
-        They have changed it once before the interruption, when the epoch began.
-        """
-        self._epoch = epoch
-        self._last = self._run.start.step if self._resumed() else 0
+        """Restore what Keras and the callbacks have changed as they began a resumed epoch again. *Collective*."""
+        self._epoch, self._last = epoch, 0
         self._restore_history()
-        if self._resumed():
-            self._model_state().restore_rank_variables(self._rank_values)
-            rate = learning_rate(self.model.optimizer)
-            if rate is not None and self._rate is not None:
-                rate.assign(self._rate)
-        self._rank_values, self._rate = [], None
+        found, self._run.checkpoint = self._run.checkpoint, None
+        if found is not None:
+            self._last = self._run.start.step
+            self._restore(found)
 
-    def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
-        """Save the run and end, if a rank was asked to before the previous step. *Collective*."""
+    def stop_if_asked(self, batch: int) -> None:
+        """Save the run before a batch and end, if a rank was asked to before the previous one. *Collective*."""
         reason = self._agreement.after_step()
         if reason:
-            step = self.step_number(batch)
-            self.save(self._epoch, step, exact=True)
-            self._exit(reason, self._epoch, step)
+            self.save(self._epoch, batch, exact=True)
+            self._exit(reason, self._epoch, batch)
 
     def _save_within_epoch(self, batch: int, logs: Any = None) -> None:
         """Save the run if a checkpoint is due. *Collective* then."""
-        step, steps = self.step_number(batch) + 1, self._run.start.steps
+        step, steps = batch + 1, self._run.start.steps
         if step - self._last >= self._every and (step < steps or steps <= 0):  # else the epoch ends
             self._last = step
             self.save(self._epoch, step)
@@ -356,13 +364,6 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 of_epochs.setdefault(name, []).append(value)
         plain = {name: [np.asarray(value).tolist() for value in values] for name, values in of_epochs.items()}
         return {"epoch": [int(number) for number in epochs], "logs": plain}
-
-    def _resumed(self) -> bool:
-        return self._epoch == self._run.start.epoch and self._run.start.step > 0
-
-    def step_number(self, batch: int) -> int:
-        """Return the number of steps of the epoch before a batch, those before a restart included."""
-        return batch + (self._run.start.step if self._resumed() and self._run.counts_from_start else 0)
 
     def save(self, epoch: int, step: int, logs: Any = None, exact: bool = False) -> None:
         """Write a checkpoint on rank 0. *Collective*.
@@ -413,46 +414,3 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         with run.progress("writing", folder) as progress:
             named = progress.counted(itertools.chain(arrays, of_callbacks.items()))
             checkpoint.write(folder, named, {**facts, **names})
-
-
-def sources(dataset: Any) -> list[Batches]:
-    """Return the batches of this package that a pipeline reads."""
-    found = getattr(dataset, "matex_batches", None)
-    return [found] if found is not None else [b for source in dataset._inputs() for b in sources(source)]
-
-
-def begin_sources(batches: Sequence[Batches], saved: Sequence[Any]) -> None:
-    """Let the data of a pipeline begin with the epoch of a checkpoint, whose states they are compared with.
-
-    Raises
-    ------
-    PartitionError : the run began with other data.
-    """
-    if len(batches) != len(saved):
-        raise _other_data(len(saved), len(batches))
-    for source, state in zip(batches, saved, strict=True):
-        source.fingerprint.check(state)
-        source.begin_at(read_step(state) // max(1, source.schedule.steps))
-
-
-def _other_data(expected: int, found: int) -> PartitionError:
-    return PartitionError(
-        "the interrupted run had other data",
-        expected=f"{expected} datasets of matex_data in the pipeline",
-        found=f"{found} datasets of matex_data in the pipeline",
-        remedy="resume with the data of the interrupted run, or give another checkpoint folder",
-    )
-
-
-def _skip_once(dataset: tf.data.Dataset, step: int) -> tf.data.Dataset:
-    """Return the dataset without its first ``step`` batches in the first epoch, and whole in later epochs."""
-    pending = [step]
-
-    def pop_count() -> Any:
-        return np.int64(pending.pop() if pending else 0)
-
-    def one_epoch(_: Any) -> tf.data.Dataset:
-        count = tf.ensure_shape(tf.numpy_function(pop_count, [], tf.int64), ())
-        return dataset.skip(count)
-
-    return tf.data.Dataset.range(1).flat_map(one_epoch)

@@ -74,6 +74,7 @@ def test_a_job_that_was_sent_a_signal_goes_on_exactly(interrupted: tuple[Path, C
         (2, {"kind": "steps", "when": "train:11", "signal": "SIGTERM", "senders": [0, 1]}),
         (2, {"kind": "generator", "when": "train:11", "signal": "SIGUSR2", "times": 2}),
         (2, {"kind": "pipeline", "when": "train:11"}),
+        (1, {"kind": "pipeline", "when": "train:40", "calls": 2, "senders": [0]}),
         (2, {"kind": "sequence", "when": "train:11", "calls": 2}),
         (2, {"kind": "sequence", "when": "train:32", "calls": 2}),
         (2, {"kind": "pipeline", "when": "test:1"}),
@@ -130,6 +131,41 @@ def test_a_call_of_fit_after_another_training_is_refused(tmp_path: Path) -> None
         done = run_script(1, *command, timeout=90)
         assert (done.returncode == 0) == (text == "") and text in done.stderr, done.stderr
         assert done.stdout.split() == ["EPOCHS", first, *(("EPOCHS", "2") if not text else ())]
+
+
+ONE_DATASET = """
+import keras, numpy as np, tensorflow as tf
+
+seen = []
+
+def noted(numbers):
+    seen.append(numbers.tolist())
+    return np.float32(numbers)[:, None]
+
+def data():
+    batches = tf.data.Dataset.range(20).shuffle(20).batch(5)
+    batches = batches.map(lambda i: tf.ensure_shape(tf.numpy_function(noted, [i], tf.float32), (None, 1)))
+    return tf.data.Dataset.zip(batches, batches)
+
+model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+given = {"x": data(), "validation_data": data(), "verbose": 0}
+for epochs in (2, 1):
+    model.fit(**given, epochs=epochs)
+    print("SEEN", seen)
+    seen.clear()
+"""
+
+
+def test_a_dataset_of_several_calls_goes_on_with_the_order_of_the_next_one(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(ONE_DATASET)
+    command = [LAUNCHER, "--checkpoint", str(tmp_path / "saved"), str(tmp_path / "script.py")]
+    straight = run_script(1, *command, timeout=90)
+    shutil.rmtree(tmp_path / "saved" / "fit-2")
+    continued = run_script(1, *command, timeout=90)
+    assert straight.returncode == continued.returncode == 0, continued.stderr
+    assert continued.stdout.splitlines() == ["SEEN []", straight.stdout.splitlines()[1]]
+    assert len(straight.stdout) > 400
 
 
 OWN_LOOP = """

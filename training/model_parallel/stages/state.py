@@ -21,8 +21,8 @@ from matex_data.training.restart.checkpoint import (
     Checkpoint,
     ModelState,
     names_of,
-    rank_values,
     rank_variables,
+    restore_rank_variables,
     restore_replicated,
 )
 
@@ -80,8 +80,8 @@ class StagedState(ModelState):
                     yield f"{kind}{i}", np.asarray(stack.sum(0, dtype=stack.dtype)) if total else stack
         yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, described, held).wholes())
 
-    def restore(self, found: Checkpoint) -> list[tuple[Any, Array]]:
-        """Set the variables of this stage; return the values of those that differ between replicas. *Collective*.
+    def restore(self, found: Checkpoint) -> None:
+        """Set the variables of this stage. *Collective*.
 
         Raises
         ------
@@ -89,7 +89,7 @@ class StagedState(ModelState):
         """
         object.__setattr__(self._model, CHOICE, found.facts["micro_batches"])
         restore_replicated(found, self._model, *self._variables())
-        return rank_values(found, self._model)
+        restore_rank_variables(found, self._model)
 
     def _variables(self) -> tuple[list[Any], list[Any]]:
         """Return the replicated variables of the whole model, in the order of one process, and those that are here."""
