@@ -6,7 +6,6 @@ import contextlib
 import functools
 import inspect
 import itertools
-import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -56,8 +55,6 @@ from matex_data.training.replacements import patch, setting
 from matex_data.training.restart.data import TrainingIterator
 from matex_data.training.session import Session
 from matex_data.training.trainer import cut_over, without_keras_warnings
-
-log = logging.getLogger("matex_data.training")
 
 TRAINING = ("fit", "train_on_batch")
 """Patched methods that change a model."""
@@ -386,9 +383,7 @@ class KerasPatches:
         check = model._matex_check
         saved, callbacks = self._checkpoints, options.get("callbacks")
         listed = not isinstance(callbacks, keras.callbacks.CallbackList)
-        if saved is not None and not listed:
-            log.warning("this call of fit saves no checkpoint: give it a list of callbacks, not a CallbackList")
-        run = None if saved is None or not listed else saved.next_run(self._world, self._channel, options)
+        run = None if saved is None else saved.next_run(self._world, self._channel, options, is_within_call())
         every = None if saved is None else saved.save_every
         session = Session(distributed, options if listed else {}, run, every, self._shard_optimizer)
         call: PatchedCall
@@ -594,6 +589,11 @@ def _rows(output: Any) -> int:
     """Return the length of the first axis; 0 if there is none."""
     shape = tuple(output.shape)
     return int(shape[0] or 0) if shape else 0
+
+
+def is_within_call() -> bool:
+    """Return whether a patched method is running in this thread."""
+    return _current_call.get() is not None
 
 
 def call_within(call: Any, original: Callable[..., Any], options: dict[str, Any]) -> Any:

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import logging
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
@@ -22,10 +22,9 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.attributes import random_state, set_random_state
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
+from matex_data.training.launcher.root import say_once
 from matex_data.training.restart.data import Sources, steps_from
 from matex_data.training.restart.resume import TrainingPosition, TrainingRun
-
-log = logging.getLogger("matex_data.training")
 
 
 class ScriptCheckpoints:
@@ -42,13 +41,22 @@ class ScriptCheckpoints:
         self._calls = 0
         self._latest: tuple[str, TrainingPosition] | None = None  # digest of the latest call, and how far it has come
 
-    def next_run(self, world: Channel, replicas: Channel, options: dict[str, Any]) -> ScriptRun:
-        """Return the run of the next call of ``fit``. *Collective*.
+    def next_run(self, world: Channel, replicas: Channel, options: dict[str, Any], within: bool) -> ScriptRun | None:
+        """Return the run of the next call of ``fit``; None if it saves no checkpoint. *Collective*.
 
         Parameters
         ----------
         options : arguments of ``fit``.
+        within : a callback of another call makes this one, again if it runs again.
         """
+        if within:
+            text = "a call of fit within another one saves no checkpoint: if it is interrupted, it begins anew"
+            say_once(world.rank, f"{text} with the epoch of the other one")
+            return None
+        if isinstance(options.get("callbacks"), keras.callbacks.CallbackList):
+            text = "this call of fit saves no checkpoint: give it a list of callbacks, not a CallbackList"
+            say_once(world.rank, text)
+            return None
         self._calls += 1
         before = None if self._latest is None else (self._latest[0], self._latest[1].epoch)
         run = ScriptRun(world, self._folder / f"fit-{self._calls}", replicas, options, before)

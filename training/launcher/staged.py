@@ -15,7 +15,7 @@ from matex_data.training.comm.channel import open_channel
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.keras_api import OF_FIT, keras_trainer
-from matex_data.training.launcher.keras_patches import PatchedCall, ShardedEpochIterator, call_within
+from matex_data.training.launcher.keras_patches import PatchedCall, ShardedEpochIterator, call_within, is_within_call
 from matex_data.training.launcher.resuming import ScriptCheckpoints
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.model import MicroBatches, StagedModel
@@ -92,7 +92,7 @@ class StagePatches:
         check_same(self._channel, "fit()", [options.get(name) for name in ("x", "y", "sample_weight")])
         staged = StagedModel(model, self._mesh, **self._options)
         saved = self._checkpoints
-        run = None if saved is None else saved.next_run(self._channel, staged.replicas, options)
+        run = None if saved is None else saved.next_run(self._channel, staged.replicas, options, is_within_call())
         every = None if saved is None else saved.save_every
         session = Session(staged, options, run, every, self._options["shard_optimizer"])
         call = PatchedCall(staged.replicas, run=run)

@@ -23,7 +23,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.errors import FormatError, PartitionError
+from matex_data.errors import DataError, FormatError, PartitionError
 from matex_data.mpi.processes import is_running
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import average_moving_statistics, moving_statistics
@@ -47,8 +47,9 @@ _OPTIONAL: dict[str, Any] = {
     "moving": [],
     "rows": [],
     "micro_batches": [],
+    "rates": [],
 }
-"""Facts that have these values unless they are given."""
+"""Facts that have these values unless they are given; rates are learning rates, with which the run began."""
 _KINDS = {"position": dict, "data": list, "callbacks": list, "stopped": bool, "common": list, "own": list}
 _KINDS |= {name: type(value) for name, value in _OPTIONAL.items()}
 """Facts of a checkpoint and their types in JSON, beside the version and the dtypes and shapes of the arrays."""
@@ -144,7 +145,7 @@ def open_checkpoint(
 ) -> Checkpoint | None:
     """Read the checkpoint of a folder on rank 0; return None if there is none. *Collective*.
 
-    Remove the drafts that interrupted saves have left behind, too.
+    Remove the drafts that interrupted saves have left behind, too, and make the folder if there is none.
 
     Parameters
     ----------
@@ -156,12 +157,19 @@ def open_checkpoint(
     Raises
     ------
     FormatError : on all ranks, if the checkpoint is damaged.
+    DataError : on all ranks, if rank 0 cannot write to the folder.
     """
     arrays: list[StoredArrays] = []
 
     def stored() -> dict[str, Any] | None:
-        with contextlib.suppress(OSError):  # drafts do no harm
-            _remove_drafts(folder)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with contextlib.suppress(OSError):  # drafts do no harm
+                _remove_drafts(folder)
+            _draft(folder).touch()
+            _draft(folder).unlink()
+        except OSError as error:
+            raise unwritable(folder, error) from error
         loaded = read(folder, compared or _ignore)
         arrays.extend(loaded[:1] if loaded else ())
         return loaded[1] if loaded else None
@@ -179,15 +187,14 @@ def write(folder: Path, arrays: Iterable[tuple[str, Array]], facts: Mapping[str,
     facts : facts of the run.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    draft = folder / f".{FILE}.{os.getpid()}"
-    table = {}
+    draft, table = _draft(folder), {}
     try:
         with draft.open("wb") as file:
             with zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive:
                 for name, array in arrays:
                     table[name] = [keras.backend.standardize_dtype(array.dtype), array.shape]
                     _add(archive, name, _plain(array))
-                text = json.dumps({**_OPTIONAL, **facts, "version": VERSION, "arrays": table}).encode()
+                text = json.dumps({**facts, "version": VERSION, "arrays": table}).encode()
                 _add(archive, _FACTS, np.frombuffer(text, np.uint8))
             file.flush()
             os.fsync(file.fileno())
@@ -195,6 +202,23 @@ def write(folder: Path, arrays: Iterable[tuple[str, Array]], facts: Mapping[str,
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _draft(folder: Path) -> Path:
+    """Return the path at which this process writes a checkpoint before it replaces that of a folder."""
+    return folder / f".{FILE}.{os.getpid()}"
+
+
+def unwritable(folder: Path, cause: OSError) -> DataError:
+    """Return the error for a checkpoint that cannot be written."""
+    intact = "; the previous one is intact" if os.path.lexists(folder / FILE) else ""
+    return DataError(
+        f"the checkpoint cannot be written{intact}",
+        file=str(folder / FILE),
+        expected="a folder that rank 0 can write to, with enough free space",
+        found=cause,
+        remedy="free space there, or give another folder",
+    )
 
 
 def _ignore(nbytes: int) -> None:
@@ -225,7 +249,7 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
         if not path.exists():
             return None
         file = np.load(path, allow_pickle=False)
-        facts = json.loads(file[_FACTS].tobytes())
+        facts = {**_OPTIONAL, **json.loads(file[_FACTS].tobytes())}
         version = facts.pop("version")
     except Exception as error:  # a damaged file makes NumPy, zipfile and json raise errors of any class
         raise _damaged(path, f"{type(error).__name__}: {error}") from error
@@ -410,8 +434,9 @@ def positions_of(found: Checkpoint, names: list[str]) -> list[int]:
         return [by_name[name] for name in names]
     if [_unnumbered(name) for name in stored] == [_unnumbered(name) for name in names]:
         return list(range(len(names)))
-    missing = [name for name in names if name not in set(stored)]
-    unknown = [name for name in stored if name not in set(names)]
+    plain = [{_unnumbered(name) for name in of} for of in (names, stored)]
+    missing = [name for name in names if _unnumbered(name) not in plain[1]]
+    unknown = [name for name in stored if _unnumbered(name) not in plain[0]]
     raise _other_model(
         found,
         f"{len(names)} variables, {(missing or names)[:3]} among them",

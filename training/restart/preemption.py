@@ -8,7 +8,7 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +99,8 @@ class StopRequests:
         near = self.limit.is_near(time.time())
         return self._received or (_TIME_LIMIT if near else 0)
 
-    def install(self) -> None:
-        """Install the handlers of the signals; a handler of the program is called by ours.
+    def install(self) -> list[int]:
+        """Install the handlers of the signals, and return those that had another; it is called by ours.
 
         Raises
         ------
@@ -111,18 +111,17 @@ class StopRequests:
             if numbers and not self._told:
                 self._told = True
                 log.warning("signals do not save this run: fit was not called in the main thread of Python")
-            return
-        for number in numbers:
-            handler = signal.getsignal(number)
-            if handler != self._on_signal:
-                self._previous[number] = signal.signal(number, self._on_signal)
+            return []
+        replaced = [number for number in numbers if signal.getsignal(number) != self._on_signal]
+        self._previous |= {number: signal.signal(number, self._on_signal) for number in replaced}
+        return list(replaced)
 
-    def uninstall(self) -> None:
+    def uninstall(self, numbers: Sequence[int]) -> None:
         """Put back the handlers that ``install`` has replaced, unless the program has set others since."""
-        for number, handler in self._previous.items():
+        for number in numbers:
+            handler = self._previous.pop(number, None)
             if signal.getsignal(number) == self._on_signal:
                 signal.signal(number, signal.SIG_DFL if handler is None else handler)
-        self._previous.clear()
 
     def ignore(self) -> None:
         """Ignore all further signals, as this process is about to end, with a code of its own.
@@ -187,15 +186,15 @@ def stop_agreement(comm: MPI.Intracomm) -> StopAgreement:
 
 @contextmanager
 def stopping_on_request() -> Iterator[None]:
-    """Context manager: signals request this process to save and end."""
-    REQUESTS.install()
+    """Context manager: signals request this process to save and end, also beyond it if they did before."""
+    replaced = REQUESTS.install()
     try:
         yield
     except Preempted:
         REQUESTS.ignore()
         raise
     finally:
-        REQUESTS.uninstall()
+        REQUESTS.uninstall(replaced)
 
 
 def stop_requested(comm: MPI.Intracomm | None = None) -> bool:

@@ -19,6 +19,7 @@ import tensorflow as tf
 from matex_data.errors import DataError, PartitionError
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.variables import learning_rate
 from matex_data.training.keras_api import keras_trainer
 from matex_data.training.progress import CheckpointProgress
 from matex_data.training.replacements import replaced
@@ -269,6 +270,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
         self._epoch = run.start.epoch
         self._history: dict[str, Any] = {}
+        self._rates: list[float] = []  # with which the run began
         self._agreement = stop_agreement(run.channel.user)
         self._every, self._last = every or 0, 0
         if every:
@@ -282,14 +284,27 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_train_begin(self, logs: Any = None) -> None:
         """Restore the model and the callbacks. *Collective*."""
         found = self._run.checkpoint
+        self._rates = rates = self._present_rates()
         if found is not None:
             with self._run.progress("restoring", found.path.parent) as progress:
                 found.was_read = progress.add
                 self._restore(found, warn=self._run.channel.rank == 0)
             self._history = found.facts["history"]
+            self._rates, present = found.facts["rates"], self._present_rates()
+            if self._rates and rates not in (self._rates, present) and self._run.channel.rank == 0:
+                log.warning(
+                    "the learning rate of the script is %s now, but training goes on with that of the checkpoint, %s\n"
+                    "  remedy: set it in a callback, such as LearningRateScheduler; or give another checkpoint folder",
+                    *(", ".join(f"{rate:g}" for rate in of) for of in (rates, present)),
+                )
             if not self._run.start.step:
                 self._run.checkpoint = None
         self._run.began()
+
+    def _present_rates(self) -> list[float]:
+        """Return the learning rate, unless it follows a schedule."""
+        rate = learning_rate(self.model.optimizer)
+        return [] if rate is None else [float(rate.numpy())]
 
     def _restore(self, found: checkpoint.Checkpoint, warn: bool = False) -> None:
         """Restore model and callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
@@ -386,13 +401,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 self._write(run.folder, arrays, {**names, "history": self._history_with(epoch - 1, logs)})
         except OSError as cause:
             if run.folder is not None:
-                error = DataError(
-                    "the checkpoint cannot be written; the previous one is intact",
-                    file=str(run.folder / checkpoint.FILE),
-                    expected="a folder that rank 0 can write to, with enough free space",
-                    found=cause,
-                    remedy="free space there, or give another folder",
-                )
+                error = checkpoint.unwritable(run.folder, cause)
         finally:
             deque(arrays, 0)  # sends the arrays that are left
         REQUESTS.limit.note_save(time.monotonic() - begin)
@@ -407,6 +416,7 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
                 of_callbacks |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
         facts = {
             "position": vars(run.saved),
+            "rates": self._rates,
             **run.data_facts(run.saved.epoch, run.saved.step),
             "callbacks": entries,
             "stopped": run.saved.step == 0 and bool(self.model.stop_training),

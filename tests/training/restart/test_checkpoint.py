@@ -18,6 +18,7 @@ import pytest
 import matex_data as md
 from matex_data.errors import DataError, FormatError, PartitionError
 from tests.support import problems
+from tests.support.logs import logged
 from tests.support.ranks import Pool, Pools
 
 ROWS, BATCH, STEPS = 120, 24, 5
@@ -478,6 +479,11 @@ def _by_name(comm: Any, folder: Path) -> None:
     for other in (model("a", "c"), model("a"), model("a", "b", kind="bfloat16")):
         with pytest.raises(PartitionError, match="another model"):
             moved(first, other)
+    again.compile(keras.optimizers.SGD(0.1, momentum=0.5), "mse")
+    again.optimizer.build(again.trainable_variables)
+    with pytest.raises(PartitionError) as error:
+        moved(numbered, again)
+    assert "model/" not in str(error.value) and "momentum" in str(error.value)
     assert checkpoint.rank_variables(model("a", "b", frozen=True)) == []
 
     def drawing(metrics: list[str], draws: int) -> Any:
@@ -573,6 +579,32 @@ def test_a_pipeline_resumes_in_its_epoch(table: Path, tmp_path: Path, ranks: Poo
         assert isinstance(error, DataError) and name in str(error)
     resumed = pool.run(_pipeline, table, tmp_path, 0, timeout=180)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(resumed[0], straight[0], strict=True))
+
+
+def test_a_folder_that_cannot_be_written_is_an_error_before_training(table: Path, tmp_path: Path, ranks: Pools) -> None:
+    (tmp_path / "file").write_text("no folder")
+    for error in ranks(2).outcomes(_fit, table, tmp_path / "file" / "run", {}, 1, timeout=180):  # it stops in step 1
+        assert isinstance(error, DataError) and "cannot be written" in str(error) and "intact" not in str(error)
+
+
+def _warnings_of_rates(comm: Any, folder: Path, rates: list[float]) -> list[str]:
+    """Train an epoch more with each rate; return the warnings."""
+    import keras
+
+    with logged() as lines:
+        for epochs, rate in enumerate(rates, 1):
+            data = md.open_dataset({"x": np.ones((8, 2)), "y": np.ones((8, 1))}, inputs="x", targets="y", comm=comm)
+            model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+            model.compile(keras.optimizers.SGD(rate), "mse")
+            slower = keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate / 2)
+            given = {"epochs": epochs, "checkpoint": folder, "callbacks": [slower], "verbose": 0}
+            md.training.fit(model, data, batch_size=8, comm=comm, **given)
+    return [line for line in lines if "learning rate" in line]
+
+
+def test_another_learning_rate_is_told_and_that_of_the_checkpoint_taken(tmp_path: Path, ranks: Pools) -> None:
+    ((told,),) = ranks(1).run(_warnings_of_rates, tmp_path, [0.5, 0.5, 0.1], timeout=60)
+    assert "script is 0.1 now" in told and "checkpoint, 0.125" in told
 
 
 def test_another_dataset_is_an_error(table: Path, tmp_path: Path, ranks: Pools) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import time
 from pathlib import Path
 from typing import Any
@@ -166,6 +167,49 @@ def test_a_dataset_of_several_calls_goes_on_with_the_order_of_the_next_one(tmp_p
     assert straight.returncode == continued.returncode == 0, continued.stderr
     assert continued.stdout.splitlines() == ["SEEN []", straight.stdout.splitlines()[1]]
     assert len(straight.stdout) > 400
+
+
+WITHIN = """
+import os, signal, sys
+import keras, numpy as np
+
+x = np.arange(60, dtype="float32").reshape(20, 3)
+
+def made():
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+
+class Probe(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        made().fit(x, x[:, :1], verbose=0)
+        if epoch == 1 and "stop" in sys.argv:
+            os.kill(os.getpid(), signal.SIGUSR1)
+
+print("EPOCHS", len(made().fit(x, x[:, :1], epochs=4, verbose=0, callbacks=[Probe()]).epoch))
+"""
+
+
+def test_a_call_of_fit_within_another_leaves_its_checkpoint_and_signals(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(WITHIN)
+    command = [LAUNCHER, "--checkpoint", str(tmp_path / "saved"), str(tmp_path / "script.py")]
+    stopped = run_script(1, *command, "stop", timeout=90)
+    assert stopped.returncode == PREEMPTED, stopped.stderr
+    assert stopped.stderr.count("a call of fit within another one saves no checkpoint") == 1
+    done = run_script(1, *command, timeout=90)
+    assert (done.returncode, done.stdout.split()) == (0, ["EPOCHS", "4"]), done.stderr
+    assert [path.name for path in (tmp_path / "saved").glob("fit-*")] == ["fit-1"]
+
+
+def test_handlers_of_signals_nest(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATEX_SIGNALS", "SIGUSR1")
+    before, received = signal.getsignal(signal.SIGUSR1), preemption.REQUESTS._received
+    with preemption.stopping_on_request():
+        with preemption.stopping_on_request():
+            handler = signal.getsignal(signal.SIGUSR1)
+        assert signal.getsignal(signal.SIGUSR1) == handler != before
+    assert signal.getsignal(signal.SIGUSR1) == before
+    assert preemption.REQUESTS._received == received
 
 
 OWN_LOOP = """
