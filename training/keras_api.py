@@ -107,6 +107,7 @@ parallel_operations: Any = _imported("tensorflow.python.ops.gen_experimental_dat
 """Modules with the operations of ``tf.data``, as its datasets call them."""
 DatasetFunction: Any = _imported("tensorflow.python.data.ops.structured_function.StructuredFunctionWrapper")
 DatasetIterator: Any = _imported("tensorflow.python.data.ops.iterator_ops.OwnedIterator")
+FuncGraph: Any = _imported("tensorflow.python.framework.func_graph.FuncGraph", CHECKPOINTS)
 CacheDataset: Any = _imported("tensorflow.python.data.ops.cache_op.CacheDataset", CHECKPOINTS)
 ControlFlowGraph: Any = _imported("tensorflow.python.ops.control_flow_v2_func_graphs.ControlFlowFuncGraph", RUN)
 BATCHING: tuple[Any, ...] = (
@@ -129,6 +130,8 @@ is_recording: Any = _imported("tensorflow.python.eager.record.could_possibly_rec
 
 CHECKPOINT_MANAGER = ("_maybe_delete", "_latest_checkpoint", "_last_preserved_timestamp", "_last_checkpoint_step")
 """Attributes of ``tf.train.CheckpointManager`` that list its checkpoints."""
+READ_VARIABLES = "_watched_variables"
+"""Attribute of a graph that is being traced: a set of the variables that it reads."""
 METRICS_OF_EPOCH = "_get_metrics_result_or_logs"
 """Method of a model that returns the logs at the end of an epoch or an evaluation."""
 OF_FIT = "_use_cached_eval_dataset"
@@ -237,7 +240,7 @@ OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
         (keras.layers.MultiHeadAttention, ("_dropout_layer",)),
         (keras.Variable, ("_initializer", "_path", "_shape", "_value")),
     ),
-    CHECKPOINTS: (*CALLBACK_STATE, (EpochIterator, ("_distributed_dataset",))),
+    CHECKPOINTS: (*CALLBACK_STATE, (EpochIterator, ("_distributed_dataset",)), (FuncGraph, (READ_VARIABLES,))),
     COLLECTIVES: ((Context, ("_context_handle",)),),
     RUN: (
         (EpochIterator, ("_distributed_dataset", "_num_batches", "data_adapter")),
@@ -259,6 +262,11 @@ ARGUMENTS = {TRAINING: ((keras.Model, OF_FIT),)}
 """Arguments that methods take by ``**kwargs``."""
 
 _checked: set[str] = set()
+
+
+def variables_read() -> list[Any]:
+    """Return the variables that the function that TensorFlow is tracing has read so far; none outside of one."""
+    return list(getattr(tf.compat.v1.get_default_graph(), READ_VARIABLES, ()))
 
 
 def tensorflow_has_started() -> bool:

@@ -43,6 +43,7 @@ def _missing_on_objects(comm: Any) -> list[str]:
     objects += [keras.metrics.MeanAbsoluteError(), callbacks.ModelCheckpoint("x.keras"), callbacks.ProgbarLogger()]
     objects += [callbacks.SwapEMAWeights(), tf.train.CheckpointManager(saved, "x", 1, None, "c", steps, 1)]
     objects.append(keras_api.EpochIterator(tf.distribute.get_strategy(), x=dataset))
+    objects.append(keras_api.FuncGraph("graph"))
     devices = keras.distribution.DeviceMesh((1, 1), ("batch", "model"), ["cpu:0"])
     layouts = keras.distribution.LayoutMap(devices)
     can_cut = tuple(map(int, keras.__version__.split(".")[:2])) >= (3, 15)  # older ones cannot with TensorFlow

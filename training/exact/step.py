@@ -27,7 +27,7 @@ from matex_data.training.exact.rows import (
 )
 from matex_data.training.exact.state import step_state
 from matex_data.training.exact.variables import separate_draws
-from matex_data.training.keras_api import METRICS_OF_EPOCH
+from matex_data.training.keras_api import METRICS_OF_EPOCH, variables_read
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer, gather_rows
 from matex_data.training.replacements import replaced
@@ -132,6 +132,7 @@ class DistributedStep(RankStep):
     samples_seen : variable with the number of samples of all ranks so far; where batches are sharded already, and the
         ranks have equal ones, this rank's times the number of ranks.
     traces : number of times that TensorFlow has traced the step, or that it ran eagerly.
+    read : variables that the step has read in its latest trace.
     """
 
     def __init__(self, model: Any, patches: AbstractContextManager[Any], channel: Channel) -> None:
@@ -140,11 +141,14 @@ class DistributedStep(RankStep):
         self.reducer: Reducer | None = None
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
+        self.read: list[Any] = []
 
     def __call__(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""
         self.traces += 1
-        return super().__call__(data)
+        logs = super().__call__(data)
+        self.read = variables_read()
+        return logs
 
     def on_rows(self, data: Any) -> Any:
         """Train on this rank's rows. *Collective*."""

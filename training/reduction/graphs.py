@@ -59,6 +59,10 @@ def disable_xla(model: Any, rank: int, replacements: Replacements) -> None:
         replacements.set(model, "_jit_compile", False)
 
 
+OWN_VARIABLE = "matex_data"
+"""Name of the variables that this package adds to steps."""
+
+
 def eager_variable(value: Any, dtype: tf.DType) -> Any:
     """Return a new variable on the CPU that is not trained, created outside of all functions that are being traced.
 
@@ -67,7 +71,7 @@ def eager_variable(value: Any, dtype: tf.DType) -> Any:
 
     def create() -> Any:
         with tf.device("CPU:0"):
-            return tf.Variable(value, trainable=False, dtype=dtype)
+            return tf.Variable(value, trainable=False, dtype=dtype, name=OWN_VARIABLE)
 
     if in_session_graph():
         with tf.init_scope():

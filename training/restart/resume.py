@@ -26,6 +26,7 @@ from matex_data.training.replacements import replaced
 from matex_data.training.restart import callback_state, checkpoint
 from matex_data.training.restart.data import Sources, TrainingIterator, other_data, skip_once, steps_from
 from matex_data.training.restart.preemption import REQUESTS, exit_preempted, stop_agreement
+from matex_data.training.restart.unsaved import UnsavedVariables
 
 log = logging.getLogger("matex_data.training")
 
@@ -219,7 +220,7 @@ class TrainingRun:
                 callback.append = True  # to the rows of this run
         saver = CheckpointSaver(self, user_callbacks, state, every)
         stop = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: saver.stop_if_asked(batch))
-        return [stop], [saver]
+        return [stop, *([UnsavedVariables()] if self.channel.rank == 0 else [])], [saver]
 
     def progress(self, action: str, folder: Path) -> CheckpointProgress:
         """Return the progress of an action on the file in a folder, whose size is that of the one to replace it."""

@@ -607,6 +607,51 @@ def test_another_learning_rate_is_told_and_that_of_the_checkpoint_taken(tmp_path
     assert "script is 0.1 now" in told and "checkpoint, 0.125" in told
 
 
+def _told_of_variables(comm: Any, folder: Path) -> list[list[str]]:
+    """Train models of which the checkpoint holds a counter, or does not; return the warnings of each."""
+    import keras
+    import tensorflow as tf
+
+    class Counting(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            logs = super().train_step(data)
+            self.counter.assign(self.counter * 0.5)
+            return logs
+
+    class Annealed(keras.losses.Loss):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight, self.teacher = keras.Variable(1.0, trainable=False), tf.Variable(2.0)
+
+        def call(self, y_true: Any, y_pred: Any) -> Any:
+            loss = self.teacher * self.weight * keras.ops.mean((y_true - y_pred) ** 2, -1)
+            self.weight.assign(0.5 * self.weight)
+            return loss
+
+    told: list[list[str]] = []
+    for kind in ("weight", "variable", "loss"):
+        layers = [keras.layers.BatchNormalization(), keras.layers.Dropout(0.5), keras.layers.Dense(1)]
+        model = Counting([keras.Input((2,)), *layers])
+        model.counter = tf.Variable(1.0) if kind == "variable" else model.add_weight(shape=(), trainable=False)
+        optimizer = keras.optimizers.LossScaleOptimizer(keras.optimizers.Adam(use_ema=True))
+        model.compile(optimizer, Annealed() if kind == "loss" else "mse", metrics=["mae"])
+        x = np.random.default_rng(1).normal(size=(32, 2))
+        data = md.open_dataset({"x": x, "y": x[:, :1]}, inputs="x", targets="y", comm=comm)
+        given: dict[str, Any] = {"validation_data": data, "checkpoint": folder / kind, "verbose": 0, "comm": comm}
+        with logged() as lines:
+            md.training.fit(model, data, batch_size=8, epochs=2, sync_batch_norm=True, **given)
+        told.append([line for line in lines if "does not hold" in line])
+    return told
+
+
+@pytest.mark.rank_counts(2)
+def test_variables_that_a_checkpoint_lacks_are_named(pool: Pool, tmp_path: Path) -> None:
+    weight, (variable,), (loss,) = pool.run(_told_of_variables, tmp_path, timeout=120)[0]
+    assert weight == []
+    assert "counter of Counting (float32[])" in variable
+    assert "weight of Annealed (float32[])" in loss and "teacher" not in loss
+
+
 def test_another_dataset_is_an_error(table: Path, tmp_path: Path, ranks: Pools) -> None:
     pool = ranks(2)
     pool.run(_fit, table, tmp_path, {}, 7, timeout=180)
