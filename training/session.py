@@ -14,6 +14,7 @@ from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
 from matex_data.training.restart.resume import TrainingRun
+from matex_data.training.restart.unsaved import UnsavedVariables
 from matex_data.training.zero.optimizer import check_callbacks
 
 
@@ -38,6 +39,7 @@ class Session:
         shard_optimizer: bool = False,
     ) -> None:
         self._distributed, self._options, self._run, self._every = distributed, options, run, save_every
+        self._shard_optimizer = shard_optimizer
         callbacks = options.get("callbacks")
         self._busy = contextlib.ExitStack()  # in which this rank reports its callbacks
         self._callbacks: list[Any] = [] if callbacks is None else keras.tree.flatten(callbacks)
@@ -63,6 +65,8 @@ class Session:
             if isinstance(self._distributed, StagedModel):
                 state = self._distributed.state
             before, after = run.callbacks(self._callbacks, self._every, state)
+            if before and channels[0] is channels[1] and channels[0].rank == 0 and not self._shard_optimizer:
+                before.append(UnsavedVariables())  # parts of variables, which steps read elsewhere, are saved
         made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, [*trailing, *after])
         options["callbacks"] = [*before, *made]
         if self._distributed.world.rank > 0:

@@ -26,7 +26,6 @@ from matex_data.training.replacements import replaced
 from matex_data.training.restart import callback_state, checkpoint
 from matex_data.training.restart.data import Sources, TrainingIterator, other_data, skip_once, steps_from
 from matex_data.training.restart.preemption import REQUESTS, exit_preempted, stop_agreement
-from matex_data.training.restart.unsaved import UnsavedVariables
 
 log = logging.getLogger("matex_data.training")
 
@@ -220,7 +219,7 @@ class TrainingRun:
                 callback.append = True  # to the rows of this run
         saver = CheckpointSaver(self, user_callbacks, state, every)
         stop = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: saver.stop_if_asked(batch))
-        return [stop, *([UnsavedVariables()] if self.channel.rank == 0 else [])], [saver]
+        return [stop], [saver]
 
     def progress(self, action: str, folder: Path) -> CheckpointProgress:
         """Return the progress of an action on the file in a folder, whose size is that of the one to replace it."""
@@ -287,8 +286,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         found = self._run.checkpoint
         self._rates = rates = self._present_rates()
         if found is not None:
-            with self._run.progress("restoring", found.path.parent) as progress:
-                found.was_read = progress.add
+            restoring = self._run.progress("restoring", found.path.parent)
+            with restoring as progress, replaced(found, was_read=progress.add):
                 self._restore(found, warn=self._run.channel.rank == 0)
             self._history = found.facts["history"]
             self._rates, present = found.facts["rates"], self._present_rates()
