@@ -6,7 +6,6 @@ package, or of a registered reader, has declared for that purpose.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Collection
 from importlib import import_module
 from types import FunctionType
@@ -62,7 +61,7 @@ def declared_as(name: str, modules: Collection[str] = ()) -> Any:
     own = module.startswith(tuple(f"{one}." for one in OWN_PACKAGES)) or module in OWN_PACKAGES
     others = [other for other in modules if other.partition(".")[0] == package]
     for candidate in (module,) if own else others:
-        if name not in _DECLARED and candidate not in sys.modules:
+        if name not in _DECLARED:  # perhaps another thread imports the module, for which this waits
             try:
                 import_module(candidate)
             except Exception as error:  # of any kind, such as of a package that the module needs

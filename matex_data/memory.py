@@ -162,8 +162,8 @@ def digest(index: Index) -> str:
 
 def _is_of(data: Any, package: str, name: str) -> bool:
     """Return whether an object is of a class of a package, which need not be installed."""
-    module = sys.modules.get(package)
-    return module is not None and isinstance(data, getattr(module, name))
+    kind = getattr(sys.modules.get(package), name, None)  # None as well while another thread imports the package
+    return kind is not None and isinstance(data, kind)
 
 
 def _levels(frame: Any, columns: Collection[str]) -> dict[str, tuple[Any, dict[str, Any]]]:

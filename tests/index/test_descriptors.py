@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import pickle
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, date, datetime, timedelta, timezone
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,8 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as stn
+from mpi4py import MPI
 
-from matex_data import FormatError
+from matex_data import FormatError, open_dataset
 from matex_data.codecs.pipeline import Filter, Pipeline
 from matex_data.declared import declared
 from matex_data.index.columns import Group
@@ -31,6 +34,7 @@ from matex_data.index.descriptors import (
     pickled_class,
     separate,
 )
+from tests.support.launch import run_script
 
 DTYPES = (
     stn.array_dtypes().filter(lambda dtype: not _has_titles(dtype))
@@ -229,3 +233,27 @@ def test_arrays_of_texts_keep_their_shape(shape: tuple[int, ...]) -> None:
 
 def test_dates_have_descriptors() -> None:
     assert join(separate([date(2020, 1, 2), datetime(2020, 1, 2, 3)])) == [date(2020, 1, 2), datetime(2020, 1, 2, 3)]
+
+
+IMPORTING = """
+import sys, threading
+from matex_data.declared import declared_as
+
+module = "matex_data.readers.parquet.row_groups"
+thread = threading.Thread(target=__import__, args=(module,))
+thread.start()
+while module not in sys.modules:
+    pass
+print(declared_as(f"{module}:RowGroups").__name__)
+"""
+
+
+def test_a_name_of_a_module_that_another_thread_imports() -> None:
+    done = run_script(0, IMPORTING, timeout=60)
+    assert done.stdout == "RowGroups\n", done.stderr
+
+
+def test_a_package_that_another_thread_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", ModuleType("pandas"))  # without a class so far
+    np.save(tmp_path / "a.npy", np.arange(3))
+    assert len(open_dataset(tmp_path / "a.npy", comm=MPI.COMM_SELF)) == 3

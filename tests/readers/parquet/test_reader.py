@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime
+import gc
 import json
 import pickle
 from collections.abc import Iterator
@@ -357,6 +358,16 @@ def test_what_hugging_face_stores(tmp_path: Path) -> None:
         assert data.schema["pixels"].shape == (3, 4)
         same(data.load()["pixels"], pixels)
         assert data.schema["label"].attributes["categories"] == ["cat", "dog"]
+
+
+def test_files_are_closed_without_the_collector(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.parquet", table(20))
+    opened = []
+    for _ in range(6):
+        opened.append(len([*Path("/proc/self/fd").iterdir()]))
+        read(path)
+        gc.collect()  # a data set may be in a cycle
+    assert opened[-1] <= opened[1]
 
 
 def test_encrypted_columns(tmp_path: Path) -> None:
