@@ -102,8 +102,6 @@ class Prefetcher:
 
     def _next(self) -> LoadedWindow:
         """Return the next window, after all ranks have loaded theirs."""
-        if self._process != os.getpid():
-            raise _forked()
         with self._context.profile.timed("waiting"):
             self._wait(lambda: bool(self._ready) or self._ended)
             with self._change:
@@ -121,6 +119,9 @@ class Prefetcher:
             raise self._error
 
     def _wait(self, condition: Callable[[], bool]) -> None:
+        if self._process != os.getpid():
+            raise _forked()
+
         def within(seconds: float) -> bool:
             with self._change:
                 return self._change.wait_for(condition, seconds)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import multiprocessing
+import os
 import sys
 from ctypes import Array
 from multiprocessing import context
@@ -14,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from matex_data import PartitionError, open_dataset
 from matex_data.epochs.batches import Batches
 from matex_data.epochs.workers import WorkerEpochs
 from tests.support.frameworks import needs
 from tests.support.launch import run_script
+from tests.support.ranks import Pool
 
 SAMPLES, BATCH = 240, 12
 
@@ -146,3 +149,29 @@ def test_the_first_process_to_start_gets_the_memory_of_the_epochs(monkeypatch: p
         context._tls, "spawning_popen", SimpleNamespace(duplicate_for_child=int, DupFd=int), raising=False
     )
     assert ForkingPickler.dumps(WorkerEpochs())
+
+
+def _pass_that_a_child_continues(comm: MPI.Intracomm, path: str) -> str:
+    """Return how a forked process ends that takes what is left of a pass of its parent, all of it in memory."""
+    batches = iter(open_dataset(path, comm=comm).batches(10))
+    next(batches)
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        try:
+            end = f"{len([*batches])} batches"
+        except PartitionError as error:
+            end = error.problem
+        os.write(writing, end.encode())
+        os._exit(0)
+    os.close(writing)
+    os.waitpid(child, 0)
+    comm.Barrier()
+    with os.fdopen(reading) as pipe:
+        return pipe.read()
+
+
+@pytest.mark.rank_counts(1, 2)
+def test_a_forked_process_is_told_that_it_cannot_continue_a_pass(pool: Pool, numbers: Path) -> None:
+    told = "this process was forked in the middle of an epoch, which only its parent process can continue"
+    assert pool.run(_pass_that_a_child_continues, str(numbers), timeout=30) == [told] * pool.size

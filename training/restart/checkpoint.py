@@ -38,7 +38,7 @@ from matex_data.training.partition.parts import part_of, whole_shape
 from matex_data.training.partition.whole import WholeVariables
 
 FILE = "training.npz"
-VERSION = 5
+VERSION = 6
 _FACTS = "facts"
 _OPTIONAL: dict[str, Any] = {
     "pipeline": {},
