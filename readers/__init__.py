@@ -40,6 +40,7 @@ from matex_data.readers.formats import (
     no_text,
 )
 from matex_data.readers.options import TRUST, check_options, takes_names
+from matex_data.readers.zarr.stores import is_repository
 from matex_data.sampling.schedule import rank_range
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import Trust
@@ -156,15 +157,19 @@ def _indexed(
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows.
 
-    A file that is being written (``swmr=True``) has none. ``is_first``: of the files of a data set.
+    A stamp with parts is that of the reader, which knows these. A file that is being written (``swmr=True``) has none,
+    and so has a repository, whose commits do not change its folder. ``is_first``: of the files of a data set.
     """
     options, samples = _samples(name, options)
-    stamp = None if options.get("swmr") else stamp
+    if options.get("swmr") or (name == "zarr" and is_repository(path)):
+        stamp = None
     check_options(name, function, options, leading=1 + takes_names(function))
     _check_storage(name, path)
     try:
         given = {**options, **_trust_of(name, trust)}
-        return samples(_chosen(function, path, names, given, is_first)).with_stamps({path: stamp})
+        index = samples(_chosen(function, path, names, given, is_first))
+        whole = {file.path: file.stamp for file in index.files if file.stamp is not None and file.stamp.parts}
+        return index.with_stamps({path: stamp, **whole})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
     except OSError as error:

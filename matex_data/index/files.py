@@ -255,6 +255,10 @@ class JoinedFiles(FileTable):
         return int(np.searchsorted(self._first, number, side="right")) - 1
 
 
+Parts = tuple[str, ...]
+"""Names of the parts of a stamp."""
+
+
 @dataclass(frozen=True, eq=False)
 class FileNumbers(ColumnTable):
     """Numbers of each file.
@@ -265,6 +269,7 @@ class FileNumbers(ColumnTable):
     size, mtime_ns, inode : integers[files], see `Stamp`.
     known : bool[files], False: the file has no stamp.
     group, position : integers[files], group of the layouts, and their position within it.
+    parts : integers[files], number of the parts of the stamp among those of the table.
     """
 
     rows: Array
@@ -274,12 +279,16 @@ class FileNumbers(ColumnTable):
     known: Array
     group: Array
     position: Array
-    kinds = ("iu", "iu", "iu", "iu", "b", "iu", "iu")
+    parts: Array
+    kinds = ("iu", "iu", "iu", "iu", "b", "iu", "iu", "iu")
 
     @classmethod
-    def of(cls, files: Sequence[FileIndex], group: Sequence[int], position: Sequence[int]) -> FileNumbers:
-        """Return the numbers of these files."""
+    def of(
+        cls, files: Sequence[FileIndex], group: Sequence[int], position: Sequence[int], parts: Sequence[Parts]
+    ) -> FileNumbers:
+        """Return the numbers of these files, the stamps of which have these parts."""
         stamps = [file.stamp or Stamp(0, 0, 0) for file in files]
+        number_of = {names: number for number, names in enumerate(parts)}
         columns = (
             np.array([file.rows for file in files], np.int64),
             np.array([stamp.size for stamp in stamps], np.int64),
@@ -288,6 +297,7 @@ class FileNumbers(ColumnTable):
             np.array([file.stamp is not None for file in files], bool),
             np.array(group, np.int64),
             np.array(position, np.int64),
+            np.array([number_of[stamp.parts] for stamp in stamps], np.int64),
         )
         return cls(*map(compact, columns))
 
@@ -301,11 +311,19 @@ class FileColumns(FileTable):
     numbers : of each file.
     groups : layouts of the files, by descriptor.
     facts : of the layouts, by field.
+    parts : those that stamps of the files have; most have none.
     """
 
-    def __init__(self, paths: PathTable, numbers: FileNumbers, groups: Sequence[Group], facts: Facts) -> None:
+    def __init__(
+        self,
+        paths: PathTable,
+        numbers: FileNumbers,
+        groups: Sequence[Group],
+        facts: Facts,
+        parts: Sequence[Parts] = ((),),
+    ) -> None:
         self.paths: PathTable = paths
-        self.rows, self._numbers, self._groups = numbers.rows, numbers, groups
+        self.rows, self._numbers, self._groups, self._parts = numbers.rows, numbers, groups, tuple(parts)
         self.__dict__["facts"] = facts
         self._recent = LeastRecentlyUsed[FileIndex](KEPT)
 
@@ -321,6 +339,7 @@ class FileColumns(FileTable):
             "facts": [[name, facts.to_json(columns)] for name, facts in self.facts.items()],
             "first_row": columns.add(self.first_row),
             "numbers": self._numbers.to_json(columns),
+            "parts": self._parts,
         }
 
     @property
@@ -340,8 +359,8 @@ class FileColumns(FileTable):
         ------
         FormatError : the value is damaged, or of another release.
         """
-        of_paths, of_groups, of_facts, of_first, of_files = member(
-            value, "paths", "groups", "facts", "first_row", "numbers"
+        of_paths, of_groups, of_facts, of_first, of_files, of_parts = member(
+            value, "paths", "groups", "facts", "first_row", "numbers", "parts"
         )
         paths = PathTable.from_json(of_paths, columns)
         count = len(paths)
@@ -350,7 +369,7 @@ class FileColumns(FileTable):
             raise damaged(f"{of_groups!r:.100} instead of groups of files, or {of_facts!r:.100} instead of facts")
         groups = [Group.from_json(one, columns, count, origin) for one in of_groups]
         facts = {str(name): LayoutFacts.from_json(one, columns, count) for name, one in of_facts}
-        files = cls(paths, FileNumbers.from_json(of_files, columns, count), groups, facts)
+        files = cls(paths, FileNumbers.from_json(of_files, columns, count), groups, facts, _parts(of_parts))
         files.__dict__["first_row"] = columns.column(of_first, count + 1)  # in the memory that the ranks share
         if not origin.of_job:
             files._check()
@@ -365,6 +384,9 @@ class FileColumns(FileTable):
             raise damaged("files of groups that there are not")
         if len(self) and (int(positions.min()) < 0 or bool((positions >= sizes[groups]).any())):
             raise damaged("positions of files that their groups do not have")
+        parts = self._numbers.parts
+        if len(self) and (int(parts.min()) < 0 or int(parts.max()) >= len(self._parts)):
+            raise damaged("parts of files that there are not")
         first = self.first_row
         if int(first[0]) or not np.array_equal(np.diff(first), self.rows) or bool((first[1:] < first[:-1]).any()):
             raise damaged("files with a negative number of rows, or first rows that are not those of the files")
@@ -392,7 +414,10 @@ class FileColumns(FileTable):
 
     def stamp(self, number: int) -> Stamp | None:
         n = self._numbers
-        return Stamp(int(n.size[number]), int(n.mtime_ns[number]), int(n.inode[number])) if n.known[number] else None
+        if not n.known[number]:
+            return None
+        parts = self._parts[int(n.parts[number])]
+        return Stamp(int(n.size[number]), int(n.mtime_ns[number]), int(n.inode[number]), parts)
 
     @property
     def all_stamped(self) -> bool:
@@ -412,6 +437,7 @@ class FileColumns(FileTable):
         number_of: dict[str, int] = {}
         members: list[list[Group]] = []
         moved: list[FileNumbers] = []
+        parts_number: dict[Parts, int] = {}
         for table in filled:
             numbers, before = [], []
             for one in table._groups:
@@ -423,13 +449,24 @@ class FileColumns(FileTable):
                 members[number].append(one)
             own = table._numbers
             position = np.array(before)[own.group] + own.position
-            moved.append(replace(own, group=np.array(numbers)[own.group], position=position))
+            parts = np.array([parts_number.setdefault(names, len(parts_number)) for names in table._parts])
+            group = np.array(numbers)[own.group]
+            moved.append(replace(own, group=group, position=position, parts=compact(parts[own.parts])))
         return cls(
             PathTable.joined([table.paths for table in filled]),
             FileNumbers.joined(moved),
             [Group.joined(of_descriptor) for of_descriptor in members],
             {name: LayoutFacts.joined([table.facts[name] for table in filled]) for name in filled[0].facts},
+            tuple(parts_number),
         )
+
+
+def _parts(value: Any) -> list[Parts]:
+    """Return the parts of a value of JSON."""
+    lists = isinstance(value, list | tuple) and all(isinstance(names, list | tuple) for names in value)
+    if not lists or not all(isinstance(name, str) for names in value for name in names):
+        raise damaged(f"{value!r:.100} instead of parts of files")
+    return [tuple(names) for names in value]
 
 
 def _of_bytes(data: bytes, origin: Origin) -> FileColumns:
@@ -497,11 +534,13 @@ def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
         group.append(number_of.setdefault(separated.described, len(number_of)))
         position.append(len(alike))
         alike.append(separated)
+    parts = list(dict.fromkeys(file.stamp.parts if file.stamp else () for file in files))
     return FileColumns(
         PathTable.of([file.path for file in files]),
-        FileNumbers.of(files, group, position),
+        FileNumbers.of(files, group, position, parts),
         [Group.of(alike) for alike in members.values()],
         FileList(files).facts,
+        parts,
     )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,8 @@ from pathlib import Path
 from matex_data.declared import declared
 from matex_data.errors import ChangedFile
 from matex_data.storage import objects
+
+MOST_NAMED = 5  # parts of a file in a message
 
 
 @declared
@@ -26,22 +29,25 @@ class Stamp:
     ----------
     size : bytes.
     mtime_ns : time of the last modification, in nanoseconds since 1970-01-01 UTC.
-    inode : inode number; differs for another file of the same name.
+    inode : inode number; differs for another file of the same name. With parts: a digest of all states.
+    parts : names of other files whose states belong to that of the file, see `part_state`.
     """
 
     size: int
     mtime_ns: int
     inode: int
+    parts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, path: str) -> Stamp:
-        """Return the current state of a file.
+    def of(cls, path: str, parts: Iterable[str] = ()) -> Stamp:
+        """Return the current state of a file, with that of its parts.
 
         Raises
         ------
         OSError : the file does not exist or is not accessible.
         """
-        return cls.of_object(objects.state(path)) if objects.is_url(path) else cls.of_status(Path(path).stat())
+        own = cls.of_object(objects.state(path)) if objects.is_url(path) else cls.of_status(Path(path).stat())
+        return own.with_parts(path, {name: part_state(path, name) for name in parts})
 
     @classmethod
     def of_status(cls, status: os.stat_result) -> Stamp:
@@ -55,9 +61,24 @@ class Stamp:
         tag = hashlib.blake2b(state.tag.encode(), digest_size=8).digest()
         return cls(state.size, 1000 * microseconds, int.from_bytes(tag, "little"))
 
+    def with_parts(self, path: str, states: Mapping[str, PartState]) -> Stamp:
+        """Return the state of a file with that of its parts, which any rank finds equal; with no parts, its own.
+
+        Parameters
+        ----------
+        path : of the file.
+        states : of the parts, by name.
+        """
+        if not states:
+            return self
+        own = self if objects.is_url(path) else (self.size, self.mtime_ns)
+        digest = hashlib.blake2b(repr((own, sorted(states.items()))).encode(), digest_size=8).digest()
+        latest = max(self.mtime_ns, *(changed for _, changed in states.values()))
+        return Stamp(self.size, latest, int.from_bytes(digest, "little"), tuple(states))
+
     def fits(self, other: Stamp) -> bool:
         """Return whether a file with the state ``other`` on any rank may be the one of this stamp."""
-        return (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
+        return self == other if self.parts else (self.size, self.mtime_ns) == (other.size, other.mtime_ns)
 
     def is_of(self, path: str, other: Stamp) -> bool:
         """Return whether a file or object with the state ``other`` on any rank may be the one of this stamp."""
@@ -66,14 +87,44 @@ class Stamp:
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)
         time = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        return f"{self.size} bytes, changed {time}.{rest:09d} UTC, inode {self.inode}"
+        number = f"inode {self.inode}"
+        if self.parts:
+            named = ", ".join(self.parts[:MOST_NAMED]) + (", ..." if len(self.parts) > MOST_NAMED else "")
+            number = f"state {self.inode:x} together with {named}"
+        return f"{self.size} bytes, changed {time}.{rest:09d} UTC, {number}"
+
+
+PartState = tuple[int, int]
+"""Size and time of the last modification of a part of a file."""
+ABSENT: PartState = (-1, -1)
+_BESIDE = "../"
+
+
+def part_state(path: str, name: str) -> PartState:
+    """Return the state of a part of a file; ``ABSENT`` if there is none.
+
+    Parameters
+    ----------
+    path : of the file.
+    name : of the part: path within the folder ``path``; with ``../``, beside the file ``path``.
+
+    Raises
+    ------
+    OSError : the system does not tell.
+    """
+    folder = path.rpartition("/") if name.startswith(_BESIDE) else (path, "/")
+    try:
+        found = Stamp.of("".join(folder[:2]) + name.removeprefix(_BESIDE))
+    except (FileNotFoundError, NotADirectoryError):
+        return ABSENT
+    return found.size, found.mtime_ns
 
 
 def check_stamp(path: str, stamp: Stamp | None, own: bool = True) -> ChangedFile | None:
     """Return the error to raise if the file at ``path`` has changed since its stamp was taken; None if it has not.
 
-    A file without a stamp counts as unchanged. Files that the file refers to (external and virtual datasets of HDF5)
-    are not checked.
+    A file without a stamp counts as unchanged. Of the files that it refers to, the parts of the stamp are checked;
+    others (external and virtual datasets of HDF5) are not.
 
     Parameters
     ----------
@@ -83,7 +134,7 @@ def check_stamp(path: str, stamp: Stamp | None, own: bool = True) -> ChangedFile
     if stamp is None:
         return None
     try:
-        found = Stamp.of(path)
+        found = Stamp.of(path, stamp.parts)
     except OSError as error:
         return changed(path, stamp, error)
     same = found == stamp if own else stamp.is_of(path, found)

@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.index.stamps import Stamp, changed, check_stamp
+from matex_data.index.stamps import Stamp, changed, check_stamp, part_state
 from matex_data.io import preadv, probe
 from matex_data.io.coalesce import ReadTask
 from matex_data.io.collective import CollectiveFiles, too_short, unreadable
@@ -160,9 +160,10 @@ class Files:
                 raise
             self._open.clear()  # files that nobody reads are closed
             opened = kind(path)
-        found = opened.stamp()
-        if stamp is not None and not stamp.is_of(path, found):
-            raise changed(path, stamp, found)
+        if stamp is not None:
+            found = opened.stamp().with_parts(path, {name: part_state(path, name) for name in stamp.parts})
+            if not stamp.is_of(path, found):
+                raise changed(path, stamp, found)
         return opened
 
     def close(self) -> None:

@@ -209,7 +209,7 @@ def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
 def _has_changed(path: str, stamp: Stamp | None) -> bool:
     """Return whether a file may be another one than that of the stamp, which any rank of another job took."""
     try:
-        return stamp is None or not stamp.is_of(path, Stamp.of(path))
+        return stamp is None or not stamp.is_of(path, Stamp.of(path, stamp.parts))
     except OSError:
         return True
 

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from matex_data.errors import FormatError
+from matex_data.index.stamps import ABSENT, PartState
 from matex_data.readers.catalogue import Unreadable
 from matex_data.readers.zarr.arrays import ArrayMetadata, parse
 from matex_data.readers.zarr.stores import MARKS, Store
@@ -104,8 +105,18 @@ _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, Inde
 Document = dict[str, Any]
 
 
-def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str], list[Pyramid]]:
+States = dict[str, PartState]
+"""State of each file of metadata before it was read, by key."""
+
+
+def read_arrays(
+    store: Store, states: States | None = None
+) -> tuple[dict[str, ArrayMetadata], dict[str, str], list[Pyramid]]:
     """Return the arrays of a store by name, the reason for each that cannot be read, and the pyramids of images.
+
+    Parameters
+    ----------
+    states : receives the states of the files that are read, if the store has such files.
 
     Raises
     ------
@@ -116,7 +127,7 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
     unread: dict[str, str] = {}
     known: list[Pyramid] = []
     is_empty = True
-    for name, document in _documents(store):
+    for name, document in _documents(store, {} if states is None else states):
         is_empty = False
         try:
             if document.get("node_type", "array") == "array" and "shape" in document:
@@ -140,19 +151,19 @@ def read_arrays(store: Store) -> tuple[dict[str, ArrayMetadata], dict[str, str],
     return arrays, unread, known
 
 
-def _documents(store: Store) -> Iterator[tuple[str, Document]]:
+def _documents(store: Store, states: States) -> Iterator[tuple[str, Document]]:
     """Yield name and metadata of each node; the attributes of version 2 are an entry of its metadata."""
-    root, consolidated = _json(store, "zarr.json"), None
+    root, consolidated = _json(store, "zarr.json", states), None
     if root is not None:
         consolidated = _mapping(_mapping(root.get("consolidated_metadata") or {}).get("metadata") or {})
         if consolidated:
             yield "", root
             yield from ((name, _mapping(document)) for name, document in consolidated.items())
             return
-    elif (found := _json(store, ".zmetadata")) is not None:
+    elif (found := _json(store, ".zmetadata", states)) is not None:
         yield from _of_version_2(_mapping(found.get("metadata") or {}))
         return
-    yield from _walk(store, "", MAX_DEPTH)
+    yield from _walk(store, "", MAX_DEPTH, states)
 
 
 def _of_version_2(documents: Document) -> Iterator[tuple[str, Document]]:
@@ -163,23 +174,42 @@ def _of_version_2(documents: Document) -> Iterator[tuple[str, Document]]:
             yield folder, {**_mapping(document), "attributes": attributes}
 
 
-def _walk(store: Store, folder: str, depth: int) -> Iterator[tuple[str, Document]]:
+def _walk(store: Store, folder: str, depth: int, states: States) -> Iterator[tuple[str, Document]]:
     """Yield the nodes of a folder and of the folders in it; those of an array are its chunks."""
     prefix = f"{folder}/" if folder else ""
-    document = _json(store, f"{prefix}zarr.json")
+    document = _json(store, f"{prefix}zarr.json", states)
     if document is None:
-        document = _json(store, f"{prefix}.zarray") or _json(store, f"{prefix}.zgroup")
+        document = _json(store, f"{prefix}.zarray", states) or _json(store, f"{prefix}.zgroup", states)
         if document is None:
             return
-        document["attributes"] = _json(store, f"{prefix}.zattrs") or {}
+        document["attributes"] = _json(store, f"{prefix}.zattrs", states) or {}
     yield folder, document
     if "shape" not in document and depth:
         for name in store.folders(folder):
-            yield from _walk(store, f"{prefix}{name}", depth - 1)
+            yield from _walk(store, f"{prefix}{name}", depth - 1, states)
 
 
-def _json(store: Store, key: str) -> Document | None:
+def states_of(states: Mapping[str, PartState], arrays: Collection[str]) -> States:
+    """Return the states of the files that describe arrays and the groups around them.
+
+    >>> there, absent = (9, 1), ABSENT
+    >>> states = {"zarr.json": absent, ".zgroup": there, "x/.zarray": there, "x/.zattrs": absent, "y/.zarray": there}
+    >>> list(states_of(states, {"x"}))
+    ['.zgroup', 'x/.zarray', 'x/.zattrs']
+    """
+    kept = {"", *arrays, *(array[:at] for array in arrays for at, letter in enumerate(array) if letter == "/")}
+    return {
+        key: state
+        for key, state in states.items()
+        if key.rpartition("/")[0] in kept and (state != ABSENT or key.endswith(".zattrs"))  # attributes may be added
+    }
+
+
+def _json(store: Store, key: str, states: States) -> Document | None:
     """Return the content of a file of metadata; None if there is no such file."""
+    state = store.state(key)
+    if state is not None:
+        states[key] = state
     data = store.get(key)
     if data is None:
         return None

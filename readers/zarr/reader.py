@@ -18,6 +18,7 @@ from matex_data.errors import DataError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.model import Index, Layout
+from matex_data.index.stamps import Stamp
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import warn_of
 from matex_data.readers.dimensions.samples import VariableOptions, index_content
@@ -25,12 +26,13 @@ from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.options import takes
 from matex_data.readers.zarr.arrays import TEXT, ArrayMetadata
 from matex_data.readers.zarr.chunks import Grid, stored_chunks
-from matex_data.readers.zarr.hierarchy import ROOT_NAME, named_dimensions, of_level, read_arrays
+from matex_data.readers.zarr.hierarchy import ROOT_NAME, States, named_dimensions, of_level, read_arrays, states_of
 from matex_data.readers.zarr.layouts import all_rows, layout_of
 from matex_data.readers.zarr.references import JsonReferences, parquet_references
 from matex_data.readers.zarr.repositories import open_snapshot
 from matex_data.readers.zarr.stores import Directory, Store, ZipFile, is_repository
 from matex_data.storage.files import is_folder, open_binary, reading
+from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NONE, Trust
 
 MOST_OF_ROW = 1 << 22  # chunks of the same samples
@@ -71,14 +73,20 @@ def index(
     FormatError : the metadata are damaged, or do not determine the sample dimension, or an array cannot be read.
     """
     store = open_store(path, version, trust or NONE)
-    arrays, unread, known = read_arrays(store)
+    states: States = {}
+    stamp = None if store.folder is None or is_url(store.path) else Stamp.of(store.path)
+    arrays, unread, known = read_arrays(store, states)
     arrays = of_level(store.path, arrays, known, level, names)
     for name in names or ():
         if name.strip("/") in unread:
             raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
     if names is None:
         warn_of(store.path, unread, "array")
-    return index_content(_content(store, arrays), VariableOptions(**options, names=names))
+    used: set[str] = set()
+    found = index_content(_content(store, arrays, used), VariableOptions(**options, names=names))
+    if stamp is None:
+        return found
+    return found.with_stamps({store.path: stamp.with_parts(store.path, states_of(states, used))})
 
 
 def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> Store:
@@ -98,7 +106,7 @@ def open_store(path: str, version: str | None = None, trust: Trust = NONE) -> St
     return ZipFile(path) if is_zip else JsonReferences(path, trust)
 
 
-def _content(store: Store, arrays: Mapping[str, ArrayMetadata]) -> FileContent:
+def _content(store: Store, arrays: Mapping[str, ArrayMetadata], used: set[str]) -> FileContent:
     axes = named_dimensions({name: (array.shape, array.dimensions) for name, array in arrays.items()})
     variables = [
         ZarrVariable(
@@ -110,6 +118,7 @@ def _content(store: Store, arrays: Mapping[str, ArrayMetadata]) -> FileContent:
             store=store,
             folder=name,
             metadata=array,
+            used=used,
         )
         for name, array in arrays.items()
     ]
@@ -125,19 +134,23 @@ class ZarrVariable(Variable):
     ----------
     folder : of the array in the store.
     metadata : of the array.
+    used : receives the folders of the arrays that are looked at.
     """
 
     store: Store
     folder: str
     metadata: ArrayMetadata
+    used: set[str]
 
     def stored_rows(self, axis: int) -> tuple[Field, Layout]:
+        self.used.add(self.folder)
         self._check_chunks(MOST_OF_ROW, axis)
         shape = self.shape[:axis] + self.shape[axis + 1 :]
         layout = self._layout(axis, self.store.path)
         return Field(self.name, shape, self._native_dtype, attributes=self.attributes), layout
 
     def values(self) -> Array:
+        self.used.add(self.folder)
         self._check_chunks(MOST_OF_VALUES, None)
         remedy = "leave out the options that need all its values, such as sel="
         check_fits(self.nbytes, "the array", file=self.store.path, field=self.name, remedy=remedy)

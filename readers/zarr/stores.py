@@ -22,6 +22,7 @@ from matex_data._types import Bytes
 from matex_data.codecs.scratch import Memory, new_memory
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DecodeError, FormatError
+from matex_data.index.stamps import PartState, part_state
 from matex_data.locks import cached_property
 from matex_data.storage import files as storage
 from matex_data.storage import objects
@@ -82,6 +83,10 @@ class Store(ABC):
     def get(self, key: str) -> bytes | None:
         """Read the value of a key; None if there is none."""
 
+    def state(self, _: str) -> PartState | None:
+        """Return the state of the file of a key; None: it has none of its own that shows changes."""
+        return None
+
     def read(self, key: str, memory: Memory) -> Bytes | None:
         """Read the value of a key, uint8[n], of files to memory of the caller; None if there is none."""
         value = self.get(key)
@@ -118,6 +123,9 @@ class Directory(Store):
         with reading_if_present(path), suppress(NotADirectoryError, IsADirectoryError):
             return storage.read_bytes(path)
         return None
+
+    def state(self, key: str) -> PartState | None:
+        return None if is_url(self.path) else part_state(self.path, key)  # a prefix of a bucket has no stamp
 
     def read(self, key: str, memory: Memory) -> Bytes | None:
         return read_file(f"{self.path}/{key}", memory)

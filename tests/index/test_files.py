@@ -138,6 +138,15 @@ def test_tables_are_joined_in_order() -> None:
     assert not facts.uneven.any()
 
 
+def test_parts_of_stamps_in_columns() -> None:
+    parts = [(), ("x/zarr.json",), (), ("y/zarr.json", "zarr.json"), ("x/zarr.json",)]
+    stamps = [Stamp(i, i, 2**63 + i, names) for i, names in enumerate(parts)]
+    files = [replace(_strided(i, 10), stamp=stamp) for i, stamp in enumerate(stamps)]
+    tables = [columns_of(files[:1]), columns_of(files[1:3]), columns_of(files[3:])]
+    for table in (columns_of(files), FileColumns.joined(pickle.loads(pickle.dumps(tables)))):
+        assert [table.stamp(i) for i in range(5)] == stamps
+
+
 def test_entries_are_made_once() -> None:
     """Chunks of a file are cached by its layout, so that another object for it would decode them again."""
     table = columns_of([_chunked(i, 1) for i in range(4)])

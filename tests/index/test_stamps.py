@@ -122,3 +122,22 @@ def test_derived_indexes_keep_the_stamps(tmp_path: Path) -> None:
     ):
         assert [file.stamp for file in other.files] == stamps
     assert replace(first, rows=0).stamp == first.stamp
+
+
+def test_parts_of_a_file(tmp_path: Path) -> None:
+    (tmp_path / "store" / "x").mkdir(parents=True)
+    store, part, beside = tmp_path / "store", tmp_path / "store" / "x" / "meta", tmp_path / "labels"
+    names = ("x/meta", "../labels", "x/none")
+    for path in (part, beside):
+        path.write_bytes(b"12")
+    stamp = Stamp.of(str(store), names)
+    assert stamp.parts == names and stamp != Stamp.of(str(store))
+    assert stamp.fits(Stamp.of(str(store), names)) and check_stamp(str(store), stamp) is None
+    for path in (part, beside, store / "x" / "none"):
+        path.write_bytes(b"123")
+        assert not stamp.fits(Stamp.of(str(store), names))
+        for own in (True, False):
+            assert "x/meta, ../labels, x/none" in str(check_stamp(str(store), stamp, own))
+        stamp = Stamp.of(str(store), names)
+    beside.unlink()
+    assert not stamp.fits(Stamp.of(str(store), names))

@@ -405,7 +405,7 @@ def _changed_while_read(comm: MPI.Intracomm, folder: Path, change: str, on_error
     original = Stamp.of.__func__  # type: ignore[attr-defined]
     data = open_dataset(folder, comm=comm, on_error=on_error)
     batches = data.batches(6, shuffle=True, seed=1)
-    Stamp.of = classmethod(lambda cls, path: stamps.append(path) or original(cls, path))  # type: ignore[method-assign]
+    Stamp.of = classmethod(lambda cls, path, parts=(): stamps.append(path) or original(cls, path, parts))  # type: ignore[method-assign]
     try:
         for _ in batches:
             pass

@@ -18,7 +18,8 @@ from zarr.codecs import numcodecs as zarr_numcodecs
 from zarr.storage import LocalStore, ZipStore
 
 from matex_data import DataError, DecodeError, FormatError, open_dataset
-from matex_data.readers.zarr import stores
+from matex_data.errors import ChangedFile
+from matex_data.readers.zarr import reader, stores
 from tests.support.format_suite import Case, FormatSuite, same
 
 ROWS = (150, 37, 1, 110)
@@ -388,3 +389,61 @@ def test_damages_are_told(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             load(path, inputs="text" if name == "text" else "event")
         assert MESSAGES[name] in str(caught.value) and path.name in str(caught.value), caught.value
+
+
+def _changing(path: Path, version: int) -> zarr.Group:
+    """Write two arrays in a group within a group, and return this."""
+    group = zarr.open_group(path, mode="w", zarr_format=version).create_group("run")  # type: ignore[arg-type]
+    for name in ("x", "y"):
+        group.create_array(name, shape=(8,), dtype="i4", chunks=(4,))[:] = np.arange(8)
+    return group
+
+
+@pytest.mark.parametrize("version", [2, 3])
+@pytest.mark.parametrize("change", ["grows", "shrinks", "has another scale", "is another array"])
+def test_changed_metadata_are_noticed(tmp_path: Path, version: int, change: str) -> None:
+    paths = [tmp_path / "a.zarr", tmp_path / "b.zarr"]
+    group, _ = [_changing(path, version) for path in paths]
+    options: dict[str, Any] = {"inputs": ["run/x"], "comm": MPI.COMM_SELF}
+    stored = {**options, "index": tmp_path / "runs.matex"}
+    data = open_dataset(paths, **options)
+    same(open_dataset(paths, **stored).load()["run/x"], np.tile(np.arange(8, dtype="i4"), 2))
+    array: Any = group["x"]
+    if change == "grows":
+        array.append(np.arange(3, dtype="i4"))
+    elif change == "shrinks":
+        array.resize((5,))
+    elif change == "has another scale":
+        array.attrs["scale_factor"] = 0.5
+    else:
+        group.create_array("x", shape=(8,), dtype="f4", chunks=(2,), overwrite=True)[:] = np.arange(8) / 3
+    with pytest.raises(ChangedFile, match=r"run/x/(zarr\.json|\.zarray)"):
+        data.load()
+    with pytest.warns(UserWarning, match=r"indexed anew: '.*a\.zarr'$"):
+        found = open_dataset(paths, **stored).load()
+    same(found["run/x"], open_dataset(paths, **options).load()["run/x"])
+
+
+def test_changed_metadata_of_other_arrays(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    group = _changing(tmp_path / "a.zarr", 3)
+    options: dict[str, Any] = {"inputs": ["run/x"], "index": tmp_path / "runs.matex"}
+    data = open_dataset(tmp_path / "a.zarr", comm=MPI.COMM_SELF, **options)
+    other: Any = group["y"]
+    other.resize((4,))
+    for found in (data.load(), load(tmp_path / "a.zarr", **options)):
+        same(found["run/x"], np.arange(8, dtype="i4"))
+    assert not [warning for warning in recwarn if "indexed anew" in str(warning.message)]
+
+
+def test_metadata_that_change_as_they_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, original = _changing(tmp_path / "a.zarr", 3), reader.index_content
+
+    def index_content(*arguments: Any) -> Any:
+        array: Any = group["x"]
+        array.resize((5,))
+        return original(*arguments)
+
+    monkeypatch.setattr(reader, "index_content", index_content)
+    data = open_dataset(tmp_path / "a.zarr", comm=MPI.COMM_SELF, inputs=["run/x"])
+    with pytest.raises(ChangedFile):
+        data.load()

@@ -171,3 +171,9 @@ def test_repositories_in_a_store_of_objects(monkeypatch: pytest.MonkeyPatch) -> 
         library = _expected(url, second)
         for name, values in _load(url).items():
             same(values, library[name])
+
+
+def test_an_index_would_stay_at_its_snapshot(repository: tuple[str, list[str]], tmp_path: Path) -> None:
+    path, _ = repository
+    with pytest.raises(md.FormatError, match="cannot be stored"):
+        md.open_dataset(path, comm=MPI.COMM_SELF, index=tmp_path / "run.matex")
