@@ -6,6 +6,7 @@ import gzip
 import re
 import struct
 import zlib
+from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -16,8 +17,10 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FormatError
+from matex_data.fields import Field
 from matex_data.index.library import MemoryRows
-from matex_data.index.model import Layout
+from matex_data.index.model import Index, Layout
+from matex_data.index.stamps import Stamp
 from matex_data.readers.arrays import MAX_DEFLATE_RATIO, StoredArray, check_shape
 from matex_data.readers.catalogue import Catalogue, Entry, of_subset
 from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows
@@ -42,17 +45,24 @@ def index(path: str, *, subset: str | None = None) -> Catalogue:
     ------
     FormatError : the file is no IDX file, is damaged, or has another number of labels than of images.
     """
-    array = _read_header(path)
     name = next((kind for kind in ("image", "label") if f"{kind}s" in Path(path).name.lower()), "data")
-    entries: dict[str, Entry] = {name: (array.field(name), array.layout)}
     label_path = _label_file(path) if name == "image" else None
+    stamp = None if label_path is None else Stamp.of(path, [f"../{label_path.rpartition('/')[2]}"])  # before any read
+    array = _read_header(path)
+    entries: dict[str, Entry] = {name: (array.field(name), array.layout)}
     if label_path is not None:
         try:
             labels = _read_header(label_path)
             entries["label"] = labels.field("label"), partial(_label_rows, labels, array.shape[0], path)
         except DataError as error:
             entries["label"] = error
-    return Catalogue.of(path, entries, finish=of_subset(path, subset))
+    finish = of_subset(path, subset)
+
+    def stamped(fields: Mapping[str, Field], layouts: Mapping[str, Layout]) -> Index:
+        found = finish(fields, layouts)
+        return found.with_stamps({path: stamp}) if stamp is not None and "label" in fields else found
+
+    return Catalogue.of(path, entries, finish=stamped)
 
 
 @dataclass(frozen=True)

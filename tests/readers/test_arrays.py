@@ -21,7 +21,7 @@ from hypothesis.extra import numpy as arrays
 from mpi4py import MPI
 
 from matex_data import machine, open_dataset
-from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
+from matex_data.errors import ChangedFile, DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.readers import arrays as npy_files
 from matex_data.readers import cifar, detect, has_known_name, reader
 from tests.support.format_suite import Case, FormatSuite
@@ -270,6 +270,23 @@ def _write_idx(path: Path, array: np.ndarray[Any, Any], packed: bool) -> None:
     head = struct.pack(f">BBBB{array.ndim}I", 0, 0, code, array.ndim, *array.shape)
     content = head + array.astype(array.dtype.newbyteorder(">")).tobytes()
     path.write_bytes(gzip.compress(content) if packed else content)
+
+
+@pytest.mark.parametrize("packed", [False, True])
+def test_changed_labels_are_noticed(tmp_path: Path, packed: bool) -> None:
+    path, beside = str(tmp_path / "t-images-idx3-ubyte"), tmp_path / "t-labels-idx1-ubyte"
+    _write_idx(Path(path), np.zeros((9, 2, 2), "u1"), packed)
+    _write_idx(beside, np.arange(9, dtype="u1"), packed)
+    options: dict[str, Any] = {"comm": MPI.COMM_SELF, "inputs": ["image"]}
+    stored = {**options, "targets": ["label"], "index": tmp_path / "run.matex"}
+    images, data = open_dataset(path, **options), open_dataset(path, **stored)
+    same(open_dataset(path, **stored).load()["label"], np.arange(9, dtype="u1"))
+    _write_idx(beside, np.arange(9, dtype="u1")[::-1], packed)
+    with pytest.raises(ChangedFile, match="labels-idx1"):
+        data.load()
+    with pytest.warns(UserWarning, match="indexed anew"):
+        same(open_dataset(path, **stored).load()["label"], np.arange(9, dtype="u1")[::-1])
+    assert len(images.load()["image"]) == 9  # which does not read the labels
 
 
 def _write_mnist(folder: Path, packed: bool) -> dict[str, tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
