@@ -161,7 +161,7 @@ def _indexed(
     and so has a repository, whose commits do not change its folder. ``is_first``: of the files of a data set.
     """
     options, samples = _samples(name, options)
-    if options.get("swmr") or (name == "zarr" and is_repository(path)):
+    if options.get("swmr") or (stamp is not None and name == "zarr" and is_repository(path)):
         stamp = None
     check_options(name, function, options, leading=1 + takes_names(function))
     _check_storage(name, path)

@@ -238,7 +238,7 @@ FORMATS: dict[str, KnownFormat] = {
         suffixes=(*TABLE_SUFFIXES, *TEXT_SUFFIXES),
         kind="matex_data.readers.csv.kinds:kind_of",
         collective_reader="matex_data.readers.csv.reader:index_collectively",
-        sidecars=("readme*.txt", "license*.txt", "licence*.txt", "citation*.txt", "requirements*.txt"),
+        sidecars=("readme.txt", "license.txt", "licence.txt", "requirements.txt"),
         extra="matex_data[csv]",
     ),
     "parquet": KnownFormat(

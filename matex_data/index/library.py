@@ -76,7 +76,9 @@ def forget_shared_files() -> None:
     Otherwise the library would read them as they were.
     """
     for files in _SHARED:
-        files.clear()
+        with suppress(KeyError):  # none is left; ``clear`` would lose those that another thread opens meanwhile
+            while files:
+                files.popitem()
 
 
 class LibraryRows(Layout):

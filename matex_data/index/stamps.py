@@ -13,7 +13,7 @@ from matex_data.declared import declared
 from matex_data.errors import ChangedFile
 from matex_data.storage import objects
 
-MOST_NAMED = 5  # parts of a file in a message
+MOST_NAMED = 8  # parts of a file in a message
 
 
 @declared

@@ -121,14 +121,19 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
     if reading.memory is not None:
         return select_arrays(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
-        return _index_filled(comm, files, reading)
+        return _index_filled(comm, files, reading)[0]
     known = _stored(comm, path, reading.key(files), files, _origin(reading.trust))
     stale = () if known is None else _changed_files(comm, known)
     if known is not None and not stale:
         return known
     usable = known is not None and len(known.files) == len(files) and 0 not in stale
     usable &= known is not None and not reading.absent and not is_united(known)  # else their own fields are not known
-    index = _index_filled(comm, files, reading, known if usable else None, frozenset(stale))
+    index, left_out = _index_filled(comm, files, reading, known if usable else None, frozenset(stale))
+    if left_out:
+        comm.on_root(
+            lambda: warn(f"the index {path!r} is not written: nothing in it would tell when the others have samples")
+        )
+        return index
     if not index.files.all_stamped:
         raise FormatError(
             "an index of this format cannot be stored, since a later job would not notice changes of its files",
@@ -220,27 +225,28 @@ def _index_filled(
     reading: Reading,
     known: Index | None = None,
     stale: Collection[int] = (),
-) -> Index:
-    """Return the index of all files but those without samples; see `_index_all`. *Collective*.
+) -> tuple[Index, int]:
+    """Return the index of all files but those without samples, and how many these are; see `_index_all`. *Collective*.
 
     Their formats need a sample to tell the fields. That there are any shows as they are indexed: the others are indexed
     once more.
     """
     try:
-        return _index_all(comm, files, reading, known, stale)
+        return _index_all(comm, files, reading, known, stale), 0
     except NoSamples:
         if len(files) == 1:
             raise
         format = resolve_format(comm, files[0], reading.format, reading.options)
         own = files[slice(*rank_range(len(files), comm.rank, comm.size))]
-        by_rank = comm.allgather([path for path in own if _is_empty(path, format, reading)])
+        found = comm.agreed(lambda: [path for path in own if _is_empty(path, format, reading)])
+        by_rank = comm.allgather(found)
         empty = {path for of_rank in by_rank for path in of_rank}
         if len(empty) in (0, len(files)):
             raise
     such = next(path for path in files if path in empty)
     text = f"{len(empty)} of {len(files)} files have no samples, and are left out, such as {such!r}"
     comm.on_root(lambda: warn(text))
-    return _index_all(comm, [path for path in files if path not in empty], reading)
+    return _index_all(comm, [path for path in files if path not in empty], reading), len(empty)
 
 
 def _is_empty(path: str, format: str, reading: Reading) -> bool:

@@ -48,7 +48,7 @@ def _damage_of(footer: Footer) -> Iterator[None]:
     try:
         yield
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
-        if "decrypt" in str(error):
+        if "Cannot decrypt" in str(error):
             remedy = "select the others by inputs=, or write a copy without encryption"
             raise FormatError("columns are encrypted", file=footer.path, found=error, remedy=remedy) from error
         raise FormatError("the footer is damaged", file=footer.path, byte=footer.begin, found=error) from error

@@ -99,6 +99,7 @@ def of_level(
 
 RESTORE = "the store is damaged: restore it from its source"
 MAX_DEPTH = 32  # of groups within groups
+MAY_BE_ADDED = (".zattrs", "zarr.json")  # metadata that may appear beside others
 ROOT_NAME = "data"  # of an array that is the root of its store
 _DAMAGED = (KeyError, TypeError, ValueError, AttributeError, OverflowError, IndexError, struct.error)
 
@@ -195,13 +196,13 @@ def states_of(states: Mapping[str, PartState], arrays: Collection[str]) -> State
     >>> there, absent = (9, 1), ABSENT
     >>> states = {"zarr.json": absent, ".zgroup": there, "x/.zarray": there, "x/.zattrs": absent, "y/.zarray": there}
     >>> list(states_of(states, {"x"}))
-    ['.zgroup', 'x/.zarray', 'x/.zattrs']
+    ['zarr.json', '.zgroup', 'x/.zarray', 'x/.zattrs']
     """
     kept = {"", *arrays, *(array[:at] for array in arrays for at, letter in enumerate(array) if letter == "/")}
     return {
         key: state
         for key, state in states.items()
-        if key.rpartition("/")[0] in kept and (state != ABSENT or key.endswith(".zattrs"))  # attributes may be added
+        if key.rpartition("/")[0] in kept and (state != ABSENT or key.endswith(MAY_BE_ADDED))
     }
 
 

@@ -64,7 +64,7 @@ def _opened(comm: MPI.Intracomm, folder: str, options: dict[str, Any]) -> tuple[
         data = md.open_dataset(folder, comm=comm, **options)
         found = data.load()
     (name,) = (name for name in found if name.startswith("n"))
-    return found[name].tolist(), [str(one.message) for one in caught if "no samples" in str(one.message)]
+    return found[name].tolist(), [str(one.message) for one in caught if "samples" in str(one.message)]
 
 
 @pytest.mark.rank_counts(1, 3)
@@ -96,9 +96,31 @@ def test_options_decide_whether_a_file_has_samples(tmp_path: Path) -> None:
     assert len(data) == 1
 
 
-def test_a_stored_index_has_the_others(tmp_path: Path) -> None:
-    _write(tmp_path, "jsonl", (0, 4, 0, 3))
+def test_no_index_is_stored_that_would_miss_samples_that_come_later(tmp_path: Path) -> None:
+    _write(tmp_path, "jsonl", (3, 0))
     index = tmp_path / "index.matex"
-    for said in (1, 0):
-        numbers, found = _opened(MPI.COMM_SELF, f"{tmp_path}/*.jsonl", {"index": index})
-        assert numbers == list(range(7)) and len(found) == said
+    for _ in range(2):
+        numbers, said = _opened(MPI.COMM_SELF, f"{tmp_path}/*.jsonl", {"index": index})
+        assert numbers == [0, 1, 2] and "have no samples" in said[0] and "is not written" in said[1]
+    _write(tmp_path, "jsonl", (3, 2))
+    assert _opened(MPI.COMM_SELF, f"{tmp_path}/*.jsonl", {"index": index}) == ([0, 1, 2, 3, 4], [])
+    assert index.exists()
+
+
+def _refused(comm: MPI.Intracomm, folder: str) -> str:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        try:
+            md.open_dataset(folder, comm=comm)
+        except Exception as error:
+            return str(error)
+    return "opened"
+
+
+@pytest.mark.rank_counts(2)
+def test_a_warning_of_one_rank_that_is_an_error_is_one_of_all(pool: Pool, tmp_path: Path) -> None:
+    _write(tmp_path, "tar", (0, 1))
+    with tarfile.open(tmp_path / "1.tar", "a") as file:
+        file.addfile(tarfile.TarInfo("README"), io.BytesIO())  # the reader warns of it
+    first, second = pool.run(_refused, str(tmp_path), timeout=30)
+    assert first == second and "belong to no sample" in first

@@ -23,7 +23,7 @@ from matex_data.training.exact.attributes import random_state, set_random_state
 from matex_data.training.exact.digests import leaf_digests
 from matex_data.training.exact.rows import is_sharded
 from matex_data.training.launcher.root import say_once
-from matex_data.training.restart.data import Sources, steps_from
+from matex_data.training.restart.data import Sources, shuffles_what_repeats, steps_from
 from matex_data.training.restart.resume import TrainingPosition, TrainingRun
 
 
@@ -120,17 +120,26 @@ class ScriptRun(TrainingRun):
         """Leave random numbers and data sets of the script as this call, which has ended, has left them."""
         pipeline = facts["pipeline"]
         x, validation = self._options.get("x"), self._options.get("validation_data")
+        made, epochs, state = pipeline["after"]
         if isinstance(x, tf.data.Dataset):
-            self._make_iterators(x, pipeline["made"])
-            Sources(x).begin(facts["data"])
+            self._make_iterators(x, made)
+            found = Sources(x)
+            found.begin(facts["data"])
+            found.begin_at(epochs)
         if isinstance(validation, tf.data.Dataset):
             self._make_iterators(validation, pipeline["validation"][0])
             Sources(validation).begin_at(pipeline["validation"][1])
-        set_random_state(pipeline["random"])
+        set_random_state(state)
 
-    @staticmethod
-    def _make_iterators(dataset: tf.data.Dataset, number: int) -> None:
+    def _make_iterators(self, dataset: tf.data.Dataset, number: int) -> None:
         """Make iterators, for each of which a data set draws a seed, and read nothing."""
+        if number and shuffles_what_repeats(dataset):
+            say_once(
+                self.channel.rank,
+                "a data set is shuffled below repeat() or within flat_map(), and draws a seed for each repetition that "
+                "is read: its order is another one from this restart on\n"
+                "  remedy: repeat() first, then shuffle(); or one call of fit with steps_per_epoch=",
+            )
         for _ in range(number):
             iter(dataset)
 
@@ -179,8 +188,9 @@ class ScriptRun(TrainingRun):
     def _restore(self, epoch_iterator: Any, facts: dict[str, Any]) -> None:
         """Make the iterators of the epochs before, which draw seeds, and drop the batches of the last one."""
         pipeline, dataset = facts["pipeline"], epoch_iterator._distributed_dataset
-        while self._iterators < pipeline["iterators"] - 1:
-            iter(epoch_iterator._get_iterator())
+        before = max(0, pipeline["iterators"] - 1 - self._iterators)
+        self._make_iterators(dataset, before)
+        self._iterators += before
         self._sources = Sources(dataset)
         self._sources.begin(facts["data"])
         set_random_state(pipeline["random"])  # as ``random.shuffle`` of a ``PyDataset`` leaves them in each epoch
@@ -201,7 +211,7 @@ class ScriptRun(TrainingRun):
             state = state if goes_on else random_state()
         validation = self._of_validation or (self._validations, self._validation.epochs())
         pipeline = {"iterators": iterators, "consumed": consumed, "digest": self.digest, "random": state}
-        pipeline |= {"made": self._iterators, "validation": validation}
+        pipeline |= {"after": (self._iterators, self._sources.epochs(), random_state()), "validation": validation}
         return {"data": self._sources.states(epochs), "pipeline": pipeline}
 
 

@@ -75,6 +75,26 @@ def _sources(dataset: Any, cached: bool = False) -> Iterator[tuple[Batches, bool
         yield from _sources(source, cached)
 
 
+def shuffles_what_repeats(dataset: Any, repeats: bool = False) -> bool:
+    """Return whether a pipeline shuffles data that it repeats afterwards.
+
+    Parameters
+    ----------
+    repeats : what takes the elements repeats the data set.
+
+    Examples
+    --------
+    >>> data = tf.data.Dataset.range(9)
+    >>> shuffles_what_repeats(data.shuffle(9).repeat()), shuffles_what_repeats(data.repeat().shuffle(9))
+    (True, False)
+    """
+    name = type(dataset).__name__
+    if repeats and "Shuffle" in name:
+        return True
+    repeats |= "Repeat" in name or "FlatMap" in name
+    return any(shuffles_what_repeats(source, repeats) for source in dataset._inputs())
+
+
 def other_data(expected: int, found: int) -> PartitionError:
     """Return the error for another number of data sets of this package."""
     return PartitionError(

@@ -13,6 +13,8 @@ from matex_data.training.exact.variables import optimizers
 from matex_data.training.reduction.graphs import OWN_VARIABLE
 
 log = logging.getLogger("matex_data.training")
+LOOKED_AT = 3
+"""Epochs after which the variables are looked at: each time they are copied from the device."""
 
 
 class UnsavedVariables(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
@@ -21,7 +23,13 @@ class UnsavedVariables(keras.callbacks.Callback):  # type: ignore[misc]  # Keras
     def __init__(self) -> None:
         super().__init__()
         self._steps, self._told = 0, False
+        self._first = 0  # epoch
         self._digests: dict[Any, int] = {}  # of these variables, when it last looked
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        """Note the epoch with which training begins."""
+        if self._steps == 0:
+            self._first = epoch
 
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Look at the variables after the first step, and again after the second one."""
@@ -30,8 +38,9 @@ class UnsavedVariables(keras.callbacks.Callback):  # type: ignore[misc]  # Keras
         self._steps += 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        """Look at the variables once more: callbacks may change them after each epoch."""
-        self._look()
+        """Look at the variables once more after each of the first epochs: callbacks may change them."""
+        if epoch - self._first < LOOKED_AT:
+            self._look()
 
     def _look(self) -> None:
         variables = [] if self._told else self._variables()

@@ -32,13 +32,12 @@ def read_elsewhere(model: Any, element_spec: Any, proposals: Collection[int], sa
     known: set[int] | None = vars(model).get(_READ_ELSEWHERE)  # later, ranks may lack values
     if known is None:
         owners = {id(v): (v, layer) for layer in model._flatten_layers() for v in layer._trainable_variables}
-        owners = {key: owner for key, owner in owners.items() if key in proposals}
         known = set(_traced(model, element_spec, owners))
         object.__setattr__(model, _READ_ELSEWHERE, known)
-        if known and says:
-            paths = ", ".join(owners[key][0].path for key in known)
+        if says and not known.isdisjoint(proposals):
+            paths = ", ".join(owners[key][0].path for key in known.intersection(proposals))
             log.warning("other code than their layers reads these weights, which stay whole on every rank: %s", paths)
-    return known
+    return known.intersection(proposals)
 
 
 def _traced(model: Any, element_spec: Any, owners: dict[int, Any]) -> Iterator[int]:
