@@ -12,7 +12,8 @@ from rich.console import Console
 from tests.faults.catalogue import FAULTS, TIMEOUT
 from tests.faults.harness import Row, chosen, complain, run
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "faults.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "faults.md"
 BEGIN, END = "<!-- faults: begin -->", "<!-- faults: end -->"
 
 
@@ -48,7 +49,7 @@ def write_table(rows: list[Row], page: Path) -> None:
     lines = ["| fault | format | ranks | what happened | seconds until all ranks knew |", "|---|---|---|---|---|"]
     for row in rows:
         seconds = "" if row.seconds is None else f"{row.seconds:.1f}"
-        what = f"**{row.trouble}**" if row.trouble else row.what
+        what = (f"**{row.trouble}**" if row.trouble else row.what).replace(f"{ROOT}/", "")
         cells = (row.fault.title, row.fault.kind, str(row.ranks), what.replace("|", "\\|"), seconds)
         lines.append(f"| {' | '.join(cells)} |")
     text = page.read_text()
