@@ -366,7 +366,7 @@ class PathTable(EntryTable[str]):
 
 @dataclass(frozen=True, eq=False)
 class Group:
-    """Objects of one descriptor.
+    """Objects of one descriptor: layouts of files.
 
     Parameters
     ----------
@@ -375,6 +375,7 @@ class Group:
     numbers : a column for each number.
     arrays : the lists of each array.
     origin : of the descriptor.
+    parts : of the stamps of the files, see `Stamp`; most have none.
 
     Examples
     --------
@@ -389,9 +390,10 @@ class Group:
     numbers: Sequence[Array]
     arrays: Sequence[Lists]
     origin: Origin = OF_JOB
+    parts: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, members: Sequence[Separated]) -> Group:
+    def of(cls, members: Sequence[Separated], parts: tuple[str, ...] = ()) -> Group:
         """Return the group of objects of equal descriptors, at least one."""
         numbers = zip(*(member.numbers for member in members), strict=True)
         arrays = zip(*(member.arrays for member in members), strict=True)
@@ -400,17 +402,18 @@ class Group:
             json.dumps(members[0].described, separators=(",", ":")),
             [compact(np.array(column, np.int64)) for column in numbers],
             [Lists.of(lists) for lists in arrays],
+            parts=parts,
         )
 
     @classmethod
     def joined(cls, groups: Sequence[Group]) -> Group:
-        """Return the objects of groups of one descriptor as one group, in order."""
+        """Return the objects of groups of one descriptor, and of the same parts, as one group, in order."""
         first = groups[0]
         if len(groups) == 1:
             return first
         numbers = [join_columns(columns) for columns in zip(*(group.numbers for group in groups), strict=True)]
         arrays = [Lists.joined(lists) for lists in zip(*(group.arrays for group in groups), strict=True)]
-        return cls(sum(map(len, groups)), first.described, numbers, arrays, first.origin)
+        return cls(sum(map(len, groups)), first.described, numbers, arrays, first.origin, first.parts)
 
     def __len__(self) -> int:
         return self.count
@@ -445,6 +448,7 @@ class Group:
             "descriptor": self.described,
             "numbers": [columns.add(column) for column in self.numbers],
             "arrays": [lists.to_json(columns) for lists in self.arrays],
+            "parts": self.parts,
         }
 
     @classmethod
@@ -455,10 +459,10 @@ class Group:
         ------
         FormatError : it is damaged.
         """
-        count, descriptor, numbers, arrays = member(value, "count", "descriptor", "numbers", "arrays")
-        types = [type(count), type(descriptor), type(numbers), type(arrays)]
-        if types != [int, str, list, list] or not 1 <= count <= most:
+        count, descriptor, numbers, arrays, parts = member(value, "count", "descriptor", "numbers", "arrays", "parts")
+        types = [type(count), type(descriptor), type(numbers), type(arrays), type(parts)]
+        if types != [int, str, list, list, list] or not 1 <= count <= most or {*map(type, parts)} - {str}:
             raise damaged(f"{value!r:.100} instead of a group of files")
         of_numbers = [columns.column(column, count) for column in numbers]
         lists = [Lists.from_json(one, columns, count) for one in arrays]
-        return cls(count, descriptor, of_numbers, lists, origin)
+        return cls(count, descriptor, of_numbers, lists, origin, tuple(parts))

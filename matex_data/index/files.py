@@ -255,10 +255,6 @@ class JoinedFiles(FileTable):
         return int(np.searchsorted(self._first, number, side="right")) - 1
 
 
-Parts = tuple[str, ...]
-"""Names of the parts of a stamp."""
-
-
 @dataclass(frozen=True, eq=False)
 class FileNumbers(ColumnTable):
     """Numbers of each file.
@@ -269,7 +265,6 @@ class FileNumbers(ColumnTable):
     size, mtime_ns, inode : integers[files], see `Stamp`.
     known : bool[files], False: the file has no stamp.
     group, position : integers[files], group of the layouts, and their position within it.
-    parts : integers[files], number of the parts of the stamp among those of the table.
     """
 
     rows: Array
@@ -279,16 +274,12 @@ class FileNumbers(ColumnTable):
     known: Array
     group: Array
     position: Array
-    parts: Array
-    kinds = ("iu", "iu", "iu", "iu", "b", "iu", "iu", "iu")
+    kinds = ("iu", "iu", "iu", "iu", "b", "iu", "iu")
 
     @classmethod
-    def of(
-        cls, files: Sequence[FileIndex], group: Sequence[int], position: Sequence[int], parts: Sequence[Parts]
-    ) -> FileNumbers:
-        """Return the numbers of these files, the stamps of which have these parts."""
+    def of(cls, files: Sequence[FileIndex], group: Sequence[int], position: Sequence[int]) -> FileNumbers:
+        """Return the numbers of these files."""
         stamps = [file.stamp or Stamp(0, 0, 0) for file in files]
-        number_of = {names: number for number, names in enumerate(parts)}
         columns = (
             np.array([file.rows for file in files], np.int64),
             np.array([stamp.size for stamp in stamps], np.int64),
@@ -297,7 +288,6 @@ class FileNumbers(ColumnTable):
             np.array([file.stamp is not None for file in files], bool),
             np.array(group, np.int64),
             np.array(position, np.int64),
-            np.array([number_of[stamp.parts] for stamp in stamps], np.int64),
         )
         return cls(*map(compact, columns))
 
@@ -311,19 +301,11 @@ class FileColumns(FileTable):
     numbers : of each file.
     groups : layouts of the files, by descriptor.
     facts : of the layouts, by field.
-    parts : those that stamps of the files have; most have none.
     """
 
-    def __init__(
-        self,
-        paths: PathTable,
-        numbers: FileNumbers,
-        groups: Sequence[Group],
-        facts: Facts,
-        parts: Sequence[Parts] = ((),),
-    ) -> None:
+    def __init__(self, paths: PathTable, numbers: FileNumbers, groups: Sequence[Group], facts: Facts) -> None:
         self.paths: PathTable = paths
-        self.rows, self._numbers, self._groups, self._parts = numbers.rows, numbers, groups, tuple(parts)
+        self.rows, self._numbers, self._groups = numbers.rows, numbers, groups
         self.__dict__["facts"] = facts
         self._recent = LeastRecentlyUsed[FileIndex](KEPT)
 
@@ -339,7 +321,6 @@ class FileColumns(FileTable):
             "facts": [[name, facts.to_json(columns)] for name, facts in self.facts.items()],
             "first_row": columns.add(self.first_row),
             "numbers": self._numbers.to_json(columns),
-            "parts": self._parts,
         }
 
     @property
@@ -359,8 +340,8 @@ class FileColumns(FileTable):
         ------
         FormatError : the value is damaged, or of another release.
         """
-        of_paths, of_groups, of_facts, of_first, of_files, of_parts = member(
-            value, "paths", "groups", "facts", "first_row", "numbers", "parts"
+        of_paths, of_groups, of_facts, of_first, of_files = member(
+            value, "paths", "groups", "facts", "first_row", "numbers"
         )
         paths = PathTable.from_json(of_paths, columns)
         count = len(paths)
@@ -369,7 +350,7 @@ class FileColumns(FileTable):
             raise damaged(f"{of_groups!r:.100} instead of groups of files, or {of_facts!r:.100} instead of facts")
         groups = [Group.from_json(one, columns, count, origin) for one in of_groups]
         facts = {str(name): LayoutFacts.from_json(one, columns, count) for name, one in of_facts}
-        files = cls(paths, FileNumbers.from_json(of_files, columns, count), groups, facts, _parts(of_parts))
+        files = cls(paths, FileNumbers.from_json(of_files, columns, count), groups, facts)
         files.__dict__["first_row"] = columns.column(of_first, count + 1)  # in the memory that the ranks share
         if not origin.of_job:
             files._check()
@@ -384,9 +365,6 @@ class FileColumns(FileTable):
             raise damaged("files of groups that there are not")
         if len(self) and (int(positions.min()) < 0 or bool((positions >= sizes[groups]).any())):
             raise damaged("positions of files that their groups do not have")
-        parts = self._numbers.parts
-        if len(self) and (int(parts.min()) < 0 or int(parts.max()) >= len(self._parts)):
-            raise damaged("parts of files that there are not")
         first = self.first_row
         if int(first[0]) or not np.array_equal(np.diff(first), self.rows) or bool((first[1:] < first[:-1]).any()):
             raise damaged("files with a negative number of rows, or first rows that are not those of the files")
@@ -416,7 +394,7 @@ class FileColumns(FileTable):
         n = self._numbers
         if not n.known[number]:
             return None
-        parts = self._parts[int(n.parts[number])]
+        parts = self._groups[n.group[number]].parts
         return Stamp(int(n.size[number]), int(n.mtime_ns[number]), int(n.inode[number]), parts)
 
     @property
@@ -434,14 +412,13 @@ class FileColumns(FileTable):
         filled = [table for table in tables if len(table)]
         if len(filled) < 2:
             return (filled or list(tables))[0]
-        number_of: dict[str, int] = {}
+        number_of: dict[Any, int] = {}
         members: list[list[Group]] = []
         moved: list[FileNumbers] = []
-        parts_number: dict[Parts, int] = {}
         for table in filled:
             numbers, before = [], []
             for one in table._groups:
-                number = number_of.setdefault(one.described, len(number_of))
+                number = number_of.setdefault((one.described, one.parts), len(number_of))
                 if number == len(members):
                     members.append([])
                 numbers.append(number)
@@ -449,24 +426,13 @@ class FileColumns(FileTable):
                 members[number].append(one)
             own = table._numbers
             position = np.array(before)[own.group] + own.position
-            parts = np.array([parts_number.setdefault(names, len(parts_number)) for names in table._parts])
-            group = np.array(numbers)[own.group]
-            moved.append(replace(own, group=group, position=position, parts=compact(parts[own.parts])))
+            moved.append(replace(own, group=np.array(numbers)[own.group], position=position))
         return cls(
             PathTable.joined([table.paths for table in filled]),
             FileNumbers.joined(moved),
             [Group.joined(of_descriptor) for of_descriptor in members],
             {name: LayoutFacts.joined([table.facts[name] for table in filled]) for name in filled[0].facts},
-            tuple(parts_number),
         )
-
-
-def _parts(value: Any) -> list[Parts]:
-    """Return the parts of a value of JSON."""
-    lists = isinstance(value, list | tuple) and all(isinstance(names, list | tuple) for names in value)
-    if not lists or not all(isinstance(name, str) for names in value for name in names):
-        raise damaged(f"{value!r:.100} instead of parts of files")
-    return [tuple(names) for names in value]
 
 
 def _of_bytes(data: bytes, origin: Origin) -> FileColumns:
@@ -525,22 +491,21 @@ def columns_of(files: Iterable[FileIndex]) -> FileColumns:
 
 
 def _columns_of(files: Sequence[FileIndex]) -> FileColumns:
-    members: dict[Descriptor, list[Separated]] = {}
-    number_of: dict[Descriptor, int] = {}
+    members: dict[tuple[Descriptor, tuple[str, ...]], list[Separated]] = {}
+    number_of: dict[Any, int] = {}
     group, position = [], []
     for file in files:
         separated = separate(dict(file.layouts), file.path)
-        alike = members.setdefault(separated.described, [])
-        group.append(number_of.setdefault(separated.described, len(number_of)))
+        kind = separated.described, file.stamp.parts if file.stamp else ()
+        alike = members.setdefault(kind, [])
+        group.append(number_of.setdefault(kind, len(number_of)))
         position.append(len(alike))
         alike.append(separated)
-    parts = list(dict.fromkeys(file.stamp.parts if file.stamp else () for file in files))
     return FileColumns(
         PathTable.of([file.path for file in files]),
-        FileNumbers.of(files, group, position, parts),
-        [Group.of(alike) for alike in members.values()],
+        FileNumbers.of(files, group, position),
+        [Group.of(alike, parts) for (_, parts), alike in members.items()],
         FileList(files).facts,
-        parts,
     )
 
 
