@@ -46,7 +46,8 @@ class Stamp:
         ------
         OSError : the file does not exist or is not accessible.
         """
-        own = cls.of_object(objects.state(path)) if objects.is_url(path) else cls.of_status(Path(path).stat())
+        # A store has dozens of parts, and pathlib takes as long as the system.
+        own = cls.of_object(objects.state(path)) if objects.is_url(path) else cls.of_status(os.stat(path))  # noqa: PTH116
         return own.with_parts(path, {name: part_state(path, name) for name in parts})
 
     @classmethod

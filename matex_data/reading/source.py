@@ -235,12 +235,17 @@ class Source:
 
     @property
     def _checks_when_opening(self) -> bool:
-        """Return whether each rank checks the files that it reads as it opens them: all would be too many."""
-        alone = self.options.io != "collective" or self.comm.alone
-        return alone and len(self.index.sources) > MOST_SHARED_FILES
+        """Return whether each rank checks the files that it reads as it opens them: all would be too many.
+
+        Ranks that read the same few stores, each of which has dozens of parts to look at, share all of them.
+        """
+        alone, files = self.options.io != "collective" or self.comm.alone, self.index.sources
+        stamp = files.stamp(0) if len(files) else None
+        ranks = self.comm.size if stamp is not None and stamp.parts and not self.comm.alone else 1
+        return alone and len(files) > MOST_SHARED_FILES * ranks
 
     def _changed_file(self) -> DataError | None:
-        """Return the error of a file that changed after this rank indexed it, or None; of many, see ``Files``."""
+        """Return the error of a file of this rank's share that changed after it was indexed, or None; see ``Files``."""
         if self._checks_when_opening:
             return None
         table = self.index.sources

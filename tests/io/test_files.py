@@ -13,6 +13,7 @@ from typing import Any
 import h5py
 import numpy as np
 import pytest
+import zarr
 from mpi4py import MPI
 
 from matex_data import DataError, DecodeError, PartitionError, open_dataset
@@ -385,6 +386,9 @@ def _write_many(folder: Path, kind: str) -> None:
     for number in range(MANY):
         if kind == "npy":
             np.save(folder / f"{number:02d}.npy", np.full((3, 5), number, "f4"))
+        elif kind == "zarr":
+            group = zarr.create_group(folder / f"{number:02d}.zarr", zarr_format=2)
+            group.create_array("x", shape=3, dtype="f4")[:] = number
         else:  # texts, which h5py reads
             with h5py.File(folder / f"{number:02d}.h5", "w") as file:
                 file["x"] = [f"{number} {row}" for row in range(3)]
@@ -396,7 +400,7 @@ def _change(path: Path, change: str) -> None:
     elif change == "shorter":
         os.truncate(path, path.stat().st_size - 8)
     else:
-        os.utime(path, ns=(1, 10**18))
+        os.utime(path / "x" / ".zarray" if path.suffix == ".zarr" else path, ns=(1, 10**18))
 
 
 def _changed_while_read(comm: MPI.Intracomm, folder: Path, change: str, on_error: str) -> tuple[list[str], int]:
@@ -428,7 +432,13 @@ def _changed_while_read(comm: MPI.Intracomm, folder: Path, change: str, on_error
 @pytest.mark.rank_counts(1, 3)
 @pytest.mark.parametrize(
     ("kind", "change", "on_error"),
-    [("npy", "later", "raise"), ("npy", "shorter", "skip"), ("npy", "gone", "skip"), ("h5", "later", "skip")],
+    [
+        ("npy", "later", "raise"),
+        ("npy", "shorter", "skip"),
+        ("npy", "gone", "skip"),
+        ("h5", "later", "skip"),
+        ("zarr", "later", "raise"),
+    ],
 )
 def test_one_of_many_files_changes(pool: Pool, tmp_path: Path, kind: str, change: str, on_error: str) -> None:
     _write_many(tmp_path, kind)
@@ -436,7 +446,9 @@ def test_one_of_many_files_changes(pool: Pool, tmp_path: Path, kind: str, change
     first = by_rank[0][0]
     for errors, stamps in by_rank:
         assert errors == first
-        assert stamps <= (0 if kind == "npy" else MANY)  # the descriptor tells what a path would
+        assert stamps <= {"npy": 0, "h5": MANY}.get(kind, stamps)  # the descriptor tells what a path would
+    if kind == "zarr":  # the folder, and of the group and the array their metadata, and those that may be added
+        assert sum(stamps for _, stamps in by_rank) == 7 * MANY
     problems = {"shorter": "shorter than when it was opened", "gone": "no longer where it was opened"}
     problem = problems.get(change, "has changed since it was opened")
     for error in first:
