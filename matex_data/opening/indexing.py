@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Collection, Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import entry_points, version
@@ -22,7 +22,7 @@ from matex_data.index.descriptors import OF_JOB, Origin
 from matex_data.index.files import FileColumns, FileColumnsBuilder, FileTable, columns_of
 from matex_data.index.library import forget_shared_files
 from matex_data.index.model import FileIndex, Index
-from matex_data.index.stamps import Stamp
+from matex_data.index.stamps import check_stamp
 from matex_data.index.united import UnitedFields, adapted, check_common, is_alike, is_united, schema_key, unite
 from matex_data.index.whole import FILE, SAMPLE
 from matex_data.io.coalesce import ReadTask
@@ -121,14 +121,15 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
     if reading.memory is not None:
         return select_arrays(reading.memory, reading.names, bool(reading.options.get("static_as_inputs")))
     if path is None:
-        return _index_filled(comm, files, reading)[0]
+        return _index_filled(comm, _Indexing.of(comm, files, reading))[0]
     known = _stored(comm, path, reading.key(files), files, _origin(reading.trust))
-    stale = () if known is None else _changed_files(comm, known)
+    stale = frozenset[int]() if known is None else _changed_files(comm, known)
     if known is not None and not stale:
         return known
     usable = known is not None and len(known.files) == len(files) and 0 not in stale
     usable &= known is not None and not reading.absent and not is_united(known)  # else their own fields are not known
-    index, left_out = _index_filled(comm, files, reading, known if usable else None, frozenset(stale))
+    indexing = _Indexing.of(comm, files, reading)
+    index, left_out = _index_filled(comm, replace(indexing, known=known, stale=stale) if usable else indexing)
     if left_out:
         comm.on_root(
             lambda: warn(f"the index {path!r} is not written: nothing in it would tell when the others have samples")
@@ -140,7 +141,7 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
             file=index.files.paths[0],
             remedy="leave out index=",
         )
-    named = [] if known is None else [known.files.paths[number] for number in stale[:MOST_NAMED]]
+    named = [] if known is None else [known.files.paths[number] for number in sorted(stale)[:MOST_NAMED]]
     comm.on_root(partial(_store, path, index, reading.key(files), named, len(stale)))
     return index
 
@@ -203,42 +204,29 @@ def _origin(trust: Trust) -> Origin:
     return Origin(False, frozenset(entry.module for entry in entry_points(group=GROUP)), trust)
 
 
-def _changed_files(comm: Communicator, index: Index) -> tuple[int, ...]:
+def _changed_files(comm: Communicator, index: Index) -> frozenset[int]:
     """Return the numbers of the files that have changed since they were indexed. Each rank checks its block."""
     table = index.files
     own = range(*rank_range(len(table), comm.rank, comm.size))
-    changed = [number for number in own if _has_changed(table.paths[number], table.stamp(number))]
-    return tuple(number for of_rank in comm.allgather(changed) for number in of_rank)
+    stamps = {number: table.stamp(number) for number in own}
+    changed = [n for n, stamp in stamps.items() if stamp is None or check_stamp(table.paths[n], stamp, own=False)]
+    return frozenset(number for of_rank in comm.allgather(changed) for number in of_rank)
 
 
-def _has_changed(path: str, stamp: Stamp | None) -> bool:
-    """Return whether a file may be another one than that of the stamp, which any rank of another job took."""
-    try:
-        return stamp is None or not stamp.is_of(path, Stamp.of(path, stamp.parts))
-    except OSError:
-        return True
-
-
-def _index_filled(
-    comm: Communicator,
-    files: Sequence[str],
-    reading: Reading,
-    known: Index | None = None,
-    stale: Collection[int] = (),
-) -> tuple[Index, int]:
-    """Return the index of all files but those without samples, and how many these are; see `_index_all`. *Collective*.
+def _index_filled(comm: Communicator, indexing: _Indexing) -> tuple[Index, int]:
+    """Return the index of all files but those without samples, and how many these are. *Collective*.
 
     Their formats need a sample to tell the fields. That there are any shows as they are indexed: the others are indexed
     once more.
     """
+    files = indexing.files
     try:
-        return _index_all(comm, files, reading, known, stale), 0
+        return _index_all(comm, indexing), 0
     except NoSamples:
         if len(files) == 1:
             raise
-        format = resolve_format(comm, files[0], reading.format, reading.options)
         own = files[slice(*rank_range(len(files), comm.rank, comm.size))]
-        found = comm.agreed(lambda: [path for path in own if _is_empty(path, format, reading)])
+        found = comm.agreed(lambda: [path for path in own if _is_empty(path, indexing.format, indexing.reading)])
         by_rank = comm.allgather(found)
         empty = {path for of_rank in by_rank for path in of_rank}
         if len(empty) in (0, len(files)):
@@ -246,7 +234,8 @@ def _index_filled(
     such = next(path for path in files if path in empty)
     text = f"{len(empty)} of {len(files)} files have no samples, and are left out, such as {such!r}"
     comm.on_root(lambda: warn(text))
-    return _index_all(comm, [path for path in files if path not in empty], reading), len(empty)
+    filled = [path for path in files if path not in empty]
+    return _index_all(comm, _Indexing.of(comm, filled, indexing.reading)), len(empty)
 
 
 def _is_empty(path: str, format: str, reading: Reading) -> bool:
@@ -262,40 +251,27 @@ def _is_empty(path: str, format: str, reading: Reading) -> bool:
         return False
 
 
-def _index_all(
-    comm: Communicator,
-    files: Sequence[str],
-    reading: Reading,
-    known: Index | None = None,
-    stale: Collection[int] = (),
-) -> Index:
-    """Return the index of all files. Each rank indexes as many of them, which are neighbours. *Collective*.
-
-    Parameters
-    ----------
-    known : index of an earlier job; its files are not indexed again, but for those of the numbers ``stale``.
-    """
-    resolved = resolve_format(comm, files[0], reading.format, reading.options)
-    reading = reading.resolved(resolved)
-    read_all = collective_reader(resolved)
+def _index_all(comm: Communicator, indexing: _Indexing) -> Index:
+    """Return the index of all files. Each rank indexes as many of them, which are neighbours. *Collective*."""
+    reading, format = indexing.reading, format_named(indexing.format)
+    read_all = collective_reader(indexing.format)
     index: Index | None = None
     if read_all is not None:
         ranks, given = MpiRanks(comm), {"absent": reading.absent} if reading.absent else {}
         try:
-            index = read_all(list(files), reading.names, ranks, reading.trust, **reading.options, **given)
+            index = read_all(list(indexing.files), reading.names, ranks, reading.trust, **reading.options, **given)
         finally:
             ranks.close()
         if comm.rank != 0:
             index = None  # rank 0 has all files
-        elif len(files) > 1:
+        elif len(indexing.files) > 1:
             index = index.in_columns()
     else:
-        indexing = _Indexing(reading, files, resolved, known, stale)
-        own, union = _index_share(comm, indexing, format_named(resolved).concurrent)
+        own, union = _index_share(comm, indexing, format.concurrent)
         by_rank = comm.gather(own)
         index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union, indexing.single))
     comm.agreed(partial(_tell_notices, index))
-    if reading.options.get(SAMPLE) is None and FILE in format_named(resolved).samples:
+    if reading.options.get(SAMPLE) is None and FILE in format.samples:
         comm.agreed(partial(_tell_rows, index))
     return _on_all_ranks(comm, index)
 
@@ -459,14 +435,20 @@ class _Indexing:
     reading : how the files are read.
     files : paths of all files.
     format : of the first file.
-    known, stale : see `_index_all`.
+    known : index of an earlier job; its files are not indexed again, but for those of the numbers ``stale``.
     """
 
     reading: Reading
     files: Sequence[str]
     format: str
-    known: Index | None
-    stale: Collection[int]
+    known: Index | None = None
+    stale: frozenset[int] = frozenset()
+
+    @classmethod
+    def of(cls, comm: Communicator, files: Sequence[str], reading: Reading) -> _Indexing:
+        """Return the way to the index of files of the requested format, or of that of the first one. *Collective*."""
+        format = resolve_format(comm, files[0], reading.format, reading.options)
+        return cls(reading.resolved(format), files, format)
 
     @property
     def single(self) -> bool:
