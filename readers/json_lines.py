@@ -11,7 +11,6 @@ import re
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import IO, Any, TypeVar
 
 import pyarrow as pa
@@ -21,8 +20,7 @@ from pyarrow import json as arrow_json
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError, NoSamples
-from matex_data.index.decoded import SelectedBlocks
-from matex_data.index.model import Index, ReadRequest
+from matex_data.index.model import Index
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.members import (
@@ -421,15 +419,7 @@ class LineBlocks(ArrowBlocks):
     def end(self) -> int:
         return int((self.offset + self.nbytes).max(initial=0))
 
-    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
-        for i in positions.tolist():
-            offset, nbytes = self.ranges(int(selection.blocks.number[i]), [0])
-            yield ReadRequest(offset, nbytes, on_complete=partial(self._decode, selection, i))
-
-    def _decode(self, selection: SelectedBlocks, i: int, stored: Bytes) -> None:
-        self.decode_block(selection, i, lambda block, names: self._values(block, names, stored))
-
-    def _values(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, ColumnValues]:
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, ColumnValues]:
         columns = {self.members[name].column for name in names}
         schema = pa.ipc.read_schema(pa.py_buffer(self.schema))
         schema = pa.schema([field for field in schema if field.name in columns])

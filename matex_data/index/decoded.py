@@ -6,7 +6,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -77,20 +77,6 @@ class DecodedBlocks(Table):
         """Assign ``out[destination]`` the rows of a decoded block, for the field of this name."""
         ragged.copy_rows(block[name], rows, out, destination)
 
-    def decode_block(self, selection: SelectedBlocks, i: int, decode: Callable[[int, list[str]], Any]) -> None:
-        """Decode a block by a function of its number and of names of fields, for all who need it; or fail for all.
-
-        Parameters
-        ----------
-        i : position of the block in the selection.
-        """
-        try:
-            decoded = decode(int(selection.blocks.number[i]), [name for name, _ in selection.outs])
-        except Exception as error:
-            selection.reserved.fail([i], error)
-            raise
-        self.complete(selection, i, decoded)
-
     def complete(self, selection: SelectedBlocks, i: int, block: Any) -> None:
         """Copy the selected rows of a decoded block, and pass the block on to other windows."""
         selection.reserved.complete(i, block)
@@ -106,8 +92,58 @@ class DecodedBlocks(Table):
             self.copy_rows(name, block, local, out, destination)
 
 
+class SingleBlocks(DecodedBlocks):
+    """Fields of blocks each of which is read and decoded by itself.
+
+    Attributes
+    ----------
+    views : what `decode` returns may refer to the stored bytes.
+    """
+
+    views: ClassVar[bool] = False
+
+    def block_ranges(self, block: int, names: Sequence[str]) -> tuple[Integers, Integers]:
+        """Return offsets and lengths in bytes of fields in a block; none, if a library reads them."""
+        return EMPTY, EMPTY
+
+    def fetching(self, block: int) -> Callable[[], Any] | None:
+        """Return what reads more for a block, in a thread that waits for the storage; None: there is no more."""
+        return None
+
+    @abstractmethod
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
+        """Return the fields of a block, by name: arrays, or `RaggedArray` for lists of numbers.
+
+        Parameters
+        ----------
+        block : number of the block.
+        names : of the fields to decode.
+        stored : its bytes, which are reused after the call.
+
+        Examples
+        --------
+        See `ByteRangeBlocks`.
+        """
+
+    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
+        names = [name for name, _ in selection.outs]
+        for i in positions.tolist():
+            block = int(selection.blocks.number[i])
+            decode = partial(self._decode, selection, i, block, names)
+            yield ReadRequest(*self.block_ranges(block, names), fetch=self.fetching(block), on_complete=decode)
+
+    def _decode(self, selection: SelectedBlocks, i: int, block: int, names: Sequence[str], stored: Bytes) -> None:
+        """Decode a block, for all who need it; or fail for all."""
+        try:
+            decoded = self.decode(block, names, stored.copy() if self.views and i in selection.reserved else stored)
+        except Exception as error:
+            selection.reserved.fail([i], error)
+            raise
+        self.complete(selection, i, decoded)
+
+
 @dataclass(frozen=True, eq=False)
-class ByteRangeBlocks(DecodedBlocks):
+class ByteRangeBlocks(SingleBlocks):
     """Fields that are decoded from blocks of which each is one byte range: whole lines, records or frames.
 
     Parameters
@@ -142,34 +178,14 @@ class ByteRangeBlocks(DecodedBlocks):
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.nbytes[block])
 
-    @abstractmethod
-    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> Any:
-        """Return the fields of a block, by name: arrays, or `RaggedArray` for lists of numbers.
-
-        Parameters
-        ----------
-        block : number of the block.
-        names : of the fields to decode.
-        stored : its bytes, which are reused after the call.
-
-        Examples
-        --------
-        See the class.
-        """
-
     def stored_bytes(self) -> int:
         return int(self.nbytes.sum())
 
     def end(self) -> int:
         return int((self.offset + self.nbytes).max(initial=0))
 
-    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
-        for i in positions.tolist():
-            at = selection.blocks.number[i : i + 1]
-            yield ReadRequest(self.offset[at], self.nbytes[at], on_complete=partial(self._decode, selection, i))
-
-    def _decode(self, selection: SelectedBlocks, i: int, stored: Bytes) -> None:
-        self.decode_block(selection, i, lambda block, names: self.decode(block, names, stored))
+    def block_ranges(self, block: int, names: Sequence[str]) -> tuple[Integers, Integers]:
+        return self.offset[block : block + 1], self.nbytes[block : block + 1]
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,8 +14,6 @@ import pyarrow as pa
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.decoded import SelectedBlocks
-from matex_data.index.model import ReadRequest
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.readers.arrow.messages import schema_message
 from matex_data.readers.parquet.blocks import ArrowBlocks
@@ -47,6 +45,7 @@ class RecordBatches(ArrowBlocks):
     body_bytes: Integers
     preambles: Sequence[Integers]
     preamble: Integers
+    views = True
 
     def stored_bytes(self) -> int:
         return int(self.nbytes.sum() + self.head_bytes.sum())
@@ -57,29 +56,16 @@ class RecordBatches(ArrowBlocks):
     def columns(self, names: Sequence[str]) -> list[int]:
         return sorted({self.column[name] for name in names})
 
-    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
-        columns = self.columns([name for name, _ in selection.outs])
-        for i in positions.tolist():
-            block = int(selection.blocks.number[i])
-            offset, nbytes = self.ranges(block, columns)
-            offset = np.append(self.head_offset[block], offset)
-            nbytes = np.append(self.head_bytes[block], nbytes)
-            on_complete = partial(self._decode, selection, i, offset, nbytes)
-            yield ReadRequest(offset, nbytes, fetch=partial(self._fetch, block), on_complete=on_complete)
+    def block_ranges(self, block: int, names: Sequence[str]) -> tuple[Integers, Integers]:
+        offset, nbytes = super().block_ranges(block, names)
+        return np.append(self.head_offset[block], offset), np.append(self.head_bytes[block], nbytes)
 
-    def _decode(self, selection: SelectedBlocks, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
-        is_kept = i in selection.reserved  # Arrow's arrays are views of the bytes, whose memory is reused
+    def fetching(self, block: int) -> Callable[[], Any]:
+        return partial(self._preamble, block)
 
-        def values(block: int, names: Sequence[str]) -> dict[str, ColumnValues]:
-            return self._values(block, names, offset, nbytes, stored.copy() if is_kept else stored)
-
-        self.decode_block(selection, i, values)
-
-    def _values(
-        self, block: int, names: Sequence[str], offset: Integers, nbytes: Integers, stored: Bytes
-    ) -> dict[str, ColumnValues]:
-        """Decode the rows of fields in a record batch."""
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, ColumnValues]:
         self.check_fits(block, names)
+        offset, nbytes = self.block_ranges(block, names)
         head = int(nbytes[0])
         body = self._body(block, offset[1:], nbytes[1:], stored[head:])
         source = pa.PythonFile(_Stream(self._preamble(block), stored[:head], body), "r")
@@ -102,10 +88,6 @@ class RecordBatches(ArrowBlocks):
         for low, start, count in zip(at.tolist(), (offset - begin).tolist(), nbytes.tolist(), strict=True):
             body[start : start + count] = stored[low : low + count]
         return body
-
-    def _fetch(self, block: int) -> None:
-        """Read the preamble of a block, in a thread that waits for the storage."""
-        self._preamble(block)
 
     def _preamble(self, block: int) -> bytes:
         """Return the messages in front of a batch, which are read unless this process has them."""

@@ -6,21 +6,21 @@ Names and units are those of ASE, https://ase-lib.org/ase/units.html: positions 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial, reduce
+from functools import reduce
 from typing import Any
 
 import numpy as np
 from ase import Atoms
 from ase.io.extxyz import per_atom_properties
 
-from matex_data._types import Array, Bytes, Integers
+from matex_data._types import Array, Bytes
 from matex_data.errors import DecodeError, FormatError
 from matex_data.fields import PARTLY_MISSING, Field
 from matex_data.index.combined import exact, in_row, missing_value
-from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
-from matex_data.index.model import EMPTY, Index, ReadRequest
+from matex_data.index.decoded import SingleBlocks
+from matex_data.index.model import Index
 from matex_data.index.table import Outputs, Table
 from matex_data.index.united import united
 from matex_data.readers.catalogue import Catalogue, file_of_table
@@ -179,7 +179,7 @@ def looked_at(rows: int) -> list[int]:
 
 
 @dataclass(frozen=True, eq=False)
-class LibraryFrames(DecodedBlocks):
+class LibraryFrames(SingleBlocks):
     """Fields of frames that a library reads, `BLOCK_ROWS` at a time. A subclass implements ``frames``.
 
     Parameters
@@ -205,14 +205,7 @@ class LibraryFrames(DecodedBlocks):
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return self.frame_bytes * BLOCK_ROWS
 
-    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
-        for i in positions.tolist():
-            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
-
-    def _decode(self, selection: SelectedBlocks, i: int, _: Bytes) -> None:
-        self.decode_block(selection, i, self._read)
-
-    def _read(self, block: int, names: Sequence[str]) -> dict[str, Array]:
+    def decode(self, block: int, names: Sequence[str], _: Bytes) -> dict[str, Array]:
         start, stop = self.edges[block : block + 2].tolist()
         try:
             frames = self.frames(block)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from matex_data._types import Integers
 from matex_data.errors import RESTORE, DecodeError
-from matex_data.index.decoded import DecodedBlocks
+from matex_data.index.decoded import SingleBlocks
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
 from matex_data.readers.parquet.members import ColumnField
@@ -21,7 +21,7 @@ SMALLER = "write the file with fewer rows in a block (row_group_size=100_000 of 
 
 
 @dataclass(frozen=True, eq=False)
-class ArrowBlocks(DecodedBlocks):
+class ArrowBlocks(SingleBlocks):
     """Columns of a file that pyarrow decodes.
 
     Parameters
@@ -49,6 +49,9 @@ class ArrowBlocks(DecodedBlocks):
         """Return offsets and lengths in bytes of stored columns in a block."""
         at = block * (len(self.nbytes) // (len(self.edges) - 1)) + np.array(columns, np.int64)
         return self.offset[at], self.nbytes[at]
+
+    def block_ranges(self, block: int, names: Sequence[str]) -> tuple[Integers, Integers]:
+        return self.ranges(block, self.columns(names))
 
     def column_bytes(self, columns: Sequence[int]) -> int:
         """Return the sum of the lengths of stored columns in all blocks, in bytes."""

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,8 +14,7 @@ import pyarrow.parquet as pq
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
 from matex_data.fields import EXACT
-from matex_data.index.decoded import SelectedBlocks
-from matex_data.index.model import Limits, ReadRequest
+from matex_data.index.model import Limits
 from matex_data.readers.parquet.blocks import ArrowBlocks
 from matex_data.readers.parquet.footer import Footer
 from matex_data.readers.parquet.values import ColumnValues
@@ -64,27 +62,12 @@ class RowGroups(ArrowBlocks):
             low, high = (bound.astype(member.field.dtype).astype(np.float64) for bound in (low, high))
         return Limits(self.edges, low, high)
 
-    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
-        columns = self.columns([name for name, _ in selection.outs])
-        for i in positions.tolist():
-            block = int(selection.blocks.number[i])
-            offset, nbytes = self.ranges(block, columns)
-            on_complete = partial(self._decode, selection, i, offset, nbytes)
-            yield ReadRequest(offset, nbytes, fetch=self._fetch, on_complete=on_complete)
+    def fetching(self, block: int) -> Callable[[], Any]:
+        return self.footer.metadata
 
-    def _fetch(self) -> None:
-        """Read the footer, in a thread that waits for the storage."""
-        self.footer.metadata()
-
-    def _decode(self, selection: SelectedBlocks, i: int, offset: Integers, nbytes: Integers, stored: Bytes) -> None:
-        def values(block: int, names: Sequence[str]) -> dict[str, ColumnValues]:
-            source = _Ranges(offset, np.cumsum(nbytes) - nbytes, nbytes, stored, self.end())
-            return self._values(block, source, names)
-
-        self.decode_block(selection, i, values)
-
-    def _values(self, block: int, source: _Ranges, names: Sequence[str]) -> dict[str, ColumnValues]:
-        """Decode the rows of the fields in a row group."""
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> dict[str, ColumnValues]:
+        offset, nbytes = self.block_ranges(block, names)
+        source = _Ranges(offset, np.cumsum(nbytes) - nbytes, nbytes, stored, self.end())
         self.check_fits(block, names)
         paths = [self.paths[column] for column in self.columns(names)]
         metadata, group = self.footer.metadata(), int(self.groups[block])
@@ -99,7 +82,7 @@ class RowGroups(ArrowBlocks):
             )
             table = file.read_row_group(group, columns=paths, use_threads=False)
         except (pa.ArrowException, OSError, ValueError) as error:
-            raise self.undecodable(block, names, int(source.offset[0]), error) from error
+            raise self.undecodable(block, names, int(offset[0]), error) from error
         return self.values(block, table, names)
 
 

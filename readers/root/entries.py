@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from itertools import pairwise
 from typing import Any, TypeAlias
 
@@ -14,8 +13,7 @@ import numpy as np
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
-from matex_data.index.model import EMPTY, ReadRequest
+from matex_data.index.decoded import DecodedBlocks, SingleBlocks
 from matex_data.index.ragged import RaggedArray, scatter_lists
 from matex_data.index.scatter import RowIndices, scatter
 from matex_data.index.table import Outputs
@@ -172,7 +170,7 @@ _LOCK = Lock()  # the trees of uproot that this process keeps open
 
 @declared
 @dataclass(frozen=True, eq=False)
-class Clusters(BranchBlocks):
+class Clusters(BranchBlocks, SingleBlocks):
     """Branch whose blocks uproot reads and decodes, one at a time in a process; each rank reads its own.
 
     Parameters
@@ -192,14 +190,7 @@ class Clusters(BranchBlocks):
     def decoded_bytes(self, block: int, outs: Outputs) -> int:
         return int(self.edges[block + 1] - self.edges[block]) * self.row_bytes
 
-    def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
-        for i in positions.tolist():
-            yield ReadRequest(EMPTY, EMPTY, on_complete=partial(self._decode, selection, i))
-
-    def _decode(self, selection: SelectedBlocks, i: int, _: Bytes) -> None:
-        self.decode_block(selection, i, lambda block, _: self._read(block))
-
-    def _read(self, block: int) -> ak.Array:
+    def decode(self, block: int, names: Sequence[str], stored: Bytes) -> ak.Array:
         start, stop = self.edges[block : block + 2].tolist()
         try:
             with _LOCK:
