@@ -183,11 +183,8 @@ def _process_group() -> tuple[int, int]:
 
 
 def _of_process_group(dataset: Samples) -> Samples:
-    """Return the data set, with the ranks of ``torch.distributed`` where MPI has one.
-
-    Raises
-    ------
-    PartitionError : MPI has several ranks, and another number of them.
+    """Return the data set, with the ranks of ``torch.distributed`` where MPI has one; raise ``PartitionError`` if MPI
+    has several ranks, and another number of them.
     """
     rank, ranks = _process_group()
     if ranks in (1, dataset.ranks):

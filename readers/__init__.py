@@ -228,11 +228,8 @@ def collective_reader(name: str) -> Callable[..., Index] | None:
 
 
 def _samples(name: str, options: Mapping[str, Any]) -> tuple[dict[str, Any], Callable[[Index], Index]]:
-    """Return the options of a reader, and what makes the samples that the user asks for of those of the reader.
-
-    Raises
-    ------
-    FormatError : files of the format have no such samples.
+    """Return the options of a reader, and what makes the samples that the user asks for of those of the reader; raise
+    ``FormatError`` if files of the format have no such samples.
     """
     sample, own = options.get(SAMPLE), format_named(name).samples
     check_sample(sample, own, name)
@@ -259,11 +256,7 @@ def _check_storage(name: str, path: str) -> None:
 
 def _with_patterns(names: Sequence[str] | None, path: str, read: Callable[[Sequence[str] | None], Index]) -> Index:
     """Return the index of the fields ``names``; patterns are expanded if the reader has no fields of these names.
-
-    Parameters
-    ----------
-    path : of the file, for errors.
-    read : reads the index of the given fields; None: of all fields.
+    ``read``: reads the index of the given fields; None: of all fields.
     """
     try:
         return read(names)

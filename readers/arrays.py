@@ -311,11 +311,8 @@ def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.
 
 
 def _member_layout(path: str, info: zipfile.ZipInfo, array: StoredArray, verify: bool) -> Layout:
-    """Return the layout of a member: a byte range of the zip file, unless it is compressed.
-
-    Parameters
-    ----------
-    verify : compare the checksum of an uncompressed member, since no rank reads all of it later.
+    """Return the layout of a member: a byte range of the zip file, unless it is compressed. ``verify``: compare the
+    checksum of an uncompressed member, since no rank reads all of it later.
     """
     if info.compress_type != zipfile.ZIP_STORED or info.flag_bits & 1:
         return UnpackedRows(_as_row(array).layout(), ZipMember(path, "zip", array.end, False, info.filename))

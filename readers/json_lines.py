@@ -90,10 +90,7 @@ def index(path: str, *, dtype: Mapping[str, Any] | None = None) -> Catalogue:
 
 def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Integers, Integers]:
     """Return offset and length in bytes of the blocks of lines, and their first rows, with the number of rows.
-
-    Parameters
-    ----------
-    types : learns from the last block, and from the first one in each of ``INFERRED`` equal sections of the file.
+    ``types``: learns from the last block, and from the first one in each of ``INFERRED`` equal sections of the file.
     """
     size, begin, at = file.seek(0, io.SEEK_END), 0, 0
     borders, left, section = Borders(BLOCK_BYTES), b"", -1

@@ -120,12 +120,9 @@ def _known_shape(path: str, name: str, given: tuple[int, ...], counts: set[int])
 
 
 def _blocks(path: str, file: IO[bytes], features: _Features) -> tuple[Integers, Integers, Integers]:
-    """Return offset and length of the blocks of records, and their first rows, with the number of rows.
-
-    Parameters
-    ----------
-    features : learns from the first ``INFERRED`` records, as far as they are read at once, and from the first one that
-        begins in each of as many equal sections of the file.
+    """Return offset and length of the blocks of records, and their first rows, with the number of rows. ``features``:
+    learns from the first ``INFERRED`` records, as far as they are read at once, and from the first one that begins in
+    each of as many equal sections of the file.
     """
     size, at, section = file.seek(0, io.SEEK_END), 0, -1
     borders = Borders(BLOCK_BYTES)
@@ -324,11 +321,8 @@ def _features_of(example: Any, name: str) -> Sequence[Any]:
 
 
 def _examples(path: str, row: int, byte: int, data: bytes) -> Iterator[Any]:
-    """Yield the ``tf.train.Example`` of each record of a block.
-
-    Raises
-    ------
-    DecodeError : a checksum is wrong, or a record is none.
+    """Yield the ``tf.train.Example`` of each record of a block; raise ``DecodeError`` if a checksum is wrong, or a
+    record is none.
     """
     at = 0
     while at < len(data):

@@ -99,11 +99,8 @@ def _run(
 
 
 def _lines(pipe: IO[bytes], seconds: float) -> Iterator[str]:
-    """Yield the lines of a pipe until its end.
-
-    Raises
-    ------
-    TimeoutError : no line arrived for ``seconds``; for ``START_SECONDS`` before the first one.
+    """Yield the lines of a pipe until its end; raise ``TimeoutError`` if no line arrived for ``seconds``, or for
+    ``START_SECONDS`` before the first one.
     """
     data, limit = b"", START_SECONDS
     while True:
@@ -163,12 +160,7 @@ def main() -> None:
 
 
 def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step: ProbeStep) -> None:
-    """Open one file, and read the rows that only the library can read.
-
-    Raises
-    ------
-    DataError : the file cannot be read.
-    """
+    """Open one file, and read the rows that only the library can read; raise ``DataError`` if it cannot be read."""
     with Path(path).open("rb") as file:
         head = file.read(HEAD_BYTES)
     index = reader(format or detect(path, head))(path, names, Trust.of_site())

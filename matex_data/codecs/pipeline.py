@@ -205,11 +205,8 @@ def _decode(step: Filter, data: Bytes, size: Size, memory: Memory, itemsize: int
 
 @cache
 def _decoder(number: int) -> Decode | None:
-    """Return the decoder of a filter: of this package, else of an entry point, else None.
-
-    Raises
-    ------
-    FormatError : the entry point cannot be loaded.
+    """Return the decoder of a filter: of this package, else of an entry point, else None. Raise ``FormatError`` if the
+    entry point cannot be loaded.
     """
     if number in _DECODERS:
         return _DECODERS[number]

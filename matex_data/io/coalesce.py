@@ -172,10 +172,7 @@ def _groups(file: int, requests: Sequence[ReadRequest], limits: tuple[int, int],
 
 def _tasks(groups: Sequence[_Group], gap_bytes: Mapping[int, int]) -> Iterator[tuple[int, ReadTask]]:
     """Yield a task for each group, with its file; several for a large one that reads to final destinations.
-
-    Parameters
-    ----------
-    gap_bytes : of each file, the largest number of bytes to read in gaps.
+    ``gap_bytes``: of each file, the largest number of bytes to read in gaps.
     """
     if not groups:
         return

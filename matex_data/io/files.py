@@ -222,11 +222,8 @@ class _OpenObject:
         return Stamp.of_object(self._state)
 
     def read(self, task: ReadTask) -> int:
-        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails.
-
-        Raises
-        ------
-        ChangedFile : the object has changed since it was opened.
+        """Make the reads of a task side by side, and return the number of bytes; raise ``OSError`` if one fails. Raise
+        ``ChangedFile`` if the object has changed since it was opened.
         """
         first = task.first
         offset, sizes = task.offset[first], np.add.reduceat(task.nbytes, first) if len(first) else first

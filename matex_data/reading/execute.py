@@ -225,10 +225,7 @@ def _schedule_tasks(plan: ReadPlan, files: Files) -> list[Future[None]]:
 
 def _groups(tasks: Sequence[FileTask], most: int) -> Iterator[list[FileTask]]:
     """Yield tasks in groups, each of which one thread reads and one decodes: small ones take less time than a future.
-
-    Parameters
-    ----------
-    most : tasks of a group.
+    ``most``: tasks of a group.
     """
     group: list[FileTask] = []
     size = 0

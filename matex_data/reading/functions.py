@@ -243,12 +243,7 @@ class SampleFunction:
 
 
 def _field(name: str, declared: Any) -> Field:
-    """Return a declared field.
-
-    Raises
-    ------
-    FormatError : the declaration is not understood.
-    """
+    """Return a declared field; raise ``FormatError`` if the declaration is not understood."""
     if isinstance(declared, Field):
         return Field(name, declared.shape, declared.dtype, declared.ragged, declared.attributes, declared.inner)
     try:

@@ -321,11 +321,8 @@ class _Tile:
             return Values(np.where(counts > 0, sums / np.maximum(counts, 1), np.nan))
 
     def _extremes(self, function: np.ufunc, content: Array, counts: Integers, argument: ast.expr) -> Array:
-        """Return the least or greatest numbers. Integers stay what they are; NaN is one of lists that are empty.
-
-        Raises
-        ------
-        FormatError : an integer of lists that may be empty is not exact in float64.
+        """Return the least or greatest numbers. Integers stay what they are; NaN is one of lists that are empty. Raise
+        ``FormatError`` if an integer of lists that may be empty is not exact in float64.
         """
         if content.dtype.kind == "f":
             return _fold(function, content, counts, np.array(np.nan))

@@ -253,11 +253,8 @@ def _read(keys: Sequence[Coordinate], complete: bool) -> tuple[Integers, list[Ar
 
 
 def _comparable(field: Field, other: Field, values: Array, others: Array) -> tuple[Array, Array]:
-    """Return values of two data sets in one dtype and unit, in which they are equal if and only if they are.
-
-    Raises
-    ------
-    FormatError : there is none.
+    """Return values of two data sets in one dtype and unit, in which they are equal if and only if they are; raise
+    ``FormatError`` if there is none.
     """
     are_texts = [column.dtype.kind in "SUO" for column in (values, others)]
     if all(are_texts):
@@ -396,11 +393,8 @@ def _difference(
 def _repeated(
     keys: Sequence[Coordinate], columns: Sequence[Array], codes: Integers, order: Integers
 ) -> FormatError | None:
-    """Return the error of keys that occur twice; None: all are different.
-
-    Parameters
-    ----------
-    codes, order : number of the keys of each sample, and the order in which they ascend.
+    """Return the error of keys that occur twice; None: all are different. ``codes``, ``order``: number of the keys of
+    each sample, and the order in which they ascend.
     """
     twice = np.flatnonzero(np.diff(codes[order]) == 0)
     if not len(twice):

@@ -118,11 +118,8 @@ def _lacks_axes(field: Field, shape: PatchShape) -> bool:
 
 
 def _axes(index: Index, images: Mapping[str, Field], shape: PatchShape) -> list[tuple[int, int]]:
-    """Return lengths of the axes of an image, and of a patch.
-
-    Raises
-    ------
-    FormatError : a field is smaller than a patch; two have other images.
+    """Return lengths of the axes of an image, and of a patch; raise ``FormatError`` if a field is smaller than a patch,
+    or two have other images.
     """
     first: tuple[str, tuple[int, ...]] | None = None
     for name, field in images.items():

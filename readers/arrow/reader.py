@@ -76,12 +76,7 @@ def _check_equal(path: str, schema: pa.Schema, footer: pa.Schema) -> None:
 
 
 def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chosen: Leaves) -> Index:
-    """Return the index of chosen fields.
-
-    Parameters
-    ----------
-    chosen : by name, member and number of the leaf.
-    """
+    """Return the index of chosen fields. ``chosen``: by name, member and number of the leaf."""
     columns = [nodes(column.type) for column in schema]
     leaves = leaf_numbers(schema)
     batches = [message for message in messages if message.is_batch and message.rows]
@@ -119,11 +114,8 @@ def _of_batches(path: str, schema: pa.Schema, messages: Sequence[Message], chose
 def _ranges(
     path: str, schema: pa.Schema, batch: Message, columns: Sequence[Nodes], numbers: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the byte range of columns in the file.
-
-    Raises
-    ------
-    FormatError : the batch does not fit the schema, or claims more rows than the bytes of a column can hold.
+    """Return the byte range of columns in the file; raise ``FormatError`` if the batch does not fit the schema, or
+    claims more rows than the bytes of a column can hold.
     """
     borders = column_borders(columns, batch.variadic)
     if borders[-1] != len(batch.buffer_offset) or len(batch.null_count) != sum(len(c.buffers) for c in columns):

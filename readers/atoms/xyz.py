@@ -68,11 +68,8 @@ def index(path: str) -> Catalogue:
 def _blocks(
     path: str, file: IO[bytes], examples: dict[Hashable, tuple[int, int]]
 ) -> tuple[Integers, Integers, Integers]:
-    """Return offset and length of the blocks of frames, and their first rows, with the number of rows.
-
-    Parameters
-    ----------
-    examples : gets offset and length of the first frame of each list of properties, up to `EXAMPLES`.
+    """Return offset and length of the blocks of frames, and their first rows, with the number of rows. ``examples``:
+    gets offset and length of the first frame of each list of properties, up to `EXAMPLES`.
     """
     borders, at = Borders(BLOCK_BYTES), 0
     while line := file.readline():

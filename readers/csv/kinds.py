@@ -25,11 +25,8 @@ def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str | None:
 
 
 def _is_text_table(path: str, head: bytes, named: bool) -> bool:
-    """Return whether the file is a text table; ``named``: it has the name of one.
-
-    Raises
-    ------
-    FormatError : the CSV reader is not installed.
+    """Return whether the file is a text table; ``named``: it has the name of one. Raise ``FormatError`` if the CSV
+    reader is not installed.
     """
     try:
         import pyarrow  # noqa: F401 (by the reader, which would fail later)

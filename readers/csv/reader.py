@@ -179,11 +179,8 @@ class _TextFile:
 def _inspect(
     path: str, names: Sequence[str] | None, options: CsvOptions, before: FirstRecord | None = None
 ) -> _TextFile:
-    """Detect dialect and header of a file; index a small or compressed one.
-
-    Parameters
-    ----------
-    before : first record of the first file; None: it is this one, or tells nothing.
+    """Detect dialect and header of a file; index a small or compressed one. ``before``: first record of the first file;
+    None: it is this one, or tells nothing.
     """
     with reading(path), open_binary(path) as file:
         stamp, size = Stamp.of(path), size_of_open(file)

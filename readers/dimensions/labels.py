@@ -146,11 +146,8 @@ class Labels:
         return f"one of {shown}{more}"
 
     def _number(self, value: Any, end: bool = False) -> Any:
-        """Return a value as the coordinate has it.
-
-        Parameters
-        ----------
-        end : of a date, return the end of its period: of "2015" the last moment of the year.
+        """Return a value as the coordinate has it. ``end``: of a date, return the end of its period: of "2015" the last
+        moment of the year.
         """
         if self._calendar is not None:
             return self._seconds(value, end)

@@ -224,11 +224,8 @@ def _no_samples(path: str, variable: Variable, dimension: str) -> FormatError:
 
 
 def _fits_static(variable: Variable, path: str) -> bool:
-    """Return whether the variable is small enough for ``Dataset.static``; warn if it is not.
-
-    Raises
-    ------
-    PartitionError : the variable does not fit into the free memory.
+    """Return whether the variable is small enough for ``Dataset.static``; warn if it is not. Raise ``PartitionError``
+    if the variable does not fit into the free memory.
     """
     if variable.nbytes > MAX_STATIC_BYTES:
         text = f"{path}: the variable {variable.name!r} has no samples, and with {variable.nbytes} bytes is too large"

@@ -204,10 +204,7 @@ def _descriptors(
 
 def _parts_of_rows(path: str, file: IO[bytes], begin: int, rows: int, width: int, nbytes: int) -> Bytes:
     """Return the same bytes of each row, uint8[rows, nbytes]: few are read but these if they lie far from one another.
-
-    Parameters
-    ----------
-    begin : byte of the file where those of the first row begin.
+    ``begin``: byte of the file where those of the first row begin.
     """
     if isinstance(file, io.BytesIO) or not is_url(path):
         length = (rows - 1) * width + nbytes

@@ -159,11 +159,8 @@ class _Column:
 
 
 def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[str, _Column]]:
-    """Return the names of the groups in a group, and the columns of their datasets.
-
-    Raises
-    ------
-    FormatError : there are no groups with datasets, or one cannot be read.
+    """Return the names of the groups in a group, and the columns of their datasets; raise ``FormatError`` if there are
+    no groups with datasets, or one cannot be read.
     """
     columns: dict[str, _Column] = {}
     try:

@@ -127,12 +127,7 @@ class Pairings:
         return found, kinds
 
     def _numbers(self, pairing: Pairing, name: str) -> Integers:
-        """Read the numbers of a source.
-
-        Raises
-        ------
-        FormatError : there are no such numbers, or they are no offsets.
-        """
+        """Read the numbers of a source; raise ``FormatError`` if there are no such numbers, or they are no offsets."""
         try:
             found = find_field(self.file, self.path, name)
         except FieldNotFound as error:

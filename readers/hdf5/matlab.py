@@ -199,12 +199,7 @@ def _cells(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layou
 
 
 def _checked_cell(item: Any) -> h5py.Dataset:
-    """Return an array of numbers in a cell.
-
-    Raises
-    ------
-    TypeError : it is none.
-    """
+    """Return an array of numbers in a cell; raise ``TypeError`` if it is none."""
     kind = _class(item) if isinstance(item, h5py.Dataset) else "struct"
     if kind not in NUMBERS or item.is_virtual or item.id.get_create_plist().get_external_count():
         raise TypeError(f"an element of class {kind!r}, or in another file")
@@ -282,12 +277,7 @@ class CellRows(DatasetRows):
 
 
 def _text_of(item: Any) -> bytes:
-    """Return the text that an element of a cell array is.
-
-    Raises
-    ------
-    TypeError : it is no text of one line.
-    """
+    """Return the text that an element of a cell array is; raise ``TypeError`` if it is no text of one line."""
     kind = _class(item) if isinstance(item, h5py.Dataset) else "struct"
     if kind != "char":
         raise TypeError(f"an element of class {kind!r}")

@@ -271,11 +271,8 @@ class _Contents:
         return {name: found[name] for name in names if name in found}
 
     def _rows(self, dataset: h5py.Dataset, name: str, whole: bool) -> tuple[Field, Layout]:
-        """Return the field and the layout of a dataset, of an array of MATLAB in its order of axes.
-
-        Parameters
-        ----------
-        whole : all fields of the file are read: references, and single numbers and texts of MATLAB are left out.
+        """Return the field and the layout of a dataset, of an array of MATLAB in its order of axes. ``whole``: all
+        fields of the file are read: references, and single numbers and texts of MATLAB are left out.
         """
         path, of_matlab = self.path, is_matlab(dataset)
         axis = matlab_axis(dataset, self.sample_axis) if of_matlab else self.sample_axis if dataset.ndim > 1 else 0

@@ -176,12 +176,7 @@ class _Reading:
         )
 
     def _common_pages(self, listing: Listing, facts: dict[str, ImageFacts | None]) -> Pages:
-        """Return the pages of the images.
-
-        Raises
-        ------
-        FormatError : a mask has another number of pages.
-        """
+        """Return the pages of the images; raise ``FormatError`` if a mask has another number of pages."""
         counts = {name: None if known is None else known.pages for name, known in facts.items()}
         image, count = counts[IMAGE], len(listing.images)
         if listing.mask_counts is not None:

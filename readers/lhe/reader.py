@@ -165,11 +165,8 @@ def read_header(path: str, text: IO[bytes]) -> LheHeader:
 
 
 def _preamble(path: str, text: IO[bytes]) -> tuple[bytes, bytes]:
-    """Return the bytes up to the end of the ``<init>`` block, and those that have been read behind them.
-
-    Raises
-    ------
-    FormatError : the bytes are no XML, or there is no such block.
+    """Return the bytes up to the end of the ``<init>`` block, and those that have been read behind them; raise
+    ``FormatError`` if the bytes are no XML, or there is no such block.
     """
     parser, open_elements, data = expat.ParserCreate(), list[str](), bytearray()
     found: list[int] = []
@@ -313,11 +310,8 @@ def _event_error(starts: Sequence[int], row: int, problem: str, expected: object
 
 
 def _check_numbers(text: bytes, starts: Sequence[int]) -> None:
-    """Check the lines of events, which begin at the bytes ``starts``: pylhe takes 1.9 for 1, and skips entries.
-
-    Raises
-    ------
-    DecodeError : a line has another number of entries, or an entry is no number, or no integer where it has to be.
+    """Check the lines of events, which begin at the bytes ``starts``: pylhe takes 1.9 for 1, and skips entries. Raise
+    ``DecodeError`` if a line has another number of entries, or an entry is no number, or no integer where it has to be.
     """
     for row, start in enumerate(starts):
         if _EVENT.match(text, start) is None:

@@ -286,12 +286,7 @@ def _selected(path: str, read: Sequence[Mapping[str, Any]], names: Sequence[str]
 def _of_all(
     path: str, name: str, used: Sequence[Iteration], read: Sequence[Mapping[str, Component | None]]
 ) -> list[Component]:
-    """Return the component of that name in each iteration.
-
-    Raises
-    ------
-    FormatError : an iteration lacks it.
-    """
+    """Return the component of that name in each iteration; raise ``FormatError`` if an iteration lacks it."""
     found = []
     for iteration, parts in zip(used, read, strict=False):
         part = parts.get(name)
@@ -309,12 +304,7 @@ def _of_all(
 
 
 def _field(path: str, name: str, parts: Sequence[Component], shape: tuple[int, ...]) -> Field:
-    """Return the field of a component.
-
-    Raises
-    ------
-    FormatError : the iterations differ in its unit.
-    """
+    """Return the field of a component; raise ``FormatError`` if the iterations differ in its unit."""
     first = parts[0].attributes
     for part in parts:
         if part.attributes.get("units") != first.get("units"):

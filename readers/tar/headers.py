@@ -109,11 +109,8 @@ def read_shard(path: str, file: IO[bytes]) -> Shard:
 
 
 def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
-    """Yield name and byte range of each regular file, and of each hard link to one.
-
-    Raises
-    ------
-    FormatError : a sample has a link that the archive does not resolve, beside what else may be wrong.
+    """Yield name and byte range of each regular file, and of each hard link to one; raise ``FormatError`` if a sample
+    has a link that the archive does not resolve, beside what else may be wrong.
     """
     seen: dict[str, ByteRange] = {}
     size, end = size_of_open(file), 0

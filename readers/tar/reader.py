@@ -104,12 +104,7 @@ def index(
 
 
 def _column(path: str, shard: Shard, name: str) -> list[ByteRange]:
-    """Return the byte range of the field's member of each sample.
-
-    Raises
-    ------
-    FormatError : a sample has no such member.
-    """
+    """Return the byte range of the field's member of each sample; raise ``FormatError`` if one has none."""
     members = shard.members[name]
     if len(members) < len(shard.rows):
         key, row = next((key, row) for key, row in shard.rows.items() if row not in members)

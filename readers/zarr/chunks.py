@@ -66,12 +66,7 @@ def _kept(shard: Extent, shards: Sharding, stamp: Stamp) -> ShardIndex:
 
 
 def _read_index(shard: Extent, shards: Sharding) -> ShardIndex:
-    """Return the index of a shard.
-
-    Raises
-    ------
-    DecodeError : it is damaged.
-    """
+    """Return the index of a shard; raise ``DecodeError`` if it is damaged."""
     path, begin, size, *_ = shard
     body = 16 * prod(shards.counts)
     length = body + 4 * shards.has_checksum

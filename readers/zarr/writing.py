@@ -137,11 +137,8 @@ def references(paths: Sequence[str], sample_dim: str | None = None) -> Reference
 def _alike(
     variable: Variable, content: FileContent, others: Sequence[Mapping[str, Variable]], dimension: str
 ) -> list[Variable]:
-    """Return the variable of all files if it has the sample dimension, else that of the first one.
-
-    Raises
-    ------
-    FormatError : they differ in more than the number of samples.
+    """Return the variable of all files if it has the sample dimension, else that of the first one; raise
+    ``FormatError`` if they differ in more than the number of samples.
     """
     if dimension not in variable.dimensions:
         return [variable]

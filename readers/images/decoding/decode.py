@@ -79,10 +79,7 @@ def _errors(
     data: Data, path: str | None, refused: Callable[[str, Exception], DataError]
 ) -> Iterator[tuple[bytes | memoryview, str]]:
     """Context manager: yield the bytes of an image and their kind; name the file in errors of their decoding.
-
-    Parameters
-    ----------
-    refused : returns the error for what a library raises.
+    ``refused``: returns the error for what a library raises.
     """
     kind = "other"
     try:

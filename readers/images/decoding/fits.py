@@ -51,12 +51,8 @@ def _file(data: bytes | memoryview) -> Any:
 
 
 def _first_image(file: Any, size: int, max_pixels: int) -> Any:
-    """Return the first part of the file that is an image, checked before its data are read.
-
-    Raises
-    ------
-    FormatError : there is none, or it has more than two dimensions.
-    DecodeError : it is too large, or cut off.
+    """Return the first part of the file that is an image, checked before its data are read; raise ``FormatError`` if
+    there is none, or it has more than two dimensions, ``DecodeError`` if it is too large, or cut off.
     """
     for part in file:
         if part.is_image and part.header.get("NAXIS", 0) and math.prod(part.shape):

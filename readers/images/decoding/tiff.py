@@ -110,11 +110,8 @@ def pages(directories: Iterable[ImageFileDirectory]) -> Iterator[ImageFileDirect
 
 
 def _directory(data: bytes | memoryview, page: int) -> ImageFileDirectory | None:
-    """Return the directory of a page; None: it is the first one of the file, which needs no list.
-
-    Raises
-    ------
-    DecodeError : there are fewer pages.
+    """Return the directory of a page; None: it is the first one of the file, which needs no list. Raise ``DecodeError``
+    if there are fewer pages.
     """
     try:
         if not page and not next(directories(data)).is_reduced:
@@ -308,12 +305,8 @@ def _file(data: bytes | memoryview) -> Any:
 
 
 def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
-    """Return a page of tifffile, checked before it is decoded.
-
-    Raises
-    ------
-    DecodeError : it is too large, or its data leave the file.
-    FormatError : it holds something else than an image of real numbers.
+    """Return a page of tifffile, checked before it is decoded; raise ``DecodeError`` if it is too large, or its data
+    leave the file, ``FormatError`` if it holds something else than an image of real numbers.
     """
     page = file.pages[number]
     check_pixels(page.imagewidth, page.imagelength, max_pixels)

@@ -314,11 +314,8 @@ class InstanceMasks(Layout):
         out[destination] = joined
 
     def _joined(self, numbers: Sequence[int], seed: int | None) -> Array:
-        """Return the joined masks of an image; ``seed`` is that of the image.
-
-        Raises
-        ------
-        DataError : a mask does not decode, differs from the others in size, or overlaps one of them.
+        """Return the joined masks of an image; ``seed`` is that of the image. Raise ``DataError`` if a mask does not
+        decode, differs from the others in size, or overlaps one of them.
         """
         joined: Array | None = None
         for number, file in enumerate(numbers, start=1):

@@ -220,11 +220,8 @@ def _merge(summaries: Iterable[Headers]) -> Headers:
 def _first_readable(
     root: str, names: Texts, options: ImageOptions, ragged: bool, ranks: IndexingRanks, merged: Headers
 ) -> Headers:
-    """Return the summary with the first header that rank 0 can read. *Collective*.
-
-    Raises
-    ------
-    DataError : there is none.
+    """Return the summary with the first header that rank 0 can read. *Collective*. Raise ``DataError`` if there is
+    none.
     """
     reading = _Reading(root, names, options, ragged, frozenset())
     summaries = (reading.summary(np.array([number])) for number in range(len(names)))

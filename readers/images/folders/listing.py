@@ -127,12 +127,7 @@ def list_images(
 
 
 def _layout_of_pairs(pairs: Any, layout: str | None) -> str:
-    """Return the layout "pairs".
-
-    Raises
-    ------
-    FormatError : another one is wanted, or ``pairs`` are no names.
-    """
+    """Return the layout "pairs"; raise ``FormatError`` if another one is wanted, or ``pairs`` are no names."""
     given = tuple(pairs) if isinstance(pairs, tuple | list) else ()
     if len(given) != 2 or not all(isinstance(name, str) and name.strip("/") for name in given):
         raise FormatError(
@@ -262,12 +257,7 @@ def _contents(folder: Folder) -> str:
 
 
 def _layout_of(path: str, top: Folder) -> str:
-    """Return the layout of a folder with images in it or below it.
-
-    Raises
-    ------
-    FormatError : there are several.
-    """
+    """Return the layout of a folder with images in it or below it; raise ``FormatError`` if there are several."""
     below = [folder for folder in top.folders if folder.holds_images]
     if not below:
         return "flat"

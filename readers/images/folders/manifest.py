@@ -185,12 +185,8 @@ def _empty(path: str) -> FormatError:
 
 
 def _files(path: str, folder: str, column: Sequence[Any], trust: Trust) -> list[str]:
-    """Return the names of files.
-
-    Raises
-    ------
-    FormatError : an object has none.
-    DataError : a file does not exist, or is not trusted.
+    """Return the names of files; raise ``FormatError`` if an object has none, ``DataError`` if a file does not exist,
+    or is not trusted.
     """
     for row, value in enumerate(column):
         if not isinstance(value, str) or not value.strip():
@@ -223,11 +219,8 @@ def _root(path: str, root: str | None) -> str:
 
 
 def _image_columns(path: str, fields: Sequence[str]) -> list[int]:
-    """Return the column of images, and that of masks if there is one, by the first text of each column.
-
-    Raises
-    ------
-    FormatError : there are none, or more than two.
+    """Return the column of images, and that of masks if there is one, by the first text of each column; raise
+    ``FormatError`` if there are none, or more than two.
     """
     found = [column for column, field in enumerate(fields) if is_image(field)]
     if len(found) > 2:

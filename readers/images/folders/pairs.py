@@ -79,12 +79,7 @@ def find_pairs(path: str, top: Folder, names: tuple[str, str] | None = None) -> 
 
 
 def _known(path: str, folders: Sequence[Folder]) -> list[PairFolders]:
-    """Return the one pair of folders with known names; [] if there is none.
-
-    Raises
-    ------
-    FormatError : there are several.
-    """
+    """Return the one pair of folders with known names; [] if there is none. Raise ``FormatError`` if there are more."""
     roles = [(folder, _role(folder.base)) for folder in folders]
     images = [(folder, key) for folder, (role, key) in roles if role == "image"]
     masks = [(folder, key) for folder, (role, key) in roles if role == "mask"]
