@@ -129,7 +129,18 @@ class _Reading:
         if names is None:
             warn_of(listing.path, listing.unread)
         check_known(listing.path, selected, available, remedies={**REMEDIES, **listing.unread})
-        facts = {name: self._facts(listing, name, texts, name in selected) for name, texts in files.items()}
+        facts = {
+            name: read_facts(
+                listing.root,
+                texts,
+                self.options[name],
+                self.ranks,
+                self.ragged,
+                self.pages,
+                only_pages=name not in selected,
+            )
+            for name, texts in files.items()
+        }
         pages = self._common_pages(listing, facts)
         if self.whole and pages.rows != len(listing.images):
             raise FormatError(
@@ -157,23 +168,11 @@ class _Reading:
         """Return the layout of a field of images."""
         counts = listing.mask_counts if name == MASK else None
         pages = pages if counts is None else Pages.of(len(files), None)
-        field = facts.field(name, self.ragged)
+        field = facts.info.field(name, self.ragged)
         if self.options[name].is_random:
             field = replace(field, attributes={**field.attributes, RANDOM: True})
         images = ImageFiles(listing.root, files, pages, field, self.options[name], facts.mean_bytes)
         return images if counts is None else InstanceMasks.of(images, counts)
-
-    def _facts(self, listing: Listing, name: str, names: Texts, selected: bool) -> ImageFacts | None:
-        options = self.options[name]
-        return read_facts(
-            listing.root,
-            names,
-            options,
-            self.ranks,
-            ragged=self.ragged,
-            pages=self.pages,
-            only_pages=not selected,
-        )
 
     def _common_pages(self, listing: Listing, facts: dict[str, ImageFacts | None]) -> Pages:
         """Return the pages of the images; raise ``FormatError`` if a mask has another number of pages."""

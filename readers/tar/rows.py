@@ -51,9 +51,6 @@ class TarRows(Table):
     def width(self) -> int:  # type: ignore[override]
         return len(self.decoders)
 
-    def borders(self) -> Integers | None:
-        return None
-
     def stored_bytes(self) -> int:
         numbers = np.arange(self.rows, dtype=np.int64)
         return int(self._spans(numbers, np.arange(self.width)).nbytes.sum())

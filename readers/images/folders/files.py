@@ -294,9 +294,6 @@ class InstanceMasks(Layout):
     def rows(self) -> int:  # type: ignore[override]
         return len(self.first) - 1
 
-    def borders(self) -> Integers | None:
-        return None
-
     def inner_bytes(self) -> int:
         pixels = self.masks.mean_bytes // self.masks.field.dtype.itemsize
         return pixels * NUMBERS.itemsize * self.rows

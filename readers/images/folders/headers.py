@@ -15,7 +15,6 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
-from matex_data.fields import Field
 from matex_data.machine import Waiting, reading_threads
 from matex_data.readers.collective import IndexingRanks, agreed, on_root
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions, image_info
@@ -114,13 +113,9 @@ class ImageFacts:
     pages: Integers | None
     mean_bytes: int
 
-    def field(self, name: str, ragged: bool) -> Field:
-        """Return the field of these images."""
-        return self.info.field(name, ragged)
-
 
 def read_facts(
-    root: str, names: Texts, options: ImageOptions, ranks: IndexingRanks, *, ragged: bool, pages: str, only_pages: bool
+    root: str, names: Texts, options: ImageOptions, ranks: IndexingRanks, ragged: bool, pages: str, only_pages: bool
 ) -> ImageFacts | None:
     """Return what must be known of image files before they are read. *Collective*.
 
