@@ -158,12 +158,7 @@ def new_figure(width: float, height: float) -> Figure:
 
 
 def save_picture(figure: Figure, path: str | os.PathLike[str]) -> None:
-    """Write a figure to a file of the type that its suffix says.
-
-    Raises
-    ------
-    DataError : the file cannot be written.
-    """
+    """Write a figure to a file of the type that its suffix says; raise ``DataError`` if the file cannot be written."""
     try:
         figure.savefig(path, dpi=120)
     except (OSError, ValueError) as error:  # ValueError: an unknown suffix

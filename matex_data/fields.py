@@ -321,12 +321,7 @@ def check_name(name: Any) -> None:
 
 
 def field_of(fields: Schema, name: str) -> Field:
-    """Return the field of a name.
-
-    Raises
-    ------
-    FieldNotFound : there is no such field.
-    """
+    """Return the field of a name; raise ``FieldNotFound`` if there is no such field."""
     check_name(name)
     if name not in fields:
         raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, fields)}")
@@ -358,12 +353,7 @@ def name_taken(name: str, option: str, file: str | None) -> FormatError:
 
 
 def mask_of(name: str, fields: Collection[str], remedy: str) -> str:
-    """Return the name of the mask of a field.
-
-    Raises
-    ------
-    FormatError : there is a field of this name.
-    """
+    """Return the name of the mask of a field; raise ``FormatError`` if there is a field of this name."""
     mask = MASK.format(name)
     if mask in fields:
         raise FormatError("the data already have a field with the name of a mask", field=mask, remedy=remedy)

@@ -59,12 +59,7 @@ class KeptRows(LibraryRows):
 
     @abstractmethod
     def decode(self) -> Array:
-        """Return the whole array.
-
-        Raises
-        ------
-        DataError : the file is damaged or cannot be read.
-        """
+        """Return the whole array; raise ``DataError`` if the file is damaged or cannot be read."""
 
     def sources(self) -> Sequence[str]:
         return (self.path,)

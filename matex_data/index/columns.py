@@ -199,12 +199,7 @@ class ColumnTable:
 
     @classmethod
     def from_json(cls, value: Any, columns: ColumnReader, count: int) -> Self:
-        """Return the table of ``count`` files of a value of JSON.
-
-        Raises
-        ------
-        FormatError : it is damaged.
-        """
+        """Return the table of ``count`` files of a value of JSON; raise ``FormatError`` if it is damaged."""
         described = zip(member(value, *cls._names()), cls.kinds, strict=True)
         return cls(*(columns.column(column, count, kind) for column, kind in described))
 
@@ -327,12 +322,7 @@ class PathTable(EntryTable[str]):
 
     @classmethod
     def from_json(cls, value: Any, columns: ColumnReader) -> PathTable:
-        """Return the table of a value of JSON.
-
-        Raises
-        ------
-        FormatError : it is damaged.
-        """
+        """Return the table of a value of JSON; raise ``FormatError`` if it is damaged."""
         prefix, endings = member(value, "prefix", "endings")
         table = cls(prefix, Lists.from_json(endings, columns))
         if not isinstance(prefix, str) or table.endings.values.dtype != np.uint8:
@@ -453,12 +443,7 @@ class Group:
 
     @classmethod
     def from_json(cls, value: Any, columns: ColumnReader, most: int, origin: Origin) -> Group:
-        """Return the group of a value of JSON, of at most ``most`` objects.
-
-        Raises
-        ------
-        FormatError : it is damaged.
-        """
+        """Return the group of a value of JSON, of at most ``most`` objects; raise ``FormatError`` if it is damaged."""
         count, descriptor, numbers, arrays, parts = member(value, "count", "descriptor", "numbers", "arrays", "parts")
         types = [type(count), type(descriptor), type(numbers), type(arrays), type(parts)]
         if types != [int, str, list, list, list] or not 1 <= count <= most or {*map(type, parts)} - {str}:

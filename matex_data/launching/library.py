@@ -78,12 +78,7 @@ def kind_of(text: str) -> str:
 
 @cache
 def mpi_library() -> MpiLibrary:
-    """Return the MPI library that mpi4py loads.
-
-    Raises
-    ------
-    DataError : it cannot be loaded.
-    """
+    """Return the MPI library that mpi4py loads; raise ``DataError`` if it cannot be loaded."""
     problem = "mpi4py cannot load an MPI library"
     remedy = "pip install mpich, or load the MPI module of the cluster; MPI4PY_LIBMPI names a library's file"
     try:

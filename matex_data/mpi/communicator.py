@@ -181,12 +181,7 @@ class Communicator:
 
     @property
     def mpi(self) -> MPI.Intracomm:
-        """Return the communicator of MPI.
-
-        Raises
-        ------
-        PartitionError : this process must not call MPI.
-        """
+        """Return the communicator of MPI; raise ``PartitionError`` if this process must not call MPI."""
         if self._mpi is None or is_child_process():
             raise PartitionError(
                 f"this process has the share of rank {self.rank} without MPI (it was forked, or is a rank of "

@@ -20,12 +20,7 @@ _PI = np.uint64(0x243F6A8885A308D3)  # first digits: hashed zeros would stay zer
 
 
 def check_seed(seed: int) -> int:
-    """Return a seed as Python's integer.
-
-    Raises
-    ------
-    PartitionError : it is no integer of 0 or more.
-    """
+    """Return a seed as Python's integer; raise ``PartitionError`` if it is no integer of 0 or more."""
     return whole_number(seed, 0, "a seed is an integer that is not negative", "seed= an integer of 0 or more")
 
 

@@ -413,12 +413,7 @@ def _drop_others(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
 
 
 def check_batch_size(batch_size: int) -> int:
-    """Return a global batch size as Python's integer.
-
-    Raises
-    ------
-    PartitionError : it is no integer of 1 or more.
-    """
+    """Return a global batch size as Python's integer; raise ``PartitionError`` if it is no integer of 1 or more."""
     return whole_number(batch_size, 1, "the batch size is no number of samples", "batch_size= an integer of 1 or more")
 
 

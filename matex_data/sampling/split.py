@@ -126,12 +126,7 @@ def _pairs(sets: Sequence[Runs]) -> Iterator[tuple[Runs, Runs]]:
 
 
 def check_folds(number: int) -> int:
-    """Return a number of folds as Python's integer.
-
-    Raises
-    ------
-    PartitionError : it is no integer of 2 or more.
-    """
+    """Return a number of folds as Python's integer; raise ``PartitionError`` if it is no integer of 2 or more."""
     return whole_number(number, 2, "there are too few folds", "an integer of 2 or more")
 
 
@@ -190,12 +185,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
 
 
 def check_gap(gap: int) -> int:
-    """Return a gap as Python's integer.
-
-    Raises
-    ------
-    PartitionError : it is no integer of 0 or more.
-    """
+    """Return a gap as Python's integer; raise ``PartitionError`` if it is no integer of 0 or more."""
     return whole_number(gap, 0, "a gap is a number of samples", "gap= an integer of 0 or more")
 
 

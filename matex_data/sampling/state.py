@@ -120,12 +120,7 @@ class Fingerprint:
 
 
 def check_step(step: int) -> int:
-    """Return a number of batches as Python's integer.
-
-    Raises
-    ------
-    PartitionError : it is no integer of 0 or more.
-    """
+    """Return a number of batches as Python's integer; raise ``PartitionError`` if it is no integer of 0 or more."""
     return whole_number(step, 0, "a state is that after a number of batches", "step= an integer of 0 or more")
 
 

@@ -152,12 +152,7 @@ def check_url(url: str) -> None:
 
 
 def state(url: str) -> ObjectState:
-    """Ask for the state of an object.
-
-    Raises
-    ------
-    OSError : there is none, or the store does not tell.
-    """
+    """Ask for the state of an object; raise ``OSError`` if there is none, or the store does not tell."""
     store, key = _located(url)
     with _as_os_errors(url):
         found = store.head(key)
@@ -165,12 +160,7 @@ def state(url: str) -> ObjectState:
 
 
 def read(url: str, most: int | None = None) -> bytes:
-    """Read an object, or the first ``most`` bytes of it.
-
-    Raises
-    ------
-    OSError : there is none, or it cannot be read.
-    """
+    """Read an object, or the first ``most`` bytes of it; raise ``OSError`` if there is none, or it cannot be read."""
     store, key = _located(url)
     with _as_os_errors(url):
         if most is None:
@@ -265,12 +255,7 @@ def names_below(url: str) -> Iterator[str]:
 
 
 def folders_of(url: str) -> list[str]:
-    """Return the names of the folders in a folder, sorted.
-
-    Raises
-    ------
-    OSError : the store cannot be listed.
-    """
+    """Return the names of the folders in a folder, sorted; raise ``OSError`` if the store cannot be listed."""
     return sorted(prefix.rstrip("/").rpartition("/")[2] for prefix in _listed(url)["common_prefixes"])
 
 

@@ -174,12 +174,7 @@ def _number(unit: Unit, keyword: str, default: int) -> int | float:
 
 
 def text_columns(unit: Unit) -> list[FitsColumn | tuple[str, str]]:
-    """Return the columns of an ASCII table.
-
-    Raises
-    ------
-    ValueError : the header is damaged.
-    """
+    """Return the columns of an ASCII table; raise ``ValueError`` if the header is damaged."""
     found: list[FitsColumn | tuple[str, str]] = []
     for number in range(1, unit.integer("TFIELDS") + 1):
         form = _TEXT_FORM.match(_text(unit, f"TFORM{number}"))

@@ -92,12 +92,7 @@ class Unit:
 
 
 def units(path: str, file: IO[bytes], size: int) -> Iterator[Unit]:
-    """Yield the units of a file. Their data are not read.
-
-    Raises
-    ------
-    FormatError : the file is damaged or truncated.
-    """
+    """Yield the units of a file. Their data are not read. Raise ``FormatError`` if the file is damaged or truncated."""
     position = number = 0
     while position < size:
         file.seek(position)

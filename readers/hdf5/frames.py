@@ -183,12 +183,7 @@ class DataFrames:
             raise
 
     def columns(self, key: str) -> Mapping[str, FrameColumn]:
-        """Return the columns of a frame, its index first.
-
-        Raises
-        ------
-        FormatError : the frame cannot be read.
-        """
+        """Return the columns of a frame, its index first; raise ``FormatError`` if the frame cannot be read."""
         if key not in self._columns:
             group = self.file[key]
             try:

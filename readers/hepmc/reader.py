@@ -207,12 +207,7 @@ class HepmcParser:
         return columns
 
     def events(self, text: bytes) -> list[pyhepmc.GenEvent]:
-        """Return all events of a text.
-
-        Raises
-        ------
-        DecodeError : an event is damaged, or has other units.
-        """
+        """Return all events of a text; raise ``DecodeError`` if an event is damaged, or has other units."""
         starts = event_starts(SYNTAX, b"\n" + text)
         starts = [start - 1 for start in starts]
         self._check_text(text, starts)

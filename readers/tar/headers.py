@@ -45,12 +45,7 @@ class Shard:
     foreign: list[str] = field(default_factory=list)
 
     def add(self, path: str, name: str, where: ByteRange) -> None:
-        """Add a member.
-
-        Raises
-        ------
-        FormatError : the sample has a member of this extension already.
-        """
+        """Add a member; raise ``FormatError`` if the sample has a member of this extension already."""
         split = split_name(name)
         if split is None:
             if not name.rpartition("/")[2].startswith("."):

@@ -87,12 +87,7 @@ class StoreCodec:
 
 @cache
 def codec_of(configuration: str) -> StoreCodec:
-    """Return the codec of a configuration in JSON.
-
-    Raises
-    ------
-    ValueError : it is none that may run.
-    """
+    """Return the codec of a configuration in JSON; raise ``ValueError`` if it is none that may run."""
     options = json.loads(configuration)
     name = str(options["id"])
     if name not in _KNOWN:

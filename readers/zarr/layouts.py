@@ -129,12 +129,7 @@ class FetchedChunks(Chunked):
 
 @declared
 def as_utf8(texts: Array, out: Array) -> None:
-    """Write texts as byte strings in UTF-8.
-
-    Raises
-    ------
-    DecodeError : a text is no Unicode.
-    """
+    """Write texts as byte strings in UTF-8; raise ``DecodeError`` if a text is no Unicode."""
     encoded = np.empty(texts.size, object)
     try:
         encoded[:] = [text.encode() if isinstance(text, str) else bytes(text) for text in texts.ravel().tolist()]
@@ -163,12 +158,7 @@ def layout_of(metadata: ArrayMetadata, source: StoredBytes, axis: int, path: str
 
 
 def all_rows(layout: Chunked, dtype: np.dtype[Any]) -> Array:
-    """Read all rows of a layout whose chunks are fetched.
-
-    Raises
-    ------
-    DecodeError : a chunk does not decode.
-    """
+    """Read all rows of a layout whose chunks are fetched; raise ``DecodeError`` if a chunk does not decode."""
     out = np.empty(layout.shape, dtype)
     for request in layout.requests(Runs.between(0, layout.rows).selection(), out, ChunkCache(0)):
         if request.fetch is not None:

@@ -45,12 +45,7 @@ def image_kind(head: bytes) -> str:
 
 
 def as_buffer(data: Data) -> bytes | memoryview:
-    """Return the bytes without copying them.
-
-    Raises
-    ------
-    FormatError : the file is empty.
-    """
+    """Return the bytes without copying them; raise ``FormatError`` if the file is empty."""
     source: Any = data
     buffer = source if isinstance(source, bytes) else memoryview(source).cast("B")
     if not len(buffer):

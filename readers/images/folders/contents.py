@@ -66,12 +66,7 @@ class Folder:
 
 
 def read_folder(root: str, name: str = "", depth: int = 0) -> Folder:
-    """Return the contents of a folder and of all folders below it.
-
-    Raises
-    ------
-    DataError : a folder cannot be read.
-    """
+    """Return the contents of a folder and of all folders below it; raise ``DataError`` if a folder cannot be read."""
     if is_url(root):
         return _folder_of("", list(_names_below(root)))
     if depth > DEPTH:

@@ -32,12 +32,7 @@ FIRST = 16  # files whose reads tell how long the storage keeps one waiting
 
 
 def read_file(path: bytes, most: int = -1) -> bytes:
-    """Return the bytes of a file, the first ``most`` of them or all.
-
-    Raises
-    ------
-    DataError : it cannot be read.
-    """
+    """Return the bytes of a file, the first ``most`` of them or all; raise ``DataError`` if it cannot be read."""
     try:
         if is_url(path):
             return objects.read(os.fsdecode(path), most if most >= 0 else None)
