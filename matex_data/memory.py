@@ -94,7 +94,9 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
         if _is_of(data, "pandas", "DataFrame"):
             columns = _levels(data, columns) | columns
     if not columns:
-        raise FormatError("there are no arrays of samples", expected=EXAMPLE, found=_described(data))
+        raise FormatError(
+            "there are no arrays of samples", expected=EXAMPLE, found=f"{type(data).__name__} of {len(data)} items"
+        )
     read, refused = list[tuple[Field, Array]](), dict[str, DataError]()
     for name, (values, attributes) in columns.items():
         try:
@@ -360,7 +362,3 @@ def _is_missing(value: object) -> bool:
     """Return whether a value is None, NaN, or ``pandas.NA`` or ``NaT``."""
     is_nan = isinstance(value, float | np.floating) and value != value
     return value is None or is_nan or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _described(data: Any) -> str:
-    return f"{type(data).__name__} of {len(data)} items"

@@ -178,7 +178,8 @@ class Prefetcher:
 
         *Collective*.
         """
-        self._wait_for_room()
+        with self._change:
+            self._change.wait_for(lambda: len(self._ready) < QUEUED or self._stopped)
         files = self._session.files
         try:
             if (error is None and not self._stopped) or window.exchanges or files.collective is not None:
@@ -200,10 +201,6 @@ class Prefetcher:
             self._error = first or DataError("a rank reported a failure, but no error")
         self._abandoned = status == Status.STOP and not self._stopped
         return status == Status.CONTINUE
-
-    def _wait_for_room(self) -> None:
-        with self._change:
-            self._change.wait_for(lambda: len(self._ready) < QUEUED or self._stopped)
 
     def _publish(self, window: LoadedWindow, round_: PendingMaximum) -> None:
         """Queue a window. The consumer takes it once ``round_`` shows that all ranks have loaded theirs."""

@@ -470,9 +470,6 @@ class _Reader:
             raise TypeError(f"{name!r:.100} instead of a name")
         return declared_as(name, self._origin.modules)
 
-    def _function(self, name: str) -> _Known:
-        return _Known(self._declared(name))
-
     def _partial(self, function: Descriptor, arguments: Descriptor, keywords: Descriptor) -> _Make:
         def make(values: list[Any]) -> Any:
             if not isinstance(values[0], FunctionType):
@@ -558,7 +555,7 @@ _MAKERS: dict[str, Callable[..., _Make]] = {
     "datetime": lambda reader, text, zone: reader._composite(
         lambda values: datetime.fromisoformat(values[0]).replace(tzinfo=values[1]), (text, zone)
     ),
-    "declared": _Reader._function,
+    "declared": lambda reader, name: _Known(reader._declared(name)),
     "dict": lambda reader, *items: reader._composite(lambda v: dict(zip(v[::2], v[1::2], strict=True)), items),
     "dtype": lambda reader, dtype: reader._value(dtype_from_json, dtype),
     "int": lambda reader, digits: reader._value(int, digits),

@@ -57,7 +57,7 @@ def index(
     def make(names: Sequence[str]) -> Index:
         made = found.make(names)
         made = files_as_samples(made) if is_one or sample == FILE else made
-        return unpacked_index(made, stored) if stored and not _is_compressed(first) else made
+        return unpacked_index(made, stored) if stored and not first.cards.get("ZIMAGE") else made
 
     return replace(found, make=make)
 
@@ -92,10 +92,6 @@ def _is_one(unit: Unit, axis: int | None, by_default: bool) -> bool:
     """Return whether an image is one sample: a spectrum, or an image that the user has not chosen by its number."""
     axes = len(unit.image_shape)
     return axis is None and (axes == 1 or (axes == 2 and by_default))
-
-
-def _is_compressed(unit: Unit) -> bool:
-    return bool(unit.cards.get("ZIMAGE"))
 
 
 def _chosen(path: str, file: IO[bytes], hdu: int | str | list[int] | list[str] | None) -> list[Unit]:

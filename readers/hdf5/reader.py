@@ -384,14 +384,11 @@ def dataset_rows(
         if field_attributes is None:
             field_attributes = attributes(dataset)
             if element_type(dataset).names is not None:
-                field_attributes = {**field_attributes, MEMBERS: _member_names(dataset, name)}
+                leaves = Compound(dataset).names()
+                field_attributes = {**field_attributes, MEMBERS: [f"{name}/{leaf}" for leaf in leaves]}
         return _field_and_layout(dataset, path, name, field_attributes, allow_missing, axis)
     except HDF5_ERRORS as error:
         raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
-
-
-def _member_names(dataset: h5py.Dataset, name: str) -> list[str]:
-    return [f"{name}/{member_name}" for member_name in Compound(dataset).names()]
 
 
 def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Layouts:
