@@ -87,32 +87,17 @@ def index_another(
     stamp = _stamp(path)
     if named or (format_named(likely).verified and format_named(likely).matches_name(path) and not options):
         try:
-            return _without_static(likely, path, names, options, stamp, trust)
+            return _indexed(likely, path, names, options, stamp, trust, is_first=False)
         except FormatError:
             if named or _detected(path) == likely:
                 raise
     with ExitStack() as opened:
         kind = _kind_of_open_hdf5(path, opened) if likely in ("hdf5", "openpmd") else None
-        return _without_static(kind or _detected(path), path, names, options, stamp, trust)
+        return _indexed(kind or _detected(path), path, names, options, stamp, trust, is_first=False)
 
 
 def _detected(path: str) -> str:
     return folder_format(path) or detect(path, read_head(path))
-
-
-def _without_static(
-    name: str,
-    path: str,
-    names: Sequence[str] | None,
-    options: Mapping[str, Any],
-    stamp: Stamp | None,
-    trust: Trust | None,
-) -> Index:
-    format = format_named(name)
-    others = {"static": False} if format.takes_static else {}
-    function = load_function(name, format.reader)
-    index = _indexed(name, function, path, names, {**options, **others}, stamp, trust, is_first=False)
-    return index.with_static({})
 
 
 def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
@@ -140,27 +125,30 @@ def reader(name: str) -> Callable[..., Index]:
 
     @wraps(function)
     def index(path: str, names: Sequence[str] | None = None, trust: Trust | None = None, /, **options: Any) -> Index:
-        return _indexed(name, function, path, names, options, _stamp(path), trust)
+        return _indexed(name, path, names, options, _stamp(path), trust, is_first=True)
 
     return index
 
 
 def _indexed(
     name: str,
-    function: Reader,
     path: str,
     names: Sequence[str] | None,
     options: Mapping[str, Any],
     stamp: Stamp | None,
     trust: Trust | None,
-    is_first: bool = True,
+    is_first: bool,
 ) -> Index:
     """Return what a reader returns, with the stamp: taken before the file is opened, so that a change shows.
 
     A stamp with parts is that of the reader, which knows these. A file that is being written (``swmr=True``) has none,
-    and so has a repository, whose commits do not change its folder. ``is_first``: of the files of a data set.
+    and so has a repository, whose commits do not change its folder. ``is_first``: of the files of a data set; arrays
+    that belong to no sample of others are not read.
     """
-    options, samples = _samples(name, options)
+    format = format_named(name)
+    function = load_function(name, format.reader)
+    without = {"static": False} if format.takes_static and not is_first else {}
+    options, samples = _samples(name, {**options, **without})
     if options.get("swmr") or (stamp is not None and name == "zarr" and is_repository(path)):
         stamp = None
     check_options(name, function, options, leading=1 + takes_names(function))
@@ -169,7 +157,8 @@ def _indexed(
         given = {**options, **_trust_of(name, trust)}
         index = samples(_chosen(function, path, names, given, is_first))
         whole = {file.path: file.stamp for file in index.files if file.stamp is not None and file.stamp.parts}
-        return index.with_stamps({path: stamp, **whole})
+        index = index.with_stamps({path: stamp, **whole})
+        return index if is_first else index.with_static({})
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
     except OSError as error:

@@ -270,25 +270,24 @@ def _index_all(comm: Communicator, indexing: _Indexing) -> Index:
         own, union = _index_share(comm, indexing, format.concurrent)
         by_rank = comm.gather(own)
         index = comm.agreed(lambda: None if by_rank is None else _joined(by_rank, union, indexing.single))
-    comm.agreed(partial(_tell_notices, index))
-    if reading.options.get(SAMPLE) is None and FILE in format.samples:
-        comm.agreed(partial(_tell_rows, index))
+    may_be_samples = reading.options.get(SAMPLE) is None and FILE in format.samples
+    comm.agreed(lambda: None if index is None else _warn_of(index, may_be_samples))
     return _on_all_ranks(comm, index)
 
 
-def _tell_notices(index: Index | None) -> None:
-    """Warn of what the layouts of the first file say about reads of such files, on the rank that has the index."""
-    files = () if index is None else index.files[:1]
-    for notice in {layout.notice: None for file in files for layout in file.layouts.values()}:
+def _warn_of(index: Index, may_be_samples: bool) -> None:
+    """Warn of what layouts of the first file say about reads, and of many small files of arrays of one shape.
+
+    Parameters
+    ----------
+    may_be_samples : a file may be a sample, and the user has not said what one is.
+    """
+    for notice in {layout.notice: None for file in index.files[:1] for layout in file.layouts.values()}:
         if notice:
             warn(notice)
-
-
-def _tell_rows(index: Index | None) -> None:
-    """Say what a sample is of many small files of arrays of one shape, on the rank that has the index."""
-    if index is None or len(index.files) < MANY_SMALL:
-        return
     rows = index.files.rows
+    if not may_be_samples or len(rows) < MANY_SMALL:
+        return
     if rows[0] > 1 and bool((rows == rows[0]).all()) and rows[0] * sum(map(index.row_bytes, index.fields)) < SMALL:
         text = (
             f"each of the {len(rows)} files has {rows[0]} samples, its rows; sample='file' makes each file one sample"
