@@ -270,6 +270,19 @@ def _rebuild(kind: type[DataError], problem: str, facts: dict[str, Any]) -> Data
     return kind(problem, **facts)
 
 
+def truncated(file: str, size: int, end: int, field: str | None = None) -> FormatError:
+    """Return the error of a file of ``size`` bytes whose data end at byte ``end``."""
+    return FormatError(
+        "the file is truncated",
+        file=file,
+        field=field,
+        byte=size,
+        expected=f"{end} bytes",
+        found=f"{size} bytes",
+        remedy="copy it again from its source",
+    )
+
+
 _HINTS = ContextVar("hints", default=True)
 
 

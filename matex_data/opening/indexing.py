@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from matex_data.errors import DataError, FieldNotFound, FormatError, NoSamples
+from matex_data.errors import DataError, FieldNotFound, FormatError, NoSamples, truncated
 from matex_data.fields import LISTED, SAMPLE_COORDINATE
 from matex_data.index import stored
 from matex_data.index.columns import PathTable
@@ -520,15 +520,7 @@ def _check_size(file: FileIndex) -> None:
     size = size_of(file.path) if file.stamp is None else file.stamp.size
     for name, end in ends.items():
         if end > size:
-            raise FormatError(
-                "the file is truncated",
-                file=file.path,
-                field=name,
-                byte=size,
-                expected=f"{end} bytes",
-                found=f"{size} bytes",
-                remedy="copy it again from its source",
-            )
+            raise truncated(file.path, size, end, name)
 
 
 class MpiRanks:

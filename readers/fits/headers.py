@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from math import prod
 from typing import IO, Any
 
-from matex_data.errors import RESTORE, FormatError
+from matex_data.errors import RESTORE, FormatError, truncated
 
 BLOCK = 2880  # bytes, of which headers and data are multiples
 CARD = 80  # bytes
@@ -113,14 +113,7 @@ def units(path: str, file: IO[bytes], size: int) -> Iterator[Unit]:
                 remedy=RESTORE,
             ) from error
         if end > size:
-            raise FormatError(
-                "the file is truncated",
-                file=path,
-                byte=size,
-                expected=f"{end} bytes",
-                found=f"{size} bytes",
-                remedy="copy it again from its source",
-            )
+            raise truncated(path, size, end)
         yield unit
         position = unit.begin - (-unit.nbytes // BLOCK) * BLOCK
         number += 1

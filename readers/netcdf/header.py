@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, truncated
 from matex_data.readers.dimensions.variables import FileContent
 from matex_data.readers.netcdf.classic import ClassicVariable
 from matex_data.readers.text.unpacked import content
@@ -40,15 +40,7 @@ def read_content(path: str) -> FileContent:
         variables, dimensions, unlimited = _HeaderParser(file, path, size, packing).parse()
     for variable in variables:
         if variable.nbytes and variable.end > size:
-            raise FormatError(
-                "the file is truncated",
-                file=path,
-                field=variable.name,
-                byte=size,
-                expected=f"{variable.end} bytes",
-                found=f"{size} bytes",
-                remedy="copy it again from its source",
-            )
+            raise truncated(path, size, variable.end, variable.name)
     return FileContent(path, variables, dimensions, unlimited)
 
 

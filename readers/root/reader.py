@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Integers
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches, truncated
 from matex_data.fields import is_pattern
 from matex_data.index.model import Index, Layout
 from matex_data.index.table import Column
@@ -78,14 +78,7 @@ def _check_end(file: Any, path: str) -> None:
     """Raise ``FormatError`` if the file is shorter than its header says."""
     size = size_of(path)
     if size < file.file.fEND:
-        raise FormatError(
-            "the file is truncated",
-            file=path,
-            byte=size,
-            expected=f"{file.file.fEND} bytes",
-            found=f"{size} bytes",
-            remedy="copy it again from its source",
-        )
+        raise truncated(path, size, file.file.fEND)
 
 
 def _index(branches: Branches, names: Sequence[str] | None) -> Index:

@@ -12,7 +12,7 @@ import numpy as np
 import tifffile
 
 from matex_data._types import Integers
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError, truncated
 from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided
@@ -66,7 +66,7 @@ def stack_layout(path: str, options: ImageOptions) -> tuple[Field, Layout] | Non
     field = info.field("image", False)
     layout = _layout(StackPages(page, narrow(offset), narrow(nbytes), options), info.dtype)
     if layout.end() > size:
-        raise _truncated(path, byte=size, expected=f"{layout.end()} bytes", found=f"{size} bytes")
+        raise truncated(path, size, layout.end())
     return field, layout
 
 
@@ -83,12 +83,11 @@ def _chain(path: str, data: Slices) -> list[ImageFileDirectory]:
     try:
         return list(directories(data))
     except FormatError as error:
-        found = "the position of a page beyond it"
-        raise _truncated(path, byte=error.byte, expected=error.expected, found=found) from error
-
-
-def _truncated(path: str, **facts: Any) -> FormatError:
-    return FormatError("the file is truncated", file=path, remedy="copy it again from its source", **facts)
+        found, remedy = "the position of a page beyond it", "copy it again from its source"
+        problem = "the file is truncated"
+        raise FormatError(
+            problem, file=path, byte=error.byte, expected=error.expected, found=found, remedy=remedy
+        ) from error
 
 
 def _pages(file: tifffile.TiffFile, numbers: Sequence[int]) -> tuple[StoredPage, Integers, Integers] | None:
