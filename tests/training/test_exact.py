@@ -39,6 +39,7 @@ CASES = {
     "float16": Case("SGD", "half", "overflowing", options={"learning_rate": 0.05}, rtol=5e-3),
     "embedding": Case("Adam", "embedding", "words", options={"learning_rate": 0.01}),
     "positions": Case("Adam", "positions", "words", samples=250, options={"learning_rate": 0.01}),
+    "one_table": Case("Adam", "one_table", "words", samples=250, options={"learning_rate": 0.01}),
     "masked": Case("Adam", "masked", "words", samples=250, options={"learning_rate": 0.01}),
     "ignored": Case("Adam", "ignoring", "unknown", samples=250, options={"learning_rate": 0.01}),
     "batch_norm": Case("SGD", "normalized", samples=250, options={"learning_rate": 0.1}),
@@ -128,6 +129,25 @@ def positions() -> Any:
     keras.utils.set_random_seed(1)
     layers = [Positions(), keras.layers.Dense(3)]
     return keras.Sequential([keras.Input((7,), dtype="int32"), *layers]), _cross_entropy()
+
+
+def one_table() -> Any:
+    """Return a model that looks up words, positions, and each word of the batch once, in one table."""
+    import keras
+    import tensorflow as tf
+
+    class Table(keras.layers.Layer):  # type: ignore[misc]
+        def __init__(self) -> None:
+            super().__init__()
+            self.table = keras.layers.Embedding(40, 5)
+
+        def call(self, x: Any) -> Any:
+            words, places = tf.unique(tf.reshape(x, [-1]))
+            once = tf.reshape(tf.gather(self.table(words), places), [-1, 7, 5])
+            return self.table(x) + self.table(keras.ops.arange(7)) * once
+
+    keras.utils.set_random_seed(1)
+    return keras.Sequential([keras.Input((7,), dtype="int32"), Table(), keras.layers.Dense(3)]), _cross_entropy()
 
 
 def masked() -> Any:
@@ -270,7 +290,7 @@ def _reference(comm: Any, name: str) -> Any:
 QUICK = {
     **dict.fromkeys(("accumulation", "embedding", "float16", "global_clipnorm", "masked"), 2),
     **dict.fromkeys(("several_steps", "unused", "weighted"), 2),
-    **dict.fromkeys(("batch_norm", "none", "own_clipping", "uneven"), 3),
+    **dict.fromkeys(("batch_norm", "none", "one_table", "own_clipping", "uneven"), 3),
 }
 """Numbers of ranks of the cases that run by default; on three ranks, batches are divided into unequal blocks."""
 

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
@@ -150,6 +150,29 @@ def is_fixed(tensor: Any, counts: Collection[int] = ()) -> bool:
             return False
         pending += list(op.inputs)
     return True
+
+
+IndexKind = Literal["rows", "fixed", "unique"]
+"""Indices of a sparse gradient: of rows; not determined by rows; each once in a batch."""
+_SOURCES = {"Identity": 0, "Reshape": 0, "Cast": 0, "StopGradient": 0, "SelectV2": 2}
+"""Input from which an operation takes indices; the selection is that of Keras, of indices below 0."""
+_UNIQUE = ("Unique", "UniqueV2", "UniqueWithCounts", "UniqueWithCountsV2")
+
+
+def index_parts(indices: Any) -> list[tuple[Any, IndexKind]]:
+    """Return the parts of which the indices of a sparse gradient consist, one after the other, and their kinds."""
+    if is_fixed(indices):
+        return [(indices, "fixed")]
+    source = indices
+    while hasattr(source, "graph") and source.op.type in _SOURCES:
+        before = source.op.inputs[_SOURCES[source.op.type]]
+        if before.shape.rank != 1:
+            break
+        source = before
+    if hasattr(source, "graph") and source.shape.rank == 1 and source.op.type == "ConcatV2":
+        return [part for one in source.op.inputs[:-1] for part in index_parts(one)]
+    unique = hasattr(source, "graph") and source.op.type in _UNIQUE and source.value_index == 0
+    return [(indices, "unique" if unique else "rows")]
 
 
 def is_count(tensor: Any, counts: Collection[int]) -> bool:

@@ -15,7 +15,7 @@ from matex_data._types import Array, Integers
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import Collectives, Op
 from matex_data.training.reduction.buckets import Bucket, scaled
-from matex_data.training.reduction.graphs import is_fixed
+from matex_data.training.reduction.graphs import IndexKind, index_parts
 from matex_data.training.reduction.rounding import sum_integers, sum_rounded
 
 log = logging.getLogger("matex_data.training")
@@ -138,7 +138,8 @@ class SparsePayload(Payload):
     """Values, indices and number of rows of one ``tf.IndexedSlices``, gathered from all ranks.
 
     One process has the slices of all rows of a batch, whose squares Adam adds up. But it has one slice for an index
-    that no row determines, such as a position: of these the values of the ranks are summed.
+    that no row determines, such as a position, or that occurs once in a batch: of these the values of the ranks are
+    summed.
 
     Parameters
     ----------
@@ -150,22 +151,25 @@ class SparsePayload(Payload):
         self._channel, self._slices, self._dense_share, self._unless_equal = channel, slices, dense_share, unless_equal
         shape = slices.dense_shape
         rows = tf.constant(0, tf.int64) if shape is None else tf.cast(shape[0], tf.int64)  # 0: unknown
-        self.inputs = [slices.values, slices.indices, rows]
-        self._fixed, self._eager = is_fixed(slices.indices), tf.executing_eagerly()
+        parts = index_parts(slices.indices)
+        sizes = [tf.size(part, tf.int64) for part, _ in parts] if len(parts) > 1 else []
+        self.inputs = [slices.values, slices.indices, rows, *sizes]
+        self._kinds, self._eager = [kind for _, kind in parts], tf.executing_eagerly()
         self.dtypes = [slices.values.dtype, slices.indices.dtype]
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
-        values, indices, rows = arrays
+        values, indices, rows, *sizes = arrays
         if weight == WHOLE:
             return _copies([values, indices])
         own_values, own_indices = np.array(values), np.array(indices)
+        own_sizes = np.array([sizes or [indices.size]], np.int64) * bool(weight)
         digest = _digest([own_values, own_indices]) if self._unless_equal else None
 
         def communicate(collectives: Collectives) -> list[Array]:
-            fixed = " with fixed indices" * self._fixed
-            kind = f"{values.shape[1:]}, {values.dtype.str}{fixed}"
-            operation = f"gather slices of {kind}{UNLESS_EQUAL * self._unless_equal}"
-            self._channel.check_same(operation, collectives)
+            by_rows = set(self._kinds) == {"rows"}
+            kinds = "" if by_rows else f" with indices by {', '.join(self._kinds)}"
+            operation = f"gather slices of {values.shape[1:]}, {values.dtype.str}{kinds}"
+            self._channel.check_same(operation + UNLESS_EQUAL * self._unless_equal, collectives)
             if digest is not None and _are_equal(digest, weight, collectives):
                 return [own_values, own_indices]
             scaled(own_values, weight, own_values)
@@ -176,11 +180,9 @@ class SparsePayload(Payload):
             all_values = collectives.gather(own_values[sent])
             if self._eager and not self._channel.rank and len(all_indices) > len(own_indices):
                 _warn_if_fixed(all_indices, own_indices)
-            sizes = collectives.gather(np.array([own_indices[sent].size])) if self._fixed else np.empty(0, np.int64)
-            size = int(sizes.max(initial=0))
-            if size and np.isin(sizes, (0, size)).all() and not np.ptp(all_indices.reshape(-1, size), 0).any():
-                return [all_values.reshape(-1, size, *all_values.shape[1:]).sum(0), all_indices[:size]]
-            return [all_values, all_indices]
+            if by_rows:
+                return [all_values, all_indices]
+            return joined_parts(all_values, all_indices, collectives.gather(own_sizes), self._kinds)
 
         return communicate
 
@@ -189,6 +191,41 @@ class SparsePayload(Payload):
         values.set_shape([None, *self._slices.values.shape[1:]])
         indices.set_shape([None])
         return [tf.IndexedSlices(values, indices, self._slices.dense_shape)]
+
+
+def joined_parts(values: Array, indices: Array, sizes: Integers, kinds: Sequence[IndexKind]) -> list[Array]:
+    """Return values and indices of slices as one process has them, from those of all ranks one after the other.
+
+    Parameters
+    ----------
+    sizes : int64[ranks, parts], slices of each part of a rank; 0 of a rank without rows.
+    kinds : of the indices of each part; see ``index_parts``.
+
+    Examples
+    --------
+    >>> joined_parts(np.array([1.0, 2, 4, 8]), np.array([7, 9, 9, 3]), np.array([[2], [2]]), ["unique"])
+    [array([8., 1., 6.]), array([3, 7, 9])]
+    """
+    borders = np.cumsum(sizes).reshape(sizes.shape)
+    parts = []
+    for part, kind in enumerate(kinds):
+        held = [slice(end - size, end) for size, end in zip(sizes[:, part], borders[:, part], strict=True) if size]
+        found = [np.concatenate([array[one] for one in held] or [array[:0]]) for array in (values, indices)]
+        alike = len({indices[one].tobytes() for one in held}) <= 1
+        if kind == "unique":
+            found = _sum_equal(*found)
+        elif kind == "fixed" and alike and held:
+            found = [found[0].reshape(len(held), -1, *values.shape[1:]).sum(0), indices[held[0]]]
+        parts.append(found)
+    return [np.concatenate(arrays) for arrays in zip(*parts, strict=True)]
+
+
+def _sum_equal(values: Array, indices: Array) -> list[Array]:
+    """Return the sums of the values with equal indices, and these."""
+    found, position = np.unique(indices, return_inverse=True)
+    total = np.zeros((len(found), *values.shape[1:]), values.dtype)
+    np.add.at(total, position, values)
+    return [total, found]
 
 
 _warned: list[bool] = []
