@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from typing import Any
 
 import keras
@@ -30,7 +31,10 @@ from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, ReductionStrategy
 from matex_data.training.reduction.payloads import WHOLE
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.replacements import Replacements
+from matex_data.training.replacements import Replacements, setting
+
+_by_row: ContextVar[bool] = ContextVar("by_row", default=False)
+"""True while TensorFlow maps a function over rows."""
 
 
 class GradientAverage:
@@ -94,7 +98,8 @@ class GradientPatches:
     """Context manager: ``GradientTape.gradient`` and ``tf.gradients`` return averages over the ranks.
 
     Gradients with respect to variables are averaged. Gradients with respect to other tensors, as in a gradient
-    penalty, stay local, and so do gradients that an outer tape may differentiate again; the optimizer averages those.
+    penalty, stay local, and so do gradients that an outer tape may differentiate again, and those of single rows, which
+    a script may clip before it adds them up; the optimizer averages those.
 
     Parameters
     ----------
@@ -111,6 +116,10 @@ class GradientPatches:
         self._patch(tf.GradientTape, "gradient")
         for owner in (tf, tf.compat.v1):
             self._patch(owner, "gradients")
+            for name in ("map_fn", "vectorized_map"):
+                self._patch_rows(owner, name)
+        for name in ("jacobian", "batch_jacobian"):
+            self._patch_rows(tf.GradientTape, name)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -123,9 +132,21 @@ class GradientPatches:
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             gradients = original(*args, **kwargs)
-            if not self._enabled() or is_recording():
+            if not self._enabled() or is_recording() or _by_row.get():
                 return gradients
             return self._average_variables(kwargs[keyword] if keyword in kwargs else args[position], gradients)
+
+        self._replacements.set(owner, name, patched)
+
+    def _patch_rows(self, owner: Any, name: str) -> None:
+        original = getattr(owner, name, None)
+        if original is None:
+            return
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            with setting(_by_row, True):
+                return original(*args, **kwargs)
 
         self._replacements.set(owner, name, patched)
 

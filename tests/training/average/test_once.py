@@ -160,6 +160,52 @@ def test_every_optimizer_of_a_model_gets_averages(ranks: Pools, pool: Pool) -> N
     problems.assert_same_weights(pool.run(_two_optimizers, True), expected)
 
 
+def _of_rows(way: str, model: Any, x: Any, y: Any) -> list[Any]:
+    """Return the gradients of each row."""
+    variables = model.trainable_variables
+
+    def of_row(row: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.square(model(row[0][None]) - row[1]))
+        return tape.gradient(loss, variables)
+
+    if way == "jacobian":
+        with tf.GradientTape() as tape:
+            losses = tf.reduce_sum(tf.square(model(x) - y), 1)
+        return tape.jacobian(losses, variables)  # type: ignore[no-any-return]
+    if way == "vectorized_map":
+        return tf.vectorized_map(of_row, (x, y))  # type: ignore[no-any-return]
+    return tf.map_fn(of_row, (x, y), fn_output_signature=[tf.TensorSpec(v.shape, v.dtype) for v in variables])  # type: ignore[no-any-return]
+
+
+def _rows_clipped(comm: MPI.Intracomm, way: str, distributed: bool) -> list[Any]:
+    """Return the weights of a model that clips the gradient of each row by itself."""
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def train_step(self, data: Any) -> Any:
+            by_row = [tf.reshape(g, [tf.shape(g)[0], -1]) for g in _of_rows(way, self, *data)]
+            means = [tf.reduce_mean(tf.clip_by_norm(g, 0.1, [1]), 0) for g in by_row]
+            shaped = [tf.reshape(g, v.shape) for g, v in zip(means, self.trainable_variables, strict=True)]
+            self.optimizer.apply(shaped, self.trainable_variables)
+            return {"rows": tf.shape(data[0])[0]}
+
+    keras.utils.set_random_seed(1)
+    model = Own([keras.Input((FEATURES,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.Adam(0.01))
+    if distributed:
+        training.fit(model, _data(comm.rank, comm.size), comm=comm, verbose=0, verify="never")
+    else:
+        model.fit(_data(0, 1), verbose=0)
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(2, slow=(3,))
+@pytest.mark.parametrize("way", ["jacobian", "map_fn", "vectorized_map"])
+def test_gradients_of_rows_are_averaged_after_their_clipping(ranks: Pools, pool: Pool, way: str) -> None:
+    (expected,) = ranks(1).run(_rows_clipped, way, False)
+    problems.assert_same_weights(pool.run(_rows_clipped, way, True, timeout=60), expected)
+
+
 def _mixed(comm: MPI.Intracomm, values: list[list[float]], weight: list[float]) -> tuple[list[list[float]], list[int]]:
     """Apply an average, a multiple of it, a gradient of this rank, and a sum of both; return what is applied."""
     average = GradientAverage(Reducer(open_channel(comm)))
