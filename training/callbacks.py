@@ -42,6 +42,8 @@ _TEST_END = "on_test_batch_end"
 _BATCH_HOOKS = ("on_batch_begin", "on_train_batch_begin", *_BATCH_ENDS)
 
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
+_FAILURES = "_matex_failures"
+"""Attribute of a callback that runs on rank 0 alone: the list of what its hooks raise; None: they raise it at once."""
 
 
 def rank_callbacks(
@@ -63,19 +65,22 @@ def rank_callbacks(
     trailing : callbacks that run after all others.
     """
     channel = distributed.world
-    selected = _select(channel, user_callbacks) if channel.size > 1 else list(user_callbacks)
+    failures: list[Exception] = []
+    selected = _select(channel, user_callbacks, failures) if channel.size > 1 else list(user_callbacks)
     gather = distributed.gather_weights if isinstance(distributed, StagedModel) else None
     if channel is not distributed.channel or gather is not None:  # replicas of several ranks each
         _check_backups(user_callbacks)
     if channel is not distributed.channel:
         selected = _saved_on_all(distributed, user_callbacks, selected)
     if channel.size > 1:
-        writes = any(isinstance(callback, WRITERS) and type(callback) not in WRITERS for callback in user_callbacks)
+        writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
+        writes = any(type(callback) not in WRITERS for callback in writers)
         hooks = _has_batch_hooks(selected), any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
-        batch_hooks, trained, evaluated, changed = map(bool, channel.communicator.maximum(*hooks, writes))
+        agreed = channel.communicator.maximum(*hooks, writes, bool(writers))
+        batch_hooks, trained, evaluated, changed, may_fail = map(bool, agreed)
         selected[:0] = _batch_logs(distributed, trained, evaluated)
         restored = any(getattr(callback, "restores", False) for callback in trailing)
-        selected.append(Synchronization(distributed, batch_hooks, restored, changed))
+        selected.append(Synchronization(distributed, batch_hooks, restored, changed, failures if may_fail else None))
     if channel.size > 1 or trailing:
         given = element_spec if callable(element_spec) else lambda: (element_spec,)
         create = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: distributed.prepare(*given()))
@@ -119,11 +124,15 @@ def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
     return callbacks if own else [*_batch_logs(distributed, False, bool(reads)), *given]
 
 
-def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
+def _select(channel: Channel, user_callbacks: list[Any], failures: list[Exception] | None = None) -> list[Any]:
     """Return the callbacks that run on this rank. *Collective*.
 
     Callbacks that write files run on rank 0 alone, which alone may have them, unless each rank gives a temporary folder
     of its own, from which its script may read.
+
+    Parameters
+    ----------
+    failures : gets what their hooks raise, which all ranks then raise; None: they raise it on this rank.
     """
     writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
     by_rank = channel.host.allgather_object([_temporary(callback) for callback in writers])
@@ -134,7 +143,7 @@ def _select(channel: Channel, user_callbacks: list[Any]) -> list[Any]:
             here.add(id(callback))
     for callback in writers:
         if id(callback) in here:
-            _run_alone(callback)
+            _run_alone(callback, failures)
     return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
 
 
@@ -183,12 +192,24 @@ def _temporary(callback: Any) -> str | None:
     return next((str(path) for path in paths if folder in path.parents), None)
 
 
-def _run_alone(callback: Any) -> None:
+def _run_alone(callback: Any, failures: list[Exception] | None) -> None:
     """Wrap the hooks that the class of a callback defines in ``running_alone``; Keras calls no others."""
-    for name in _HOOKS:
+    vars(callback)[_FAILURES] = failures  # of the latest call; hooks stay wrapped
+    for name in (*_HOOKS, "set_model"):
         hook = getattr(callback, name)
         if getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name) and name not in vars(callback):
-            setattr(callback, name, functools.wraps(hook)(running_alone()(hook)))
+            setattr(callback, name, functools.wraps(hook)(functools.partial(_call_alone, callback, name, hook)))
+
+
+def _call_alone(callback: Any, name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    failures = vars(callback)[_FAILURES]
+    with running_alone():
+        try:
+            hook(*args, **kwargs)
+        except Exception as error:
+            if failures is None or "batch" in name:  # ranks do not agree after each batch
+                raise
+            failures.append(error)
 
 
 def _has_batch_hooks(callbacks: Sequence[Any], writers: bool = False) -> bool:
@@ -304,9 +325,17 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     batch_hooks : synchronize after each batch, too.
     restored : a checkpoint is about to set all variables.
     changed : callbacks on rank 0 alone may change variables.
+    failures : what callbacks on one rank alone have raised, which all ranks raise; None: there are none on any rank.
     """
 
-    def __init__(self, distributed: TrainedModel, batch_hooks: bool, restored: bool, changed: bool) -> None:
+    def __init__(
+        self,
+        distributed: TrainedModel,
+        batch_hooks: bool,
+        restored: bool,
+        changed: bool,
+        failures: list[Exception] | None,
+    ) -> None:
         super().__init__()
         if batch_hooks:
             self.on_train_batch_end = lambda batch, logs: self._synchronize(of_batch=True)
@@ -315,9 +344,11 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._watch = distributed.watch
         self._restored = restored
         self._changed = changed
+        self._failures = failures
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast epoch and variables of rank 0, which may have restored a backup. *Collective*."""
+        self._raise_failure()
         self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
         if not self._restored:
             self._distributed.broadcast()
@@ -328,12 +359,19 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         """Synchronize the learning rate and the stop flag. *Collective*."""
+        self._raise_failure()
         self._synchronize()
         self._broadcast()
 
     def on_train_end(self, logs: Any = None) -> None:
         """Broadcast the variables that a callback of rank 0 may have changed. *Collective* if there is one."""
+        self._raise_failure()
         self._broadcast()
+
+    def _raise_failure(self) -> None:
+        """Raise on all ranks what a callback has raised on one of them alone. *Collective* if there are such ones."""
+        if self._failures is not None:
+            self._channel.communicator.agree(self._failures[0] if self._failures else None)
 
     def _broadcast(self) -> None:
         if self._changed:

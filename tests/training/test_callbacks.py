@@ -388,3 +388,33 @@ def _raises(comm: Any) -> tuple[bool, int]:
 def test_a_rank_whose_callback_raised_is_not_busy(ranks: Pools) -> None:
     """Others would wait for it, whatever the limit of time, until Python collects the callback."""
     assert ranks(2).run(_raises, timeout=120) == [(True, 0)] * 2
+
+
+def _fails_to_write(comm: Any, file: Path) -> Any:
+    """Return the error of each of two trainings with a callback whose file has no folder, and that of an evaluation."""
+    import keras
+
+    from matex_data import training
+
+    model = problems.compiled(problems.perceptron(), "sgd")
+    data = problems.shard(problems.table(96), 24, comm.rank, comm.size)
+    log = keras.callbacks.CSVLogger(str(file / "log.csv"))
+    found = []
+    for path in (file, file.parent):
+        log.filename = str(path / "log.csv")
+        try:
+            training.fit(model, data, comm=comm, callbacks=[log], epochs=2, verbose=0)
+            found.append("")
+        except OSError as error:
+            found.append(f"{type(error).__name__} {error}")
+    return found
+
+
+def test_a_file_that_one_rank_cannot_write_is_an_error_of_all(ranks: Pools, tmp_path: Path) -> None:
+    """A script that goes on after the error would leave the others in the training before."""
+    (first, second), *others = ranks(2).run(_fails_to_write, tmp_path / "absent", timeout=120)
+    assert first.startswith("FileNotFoundError")
+    assert str(tmp_path / "absent" / "log.csv") in first
+    assert others == [[first, ""]]
+    assert second == ""
+    assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
