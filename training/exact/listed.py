@@ -333,8 +333,8 @@ def _keeps_rows(equation: str) -> bool:
 
 
 def _text(layer: Any) -> Any:
-    """Return what a layer is, but for its name."""
-    plain = {key: value for key, value in vars(layer).items() if isinstance(value, bool | int | float | str)}
+    """Return what a layer is, but for its name. Loaded weights leave attributes that are False."""
+    plain = {key: value for key, value in vars(layer).items() if isinstance(value, bool | int | float | str) and value}
     functions = [getattr(value, "__name__", "") for key, value in vars(layer).items() if key.endswith("activation")]
     weights = [(tuple(v.shape), v.dtype) for v in layer._trainable_variables]
     return (

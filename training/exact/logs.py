@@ -62,7 +62,7 @@ def possible_reductions(values: Sequence[tuple[float, int]], whole: float) -> se
     if not any(rows for _, rows in values):
         return set(KINDS)
     arrays = [(np.asarray(value, np.float64), rows) for value, rows in values]
-    tolerance = 1e-6 * max(abs(value) for value, _ in values)
+    tolerance = 1e-6 * max((abs(value) for value, _ in values if np.isfinite(value)), default=0.0)
     combined = {kind: _combined(arrays, kind) for kind in KINDS}
     return {
         kind for kind, value in combined.items() if np.isclose(value, whole, rtol=1e-5, atol=tolerance, equal_nan=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -220,6 +221,14 @@ def test_models_that_differ_have_another_mark() -> None:
     marks = {_proof(layers.Dense(4, kind)).mark for kind in ("relu", "tanh")}
     assert len(marks) == 2
     assert _proof(layers.Dense(4)).mark == _proof(layers.Dense(4)).mark
+
+
+def test_a_model_that_loads_weights_has_the_same_mark(tmp_path: Path) -> None:
+    """Rank 0 alone may load them, as ``BackupAndRestore`` does."""
+    before, model = _proof(layers.Dense(4)).mark, _compiled(layers.Dense(4))
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.load_weights(tmp_path / "model.weights.h5")
+    assert prove(model, [X, Y], [True, True]).mark == before
 
 
 @pytest.mark.slow  # networks of hundreds of layers take seconds each

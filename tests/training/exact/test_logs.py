@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -268,3 +269,9 @@ def test_functions_of_keras_that_need_all_rows() -> None:
                     found.add(name)
                 break
     assert found == set(OF_BATCH)
+
+
+def test_a_number_that_is_not_one_gives_no_warning() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert possible_reductions([(float("nan"), 2), (1.0, 1)], float("nan")) == {"mean", "sum", "max", "min"}
