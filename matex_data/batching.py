@@ -41,7 +41,10 @@ from matex_data.transforms.chained import Selected
 from matex_data.warning import warn
 
 Shuffle = bool | Literal["global"]
-REMEDY = "give the same options, and the same start=, on every rank"
+REMEDY = (
+    "give the same options, and the same start=, on every rank, and make the data set by the same calls, such as split "
+    "with the same seed="
+)
 WORST_RATIO = 2.0  # of ``ShuffleQuality``; rank 0 warns of a higher one
 WORST_AMPLIFICATION = 1.5  # of ``EpochCosts``; likewise
 
@@ -61,9 +64,10 @@ class _Proposal:
 
     def equal(self, drawn: bool) -> Equal:
         """Return what has to be equal on all ranks."""
-        options = {} if self.fingerprint is None else {"step": self.step, **self.fingerprint.options}
+        made = self.fingerprint
+        options = {} if made is None else {"step": self.step, **made.options, **made.samples}
         options.update({"seed": "drawn"} if drawn else {})
-        return Equal(options, "the options of the batches differ between the ranks", REMEDY)
+        return Equal(options, "the options of the batches, or their samples, differ between the ranks", REMEDY)
 
 
 _NOTHING = _Proposal(None)

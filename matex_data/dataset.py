@@ -37,6 +37,7 @@ from matex_data.transforms.pad import Keep, Pad
 from matex_data.transforms.sequences import sequence_shape
 from matex_data.transforms.splits import SplitOptions
 from matex_data.transforms.statistics import Statistics, statistics, statistics_by
+from matex_data.warning import warn
 from matex_data.words import counted
 
 if TYPE_CHECKING:
@@ -407,6 +408,8 @@ class Dataset:
             computes = replace(computes, fields=source.comm.on_root(lambda: self._returned_fields(computes)))
         known = {**self.schema, **computes.fields}
         elements = mapped_elements(self._elements, self.schema, known, inputs, targets)
+        if not computes.fields.keys() & set(elements.required or computes.fields) and source.comm.rank == 0:
+            warn(f"map adds the fields {', '.join(computes.fields)}, of which none is among the inputs and targets")
         draws = computes.seeds_as is not None
         step = ComputedFields(computes.compute, list(computes.given), computes.fields, draws=draws)
         index = compute_all(source.index, [step])

@@ -324,3 +324,33 @@ def test_objects_that_are_no_texts_are_an_error() -> None:
     mapped = data.map(lambda arrays: {"s": np.array([None] * len(arrays["s"]), object)})
     with pytest.raises(FunctionError, match=r"other objects than texts(.*\n)*.*NoneType"):
         mapped.load()
+
+
+def test_fields_that_nobody_gets_are_named(folder: str) -> None:
+    data = _open(MPI.COMM_SELF, folder)
+    with pytest.warns(UserWarning, match="map adds the fields img, of which none is among the inputs"):
+        data.map(lambda arrays: {"img": arrays["image"]}, inputs="image", schema={"img": (SHAPE, "u1")})
+
+
+def _split(comm: MPI.Intracomm, folder: str, way: str) -> str:
+    data = _open(comm, folder)
+    if way == "split":
+        data, _ = data.split(0.8, 0.2, seed=comm.rank)
+    elif way == "concat":
+        data = concat([data, data] if comm.rank else [data, data.split(0.5, 0.5, seed=1)[0]])
+    else:
+        data, _ = data.split(0.5, 0.5, seed=1)[:: 1 - 2 * comm.rank]
+    try:
+        data.batches(10, shuffle=True, seed=1)
+    except PartitionError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("way", ["split", "concat", "part"])
+def test_ranks_with_other_samples_are_an_error(pool: Pool, folder: str, way: str) -> None:
+    """Their shares would overlap, and leave samples out."""
+    first, second = pool.run(_split, folder, way)
+    assert "their samples, differ between the ranks" in first
+    assert "split with the same seed=" in second

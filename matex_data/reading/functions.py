@@ -181,7 +181,9 @@ class SampleFunction:
                 field.name,
                 expected=f"{field.dtype} of shape {(samples, *field.shape)}, for {samples} samples",
                 found=f"{array.dtype} of shape {array.shape}",
-                remedy="declare its shape (without the samples) and dtype with schema=, or convert the array: astype()",
+                remedy="declare its shape (without the samples) and dtype with schema=, or convert the array: astype()"
+                if array.shape[:1] == (samples,)
+                else "return one row for each sample, along the first axis",
             )
         return array
 
