@@ -249,19 +249,23 @@ class ShuffleQuality:
     @property
     def remedy(self) -> str:
         """Advice that brings the ratio closer to 1, as text."""
-        mebibytes = -(-window_blocks(self.batch_size) * self.block_bytes // (1 << 20))
         return (
-            f"Store smaller chunks, open the files with window_bytes={mebibytes} << 20 (several such windows are "
-            'in memory, over all ranks) or with smaller block_bytes=, or use shuffle="global"'
+            f"Store smaller chunks, open the files with {self._window} (several such windows are in memory, over all "
+            'ranks) or, where rows are read one by one, with smaller block_bytes=, or use shuffle="global"'
         )
+
+    @property
+    def _window(self) -> str:
+        """The option for windows that mix enough blocks, or all that there are."""
+        blocks = min(window_blocks(self.batch_size), self.blocks)
+        return f"window_bytes={-(-blocks * self.block_bytes // (1 << 20))} << 20"
 
     @property
     def remedy_for_windows(self) -> str:
         """Advice of the same kind for windows of consecutive rows, whose blocks have to be several windows long."""
-        mebibytes = -(-window_blocks(self.batch_size) * self.block_bytes // (1 << 20))
         return (
             "Neighbouring windows share rows, and are read as one block. Open the files with "
-            f"window_bytes={mebibytes} << 20 (several times as much is in memory, over all ranks), with a larger "
+            f"{self._window} (several times as much is in memory, over all ranks), with a larger "
             'stride= or a smaller batch_size, or use shuffle="global", which keeps every window in memory'
         )
 

@@ -184,7 +184,7 @@ def _mismatch(differ: list[str], start: State, facts: Mapping[str, Any]) -> Part
         f"start= is the state of a run with another {', '.join(differ)}",
         expected=_listed(differ, start),
         found=_listed(differ, facts),
-        remedy=f"{_REMEDIES.get(differ[0], _REMEDY)}, or leave out start= to begin anew",
+        remedy=f"{_REMEDIES.get(differ[0], _REMEDY)}, or begin anew: without start=, or in another folder",
     )
 
 

@@ -100,7 +100,8 @@ def unknown_field(name: str, expression: Expression, available: Schema) -> Field
         field=name,
         expected=f"one of {near_matches(name, available)}",
         found=repr(expression.text),
-        remedy="correct the name; a name that is no Python identifier stands in backticks: `jets/pt` > 30",
+        remedy="correct the name, or select the field with inputs=; a name that is no Python identifier stands in "
+        "backticks: `jets/pt` > 30",
     )
 
 

@@ -291,7 +291,8 @@ class Parser:
             field=name,
             expected=f"{found[3]}, as in the other lines",
             found=found[4],
-            remedy=f"give dtype={{{name!r}: 'str'}}, add the text to na_values=, or open with infer='full'",
+            remedy=f"give dtype={{{name!r}: 'str'}}, or 'float64' with the text in na_values=, or no dtype= for this "
+            "column, and infer='full'",
         )
 
     def _warn_of_short_records(self, line: int, width: int) -> None:

@@ -142,7 +142,7 @@ class ColumnType:
             raise DecodeError(
                 "a value is missing, which the type of the column cannot express",
                 expected=f"a value of {self.dtype} in every record",
-                remedy="give dtype={name: 'float64'}, or open with infer='full'",
+                remedy="give this column the dtype= 'float64', or none, and infer='full'",
             )
         if self.kind in ("bool", "flag"):
             return _to_numpy(array.cast(pa.uint8()))

@@ -162,7 +162,7 @@ def test_quality_of_a_file(path: Path) -> None:
     assert whole.ratio <= 1 and str(whole).startswith("30 of 30 blocks a window")
     small = _open(path, window_bytes=1 << 21).shuffle_quality(BATCH)
     assert small.blocks_per_window < 6 and small.ratio > 2
-    assert f"window_bytes={-(-512 * 400_000 // 2**20)} << 20" in small.remedy  # 512 blocks
+    assert f"window_bytes={-(-30 * 400_000 // 2**20)} << 20" in small.remedy  # all blocks
     assert _open(path, window_bytes=1 << 21, cache="memory").shuffle_quality(BATCH).ratio <= 1
     with pytest.raises(PartitionError, match="integer of 1 or more"):
         _open(path).shuffle_quality(0)
@@ -297,3 +297,9 @@ def test_borders_of_many_files(columns: bool, block_bytes: int) -> None:
                     last = border // step
         first += file.rows
     assert block_borders(index, block_bytes).tolist() == expected
+
+
+def test_advice_asks_for_no_more_than_all_blocks() -> None:
+    quality = ShuffleQuality(256, 12, 40 << 20, 1, 1, 20, 8.0)
+    assert "window_bytes=480 << 20" in quality.remedy
+    assert "window_bytes=480 << 20" in quality.remedy_for_windows
