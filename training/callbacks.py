@@ -148,12 +148,7 @@ def _select(channel: Channel, user_callbacks: list[Any], failures: list[Exceptio
 
 
 def _check_backups(user_callbacks: list[Any]) -> None:
-    """Raise an error if a callback saves the model in a way of its own.
-
-    Raises
-    ------
-    PartitionError : one does.
-    """
+    """Raise ``PartitionError`` if a callback saves the model in a way of its own."""
     if any(isinstance(callback, keras.callbacks.BackupAndRestore) for callback in user_callbacks):
         raise PartitionError(
             "BackupAndRestore saves the weights and the optimizer's state of one rank, which are parts of the whole",

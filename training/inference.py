@@ -301,12 +301,7 @@ class _Prediction:
             return self._model.predict(batches, **self._options)
 
     def check_rows(self) -> None:
-        """Raise an error if the outputs of a row depend on other rows. *Collective*.
-
-        Raises
-        ------
-        PartitionError : on all ranks.
-        """
+        """Raise ``PartitionError`` on all ranks if the outputs of a row depend on other rows. *Collective*."""
         cause = self._check.cause()
         if cause is not None:
             raise PartitionError(
@@ -437,12 +432,7 @@ def _begin(
 
 
 def _check_whole(model: Any) -> None:
-    """Raise an error if a rank has parts of weights, with which layers compute after training alone.
-
-    Raises
-    ------
-    PartitionError : it has.
-    """
+    """Raise ``PartitionError`` if a rank has parts of weights, with which layers compute after training alone."""
     parts = [variable.path for variable in model.variables if part_of(variable) is not None]
     if parts:
         raise PartitionError(

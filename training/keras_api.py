@@ -34,12 +34,7 @@ class _Absent(type):
     path = ""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        """Raise an error.
-
-        Raises
-        ------
-        UnsupportedVersion : always.
-        """
+        """Raise ``UnsupportedVersion``."""
         raise _unsupported([cls.path])
 
     def __getattr__(cls, name: str) -> Any:

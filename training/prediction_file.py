@@ -71,12 +71,7 @@ def write_predictions(
 
 
 def _check_target(path: Path, ids: Columns) -> None:
-    """Raise an error unless a file of this name, with these fields, can be written.
-
-    Raises
-    ------
-    PartitionError : it cannot.
-    """
+    """Raise ``PartitionError`` unless a file of this name, with these fields, can be written."""
     if path.suffix not in SUFFIXES:
         raise PartitionError(
             "predictions are not written to files of this kind",
@@ -165,12 +160,7 @@ def _predicted(outputs: Any) -> dict[str, Any]:
 
 
 def _check(path: Path, columns: dict[str, Any], names: list[str]) -> None:
-    """Raise an error, the same on all ranks, unless the columns fit a file.
-
-    Raises
-    ------
-    PartitionError : they do not.
-    """
+    """Raise ``PartitionError``, the same on all ranks, unless the columns fit a file."""
     most = None if path.suffix == ".h5" else 2
     for name, values in columns.items():
         if not isinstance(values, np.ndarray):

@@ -346,12 +346,7 @@ def cut_over(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: 
 
 
 def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int | None) -> None:
-    """Raise an error unless all ranks have the same number of steps. *Collective*.
-
-    Raises
-    ------
-    PartitionError : on all ranks.
-    """
+    """Raise ``PartitionError`` on all ranks unless they have the same number of steps. *Collective*."""
     steps = steps_per_epoch or batch_count(dataset)
     by_rank = channel.host.allgather_object(steps)
     if len(set(by_rank)) > 1 or (steps == tf.data.UNKNOWN_CARDINALITY and channel.size > 1):

@@ -332,12 +332,7 @@ class _AveragingApply:
 
 
 def _check_parts(channel: Channel, variables: Sequence[Any]) -> None:
-    """Raise an error if the ranks hold different parts of a variable, whose gradients have no average.
-
-    Raises
-    ------
-    PartitionError : they do.
-    """
+    """Raise ``PartitionError`` if the ranks hold different parts of a variable, whose gradients have no average."""
     for variable in variables:
         for parts in channels_of(variable):
             holders = list(range(parts.size))

@@ -112,12 +112,7 @@ class Probe:
         self.read: list[Any] = []
 
     def trace(self) -> None:
-        """Trace the step.
-
-        Raises
-        ------
-        NotCheckable : it writes or applies what this rank computes from its own rows.
-        """
+        """Trace the step; raise ``NotCheckable`` if it writes or applies what this rank computes from its own rows."""
         function = tf.function(self._step, input_signature=self._signature, autograph=False)
         nested = tf.config.functions_run_eagerly()
         tf.config.run_functions_eagerly(True)  # functions that the step calls become operations of its own graph
@@ -206,12 +201,7 @@ class Probe:
             tf.numpy_function(keep, [tf.convert_to_tensor(g) for _, g in given], [], name=RECORDED)
 
     def _find_variables(self) -> None:
-        """Find what the traced step reads and writes.
-
-        Raises
-        ------
-        NotCheckable : see ``trace``.
-        """
+        """Find what the traced step reads and writes; raise ``NotCheckable`` as ``trace`` does."""
         if self._conditional and not self._whole:
             raise NotCheckable("it decides within tf.cond or tf.while_loop whether it updates the weights")
         model, graph = self._distributed.model, self._function.graph
@@ -268,23 +258,13 @@ class Probe:
 
 
 def refuse_eager(model: Any) -> None:
-    """Raise an error if Python code of a model runs whenever a step does.
-
-    Raises
-    ------
-    NotCheckable : it does.
-    """
+    """Raise ``NotCheckable`` if Python code of a model runs whenever a step does."""
     if model.run_eagerly or tf.config.functions_run_eagerly():
         raise NotCheckable("its Python code runs in every step (run_eagerly), so that a check would run it once more")
 
 
 def refuse_hidden_state(graph: Any) -> None:
-    """Raise an error if a step has state that cannot be put back: of tables, of queues, and of Python code.
-
-    Raises
-    ------
-    NotCheckable : it has.
-    """
+    """Raise ``NotCheckable`` if a step has state that cannot be put back: of tables, of queues, and of Python code."""
     definition = graph.as_graph_def()
     for node in (*definition.node, *(node for function in definition.library.function for node in function.node_def)):
         if node.op in ("PyFunc", "EagerPyFunc") and not any(name in node.name for name in (RECORDED, REDUCED)):

@@ -153,7 +153,7 @@ class Channel:
         return replaced(self, rank=subset.graph.comm.rank, size=subset.graph.comm.size, narrowed=True, **own)
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
-        """Raise an error unless all ranks are about to do the same operation. *Collective*.
+        """Raise ``RuntimeError`` on all ranks unless they are about to do the same operation. *Collective*.
 
         Every operation is compared, also one that was compared before: a rank that left it out would already be in its
         own operation while another one still compares.
@@ -162,10 +162,6 @@ class Channel:
         ----------
         operation : description of the operation, with the shapes and dtypes of its arrays.
         collectives : communicator on which the operation runs; None: ``host``.
-
-        Raises
-        ------
-        RuntimeError : on all ranks, if the descriptions differ.
         """
         digest = hashlib.blake2b(operation.encode(), digest_size=7).digest()
         with meeting(self.communicator.liveness):

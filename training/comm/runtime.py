@@ -277,12 +277,7 @@ def runtime_of(channel: Channel, choice: str, strategy: str) -> Runtime | None:
 
 
 def _check(choice: str) -> None:
-    """Raise an error if there is no such choice.
-
-    Raises
-    ------
-    PartitionError : there is not.
-    """
+    """Raise ``PartitionError`` if there is no such choice."""
     if choice not in CHOICES:
         raise PartitionError(
             "there are no such collectives",

@@ -30,12 +30,7 @@ def running_alone() -> Iterator[None]:
 
 
 def check_not_alone(call: str) -> None:
-    """Raise an error if this rank runs code that the others do not run.
-
-    Raises
-    ------
-    PartitionError : it does.
-    """
+    """Raise ``PartitionError`` if this rank runs code that the others do not run."""
     if alone.get():
         raise PartitionError(
             f"{call} was called in a callback that writes files, which runs on one rank alone",

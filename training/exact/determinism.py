@@ -94,12 +94,7 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
 
 def _same_rows(of: str) -> PartitionError:
-    """Return the error for data of which all ranks give the same rows.
-
-    Parameters
-    ----------
-    of : "training" or "validation".
-    """
+    """Return the error for "training" or "validation" data of which all ranks give the same rows."""
     twice = {"training": "a step would train on each of them again", "validation": "metrics would count each again"}
     arrays = ", or arrays that each rank has as a whole" if of == "validation" else ""
     return PartitionError(

@@ -108,16 +108,12 @@ def _described(ranks: tuple[int, ...], usual: Sequence[LeafDigest], other: Seque
 
 
 def check_same(channel: Channel, call: str, data: Any) -> None:
-    """Raise an error unless all ranks call a method with the same data. *Collective*.
+    """Raise ``PartitionError`` on all ranks unless they call a method with the same data. *Collective*.
 
     Parameters
     ----------
     call : the call, as in ``"fit()"``.
     data : see ``difference``.
-
-    Raises
-    ------
-    PartitionError : on all ranks, if they differ.
     """
     found = difference(channel, data)
     if found is not None:

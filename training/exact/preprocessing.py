@@ -19,16 +19,12 @@ from matex_data.training.exact.rows import is_sharded
 
 
 def check_preprocessing(user: Any, channel: Channel) -> None:
-    """Raise an error unless all ranks have the same state of each layer that has been adapted. *Collective*.
+    """Raise ``PartitionError`` on all ranks unless they have the same state of each adapted layer. *Collective*.
 
     Parameters
     ----------
     user : of the layers: a model, or data, in which the functions of a ``tf.data`` pipeline with this rank's rows call
         them. All other data has none.
-
-    Raises
-    ------
-    PartitionError : on all ranks, naming the first layer whose state differs.
     """
     if channel.size == 1:
         return

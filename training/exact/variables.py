@@ -192,12 +192,7 @@ def replicated_variables(model: Any) -> list[Any]:
 
 
 def check_equal_weights(model: Any, channel: Channel) -> None:
-    """Raise an error unless all ranks have the same trained weights, up to rounding. *Collective*.
-
-    Raises
-    ------
-    PartitionError : on all ranks, if a weight differs; it names the first one.
-    """
+    """Raise ``PartitionError`` on all ranks unless their trained weights are equal, up to rounding. *Collective*."""
     weights = model.trainable_variables if channel.size > 1 else []
     values = [np.asarray(v.value.numpy()) for v in weights]
     digests = np.array([content_digest(value) for value in values], np.int64)

@@ -307,13 +307,9 @@ class KerasPatches:
             self._verify = "never"  # nothing is shared out
 
     def check_loop(self) -> None:
-        """Raise an error if a loop of the script's own trains a model that is to be cut over ranks.
+        """Raise ``PartitionError`` on all ranks if a loop of the script's own trains a model that is to be cut.
 
         Warn once if it keeps the state of an optimizer that is to be cut.
-
-        Raises
-        ------
-        PartitionError : on all ranks, if models are cut at present.
         """
         if self._mesh is not None:
             raise PartitionError(

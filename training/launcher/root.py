@@ -118,12 +118,7 @@ class Root:
         return False
 
     def _extension(self, purpose: str) -> float:
-        """Return the seconds to wait on for rank 0.
-
-        Raises
-        ------
-        PartitionError : rank 0 is not busy on behalf of all.
-        """
+        """Return the seconds to wait on for rank 0; raise ``PartitionError`` unless it is busy on behalf of all."""
         assert self._liveness is not None
         state, text = self._liveness.states([0])[0]
         if state == activity.RankState.BUSY:

@@ -54,12 +54,7 @@ class RootBatches:
             )
 
     def sent(self, batches: list[Any]) -> list[Any]:
-        """Return rank 0's batches in place of this rank's. *Collective*.
-
-        Raises
-        ------
-        PartitionError : on all ranks, if rank 0 has another number of batches.
-        """
+        """Return rank 0's batches; raise ``PartitionError`` if their numbers differ. *Collective*."""
         values = [_components(leaf) for batch in batches for leaf in tf.nest.flatten(batch)]
         by_rank = self._channel.host.allgather_object((len(batches), values if self._channel.rank == 0 else None))
         if len({count for count, _ in by_rank}) > 1:

@@ -140,12 +140,7 @@ def _run_script(path: Path) -> None:
 
 
 def _run_module(name: str) -> None:
-    """Run a module like ``python -m``.
-
-    Raises
-    ------
-    SystemExit : there is no such module.
-    """
+    """Run a module like ``python -m``; raise ``SystemExit`` if there is none."""
     sys.path.insert(0, str(Path.cwd()))
     try:
         spec = importlib.util.find_spec(name)

@@ -73,12 +73,7 @@ class StagePatches:
         _refuse_own_loops()
 
     def use_mesh(self, mesh: Mesh) -> None:
-        """Raise an error: the script distributes its models itself.
-
-        Raises
-        ------
-        PartitionError : always.
-        """
+        """Raise ``PartitionError``: the script distributes its models itself."""
         raise PartitionError(
             "the script sets a distribution of its own, which matex run --stages does not cut into stages",
             expected="a script without keras.distribution.ModelParallel, or no --stages",

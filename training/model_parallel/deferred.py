@@ -27,12 +27,7 @@ class AbsentVariable(keras.Variable):  # type: ignore[misc]  # Keras has no type
 
     @property
     def value(self) -> Any:
-        """Return initial values while Keras computes shapes.
-
-        Raises
-        ------
-        PartitionError : the values are asked for.
-        """
+        """Return initial values while Keras computes shapes; raise ``PartitionError`` otherwise."""
         if keras_api.in_stateless_scope():
             return super().value
         if "_matex_whole" in vars(self):  # fetched from the rank that has it, while the model is saved

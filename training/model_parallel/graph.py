@@ -97,12 +97,7 @@ def model_graph(model: Any) -> ModelGraph:
 
 
 def check_graph(model: Any) -> None:
-    """Raise an error unless the class of a model, built or not, runs a graph of layers.
-
-    Raises
-    ------
-    PartitionError : its class overrides ``call``.
-    """
+    """Raise ``PartitionError`` unless the class of a model, built or not, runs a graph of layers."""
     if not _runs_graph(model):
         raise _not_a_graph(model)
 

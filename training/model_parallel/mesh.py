@@ -223,12 +223,7 @@ def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
 
 
 def check_divides(path: str, shape: tuple[int, ...], axis: int, parts: int) -> None:
-    """Raise an error unless a number of parts divides a dimension of a variable.
-
-    Raises
-    ------
-    PartitionError : it does not.
-    """
+    """Raise ``PartitionError`` unless a number of parts divides a dimension of a variable."""
     if shape[axis] % parts:
         raise PartitionError(
             "the number of parts does not divide a dimension of a variable",
@@ -240,12 +235,7 @@ def check_divides(path: str, shape: tuple[int, ...], axis: int, parts: int) -> N
 
 
 def check_used(layouts: Any, paths: Iterable[str]) -> None:
-    """Raise an error if a layout fits none of these paths of variables.
-
-    Raises
-    ------
-    PartitionError : a key fits none, as one with a typing error.
-    """
+    """Raise ``PartitionError`` if a layout, as one with a typing error, fits none of these paths of variables."""
     known = list(paths)
     by_key = {key: type(layouts)(None) for key in layouts}
     for key, single in by_key.items():

@@ -130,12 +130,7 @@ def broadcast_object(value: Any, root: int = 0, *, comm: MPI.Intracomm | None = 
 
 
 def _pickled(value: Any, rank: int) -> bytes:
-    """Return the pickle of an object of a rank.
-
-    Raises
-    ------
-    PartitionError : there is none.
-    """
+    """Return the pickle of an object of a rank; raise ``PartitionError`` if there is none."""
     try:
         return pickle.dumps(value, pickle.HIGHEST_PROTOCOL)
     except Exception as error:  # of any kind: the other ranks wait

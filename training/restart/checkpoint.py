@@ -80,12 +80,7 @@ class StoredArrays:
             compared(self[name].nbytes)
 
     def __getitem__(self, name: str) -> Array:
-        """Return an array; NumPy compares its checksum.
-
-        Raises
-        ------
-        ValueError : it has another dtype or shape than that in the table.
-        """
+        """Return an array, whose checksum NumPy compares; raise ``ValueError`` if it is not that of the table."""
         dtype, shape = _dtype(self._table[name][0]), tuple(self._table[name][1])
         array: Array = self._file[name]
         if array.dtype == np.uint8:  # the bytes of a dtype that NumPy files do not have
@@ -391,12 +386,7 @@ class ModelState:
         yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, variables, variables).wholes())
 
     def restore(self, found: Checkpoint) -> None:
-        """Set all variables. *Collective*.
-
-        Raises
-        ------
-        PartitionError : the checkpoint belongs to another model or optimizer.
-        """
+        """Set all variables; raise ``PartitionError`` if the checkpoint has others. *Collective*."""
         model = self._model
         variables = replicated_variables(model)
         restore_replicated(found, model, variables, variables)

@@ -46,12 +46,7 @@ class Sources:
         ]
 
     def begin(self, saved: Sequence[Any]) -> None:
-        """Let them begin with the epochs of a checkpoint, whose states they are compared with.
-
-        Raises
-        ------
-        PartitionError : the run began with other data.
-        """
+        """Begin with the epochs of a checkpoint; raise ``PartitionError`` if its states are those of other data."""
         if len(self._found) != len(saved):
             raise other_data(len(saved), len(self._found))
         for (source, _), state in zip(self._found, saved, strict=True):

@@ -100,12 +100,7 @@ class StopRequests:
         return self._received or (_TIME_LIMIT if near else 0)
 
     def install(self) -> list[int]:
-        """Install the handlers of the signals, and return those that had another; it is called by ours.
-
-        Raises
-        ------
-        PartitionError : ``MATEX_SIGNALS`` names a signal that does not exist.
-        """
+        """Install the handlers of ``signals()``, and return those that had another; it is called by ours."""
         numbers = signals()
         if threading.current_thread() is not threading.main_thread():
             if numbers and not self._told:
@@ -224,12 +219,7 @@ def stop_requested(comm: MPI.Intracomm | None = None) -> bool:
 
 
 def signals() -> list[signal.Signals]:
-    """Return the signals of ``MATEX_SIGNALS``.
-
-    Raises
-    ------
-    PartitionError : one of them does not exist.
-    """
+    """Return the signals of ``MATEX_SIGNALS``; raise ``PartitionError`` if one of them does not exist."""
     text = os.environ.get(SIGNALS, DEFAULT_SIGNALS)
     names = [name.strip() for name in text.split(",") if name.strip()]
     if [name.lower() for name in names] == ["none"]:
@@ -247,12 +237,7 @@ def signals() -> list[signal.Signals]:
 
 
 def end_time() -> float | None:
-    """Return the time at which the job is ended, in seconds since 1970; None without such a time.
-
-    Raises
-    ------
-    PartitionError : the environment has no number.
-    """
+    """Return when the job is ended, in seconds since 1970, or None; raise ``PartitionError`` if that is no number."""
     for name in END_TIMES:
         text = os.environ.get(name, "").strip()
         if text.lower() == "none":

@@ -45,12 +45,7 @@ ELEMENTWISE = (
 
 
 def check_elementwise(optimizer: Any) -> None:
-    """Raise an error unless an optimizer updates parts of weights as it would update them within the whole.
-
-    Raises
-    ------
-    PartitionError : it does not, as far as is known.
-    """
+    """Raise ``PartitionError`` unless an optimizer is known to update parts of weights as within the whole."""
     inner = inner_optimizer(optimizer)
     if type(inner) not in ELEMENTWISE:
         raise PartitionError(
@@ -63,15 +58,11 @@ def check_elementwise(optimizer: Any) -> None:
 
 
 def check_constraint(variable: Any, axis: int | None = None) -> None:
-    """Raise an error if the constraint of a variable may depend on elements that another rank has.
+    """Raise ``PartitionError`` if the constraint of a variable may depend on elements that another rank has.
 
     Parameters
     ----------
     axis : along which the variable is cut; None: each rank has a section of its elements.
-
-    Raises
-    ------
-    PartitionError : it may.
     """
     constraint = variable.constraint
     if constraint is None or type(constraint) is keras.constraints.NonNeg:
@@ -312,12 +303,7 @@ def _within(form: FlatSection, weight: Any) -> Part:
 
 
 def check_callbacks(callbacks: Sequence[Any]) -> None:
-    """Raise an error if a callback takes the moving averages of weights from the optimizer, which has sections of them.
-
-    Raises
-    ------
-    PartitionError : one does.
-    """
+    """Raise ``PartitionError`` if a callback takes moving averages of weights from an optimizer that has sections."""
     if any(isinstance(callback, keras.callbacks.SwapEMAWeights) for callback in callbacks):
         raise PartitionError(
             "SwapEMAWeights needs whole moving averages of the weights on every rank",

@@ -286,12 +286,7 @@ def layouts_of(mesh: Mesh) -> RankLayoutMap:
 
 
 def _check_step(model: Any) -> None:
-    """Raise an error if a model has a training step of its own, which would take parts of gradients for wholes.
-
-    Raises
-    ------
-    PartitionError : it has one.
-    """
+    """Raise ``PartitionError`` if a model has a step of its own, which would take parts of gradients for wholes."""
     for name in ("train_step", "test_step"):
         if getattr(type(model), name) is not getattr(keras.Model, name):
             raise PartitionError(

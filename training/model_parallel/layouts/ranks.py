@@ -99,12 +99,7 @@ class ModelRanks:
 
     @staticmethod
     def check_digest(digest: int, collectives: Collectives) -> None:
-        """Raise an error unless all ranks have rows with the same digest. *Collective*.
-
-        Raises
-        ------
-        PartitionError : on all ranks.
-        """
+        """Raise ``PartitionError`` on all ranks unless they have rows with the same digest. *Collective*."""
         if not collectives.have_equal(digest):
             raise PartitionError(
                 "the ranks of one replica have different rows",

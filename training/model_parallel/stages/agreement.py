@@ -122,12 +122,7 @@ class Agreement:
 
 
 def _error_of(run: Callable[[], Any]) -> BaseException | None:
-    """Run a function; return its error, whatever it is, since the other ranks wait for this one.
-
-    Raises
-    ------
-    StepFailed : another stage has failed.
-    """
+    """Run a function; return its error, of any kind but ``StepFailed``, since the other ranks wait for this one."""
     try:
         run()
     except StepFailed:

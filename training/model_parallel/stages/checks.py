@@ -30,15 +30,11 @@ SAME = 1e-4
 
 
 def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
-    """Raise an error if a model computes its steps by code of its own, or needs whole batches.
+    """Raise ``PartitionError`` if a model computes its steps by code of its own, or needs whole batches.
 
     Parameters
     ----------
     divided : batches are divided into micro-batches.
-
-    Raises
-    ------
-    PartitionError : it does.
     """
     check_graph(model)
     own = [name for name in _OWN_METHODS if own_method(model, name) is not None]
@@ -75,12 +71,7 @@ def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
 
 
 def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
-    """Raise an error if layers cannot be shared by stages, or an optimizer cannot agree with a stage.
-
-    Raises
-    ------
-    PartitionError : they cannot.
-    """
+    """Raise ``PartitionError`` if layers cannot be shared by stages, or an optimizer cannot agree with a stage."""
     stages: dict[int, tuple[Any, list[int]]] = {}
     for plan in plans:
         for layer in layers_of(plan):
@@ -125,12 +116,7 @@ def trained_stages(plans: Sequence[StagePlan]) -> list[int]:
 
 
 def check_optimizer(optimizer: Any, variables: Sequence[Any]) -> None:
-    """Raise an error if an optimizer was built for other variables than those of this stage.
-
-    Raises
-    ------
-    PartitionError : it was.
-    """
+    """Raise ``PartitionError`` if an optimizer was built for other variables than those of this stage."""
     inner = inner_optimizer(optimizer)
     if optimizer.built and {id(v) for v in inner._trainable_variables} != {id(v) for v in variables}:
         raise PartitionError(
@@ -230,12 +216,7 @@ def _sizes(loss: DistributedLoss, rows: Array) -> Array:
 
 
 def _per_sample(name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    """Return what a metric function returns.
-
-    Raises
-    ------
-    PartitionError : it is one number.
-    """
+    """Return what a metric function returns; raise ``PartitionError`` if that is one number."""
     values = function(*args, **kwargs)
     if len(keras.ops.shape(values)) == 0:
         raise _batch_metric(name)

@@ -391,12 +391,7 @@ class StagedModel:
         return keras.tree.map_structure(tf.convert_to_tensor, self._of_last(lambda: _joined(found)))
 
     def _refuse_training(self, force: bool = False) -> None:
-        """Raise an error, in place of ``make_train_function``.
-
-        Raises
-        ------
-        PartitionError : always.
-        """
+        """Raise ``PartitionError``, in place of ``make_train_function``."""
         raise PartitionError(
             f"the stages have the weights of the deferred model {self.model.name}, which Keras would train whole",
             expected="matex_data.training.fit(model, data, mesh=mesh), with the mesh of these stages",

@@ -81,12 +81,7 @@ class StagedState(ModelState):
         yield from ((f"common{i}", whole) for i, whole in WholeVariables(self._world, described, held).wholes())
 
     def restore(self, found: Checkpoint) -> None:
-        """Set the variables of this stage. *Collective*.
-
-        Raises
-        ------
-        PartitionError : the checkpoint belongs to another model or optimizer.
-        """
+        """Set the variables of this stage; raise ``PartitionError`` if the checkpoint has others. *Collective*."""
         object.__setattr__(self._model, CHOICE, found.facts["micro_batches"])
         restore_replicated(found, self._model, *self._variables())
         restore_rank_variables(found, self._model)
