@@ -255,7 +255,7 @@ class DistributedModel:
 
     def unrounded_gradients(self) -> Replacements:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
-        return self._reducer.unrounded()
+        return replaced(self._reducer, wire_dtype=None)
 
     def train_on_whole(self, merge: bool = False) -> None:
         """Train on whole batches from now on, as one process does. *Collective*.

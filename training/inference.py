@@ -19,12 +19,13 @@ from matex_data.training import keras_api
 from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
 from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
-from matex_data.training.checking.rows import RowCheck, known_to_predict_rows
+from matex_data.training.checking.rows import RowCheck
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import check_not_alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, evaluated_model, open_context
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.errors import unwrapped_errors
+from matex_data.training.exact.listed import agreed_proof, specs_of
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
 from matex_data.training.exact.rows import dataset_element
@@ -225,7 +226,10 @@ def predict(
             broadcast_in(channel, replicated_weights(model))
         spec = getattr(dataset, "element_spec", None)
         unchecked = verify == "never" or staged is not None
-        known = unchecked or (verify != "always" and known_to_predict_rows(channel, model, spec))
+        leaves = [] if spec is None else specs_of(spec)  # of a matex_data.Dataset each has a row for each sample
+        known = unchecked or (
+            verify != "always" and agreed_proof(channel, model, leaves, losses=False, step="predict_step").proven
+        )
         run = _Prediction(model, channel, options, RowCheck(channel, model, known, lambda: spec))
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size

@@ -99,17 +99,6 @@ class RowCheck:
         return run(data)
 
 
-def known_to_predict_rows(channel: Channel, model: Any, spec: Any) -> bool:
-    """Return whether a model consists of layers that compute each row by itself. *Collective*.
-
-    Parameters
-    ----------
-    spec : element spec of its batches; None: all leaves have a row for each sample.
-    """
-    leaves = [] if spec is None else specs_of(spec)
-    return agreed_proof(channel, model, leaves, losses=False, step="predict_step").proven
-
-
 class ForwardProofs:
     """Models that are known to compute each row of their data by itself, each looked at once.
 

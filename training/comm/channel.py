@@ -149,8 +149,8 @@ class Channel:
         ----------
         subset : ranks of this channel, among them this one.
         """
-        own = {"graph": subset.graph, "host": subset.host, "counters": subset.counters}
-        return replaced(self, rank=subset.graph.comm.rank, size=subset.graph.comm.size, narrowed=True, **own)
+        comm = subset.graph.comm
+        return replaced(self, rank=comm.rank, size=comm.size, narrowed=True, **subset._asdict())
 
     def check_same(self, operation: str, collectives: Collectives | None = None) -> None:
         """Raise ``RuntimeError`` on all ranks unless they are about to do the same operation. *Collective*.

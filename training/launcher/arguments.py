@@ -55,13 +55,9 @@ def parse(arguments: Sequence[str]) -> Arguments:
         parser.error("--collectives tensorflow is for --strategy chained, and not for --model and --stages")
     if script is not None and not script.exists():
         parser.error(f"there is no script {str(script)!r}")
-    if script is not None and given["ranks"] is not None and _is_pipe(script):
+    if script is not None and given["ranks"] is not None and not (script.is_file() or script.is_dir()):
         parser.error(f"only one process can read a script from {script}: write it to a file, which all ranks read")
     return Arguments(of_run.pop("ranks"), [*without_ranks, *program], of_run)
-
-
-def _is_pipe(path: Path) -> bool:
-    return path.exists() and not (path.is_file() or path.is_dir())
 
 
 def _split(arguments: Sequence[str]) -> tuple[list[str], list[str], list[str]]:

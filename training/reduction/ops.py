@@ -21,7 +21,6 @@ from matex_data.training.reduction.buckets import ALONE_BYTES, BUCKET_BYTES, Buc
 from matex_data.training.reduction.graphs import SequenceCounter, check_compiler
 from matex_data.training.reduction.payloads import DensePayload, Payload, SparsePayload
 from matex_data.training.reduction.rounding import WIRE_DTYPES, WireDtype
-from matex_data.training.replacements import Replacements, replaced
 
 ReductionStrategy = Literal["chained", "funneled", "concurrent"]
 REDUCED = "matex_reduction"
@@ -140,10 +139,6 @@ class Reducer:
     def total(self, tensor: Any, op: Op = "sum") -> Any:
         """Return the sum of a tensor over all ranks, or its maximum or minimum. *Collective*."""
         return self([tensor], None, op)[0]
-
-    def unrounded(self) -> Replacements:
-        """Return a context manager: ``average`` sends gradients as they are, eagerly and in graphs that it traces."""
-        return replaced(self, wire_dtype=None)
 
     def __call__(
         self,
