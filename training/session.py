@@ -26,20 +26,13 @@ class Session:
     distributed : the model.
     options : arguments of Keras's ``fit``.
     run : its checkpoint; None without.
-    save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
     shard_optimizer : the state of the optimizer is cut over the ranks.
     """
 
     def __init__(
-        self,
-        distributed: TrainedModel,
-        options: dict[str, Any],
-        run: TrainingRun | None,
-        save_every: int | None = None,
-        shard_optimizer: bool = False,
+        self, distributed: TrainedModel, options: dict[str, Any], run: TrainingRun | None, shard_optimizer: bool
     ) -> None:
-        self._distributed, self._options, self._run, self._every = distributed, options, run, save_every
-        self._shard_optimizer = shard_optimizer
+        self._distributed, self._options, self._run, self._shard_optimizer = distributed, options, run, shard_optimizer
         callbacks = options.get("callbacks")
         self._busy = contextlib.ExitStack()  # in which this rank reports its callbacks
         self._callbacks: list[Any] = [] if callbacks is None else keras.tree.flatten(callbacks)
@@ -64,7 +57,7 @@ class Session:
             state: Callable[[], ModelState] = functools.partial(ModelState, model, *channels)
             if isinstance(self._distributed, StagedModel):
                 state = self._distributed.state
-            before, after = run.callbacks(self._callbacks, self._every, state)
+            before, after = run.callbacks(self._callbacks, state)
             if before and channels[0] is channels[1] and channels[0].rank == 0 and not self._shard_optimizer:
                 before.append(UnsavedVariables())  # parts of variables, which steps read elsewhere, are saved
         made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, [*trailing, *after])

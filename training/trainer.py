@@ -161,7 +161,7 @@ def fit(
     if world.size > 1 and mesh is None:
         save_by_renaming(model)
     folder = None if checkpoint is None else Path(checkpoint)
-    training_run = TrainingRun(world, folder, channel, keras_fit_options.get("verbose", "auto"))
+    training_run = TrainingRun(world, folder, channel, keras_fit_options.get("verbose", "auto"), save_every)
     batch = keras_fit_options.pop("validation_batch_size", None) or keras_fit_options.get("batch_size") or BATCH
     data = training_run.resumed_dataset(dataset, keras_fit_options)
     check_steps(world, data, keras_fit_options.get("steps_per_epoch"))
@@ -184,7 +184,7 @@ def fit(
         batch_weights(channel.communicator).left_to_keras(),
         _evaluating_in_callbacks(distributed, verify),
     ):
-        session = Session(distributed, options, training_run, save_every, shard_optimizer)
+        session = Session(distributed, options, training_run, shard_optimizer)
         compared = FirstBatchCheck(channel, whole=False, of="training")
         if channel.size > 1 and not is_sharded(data):
             data = compared.recording(data)

@@ -380,8 +380,7 @@ class KerasPatches:
         saved, callbacks = self._checkpoints, options.get("callbacks")
         listed = not isinstance(callbacks, keras.callbacks.CallbackList)
         run = None if saved is None else saved.next_run(self._world, self._channel, options, is_within_call())
-        every = None if saved is None else saved.save_every
-        session = Session(distributed, options if listed else {}, run, every, self._shard_optimizer)
+        session = Session(distributed, options if listed else {}, run, self._shard_optimizer)
         call: PatchedCall
         if listed:
             after = keras.callbacks.LambdaCallback(on_train_end=lambda logs: check.after_training())

@@ -36,8 +36,8 @@ class ScriptCheckpoints:
     save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
     """
 
-    def __init__(self, folder: Path, save_every: int | None = None) -> None:
-        self._folder, self.save_every = folder, save_every
+    def __init__(self, folder: Path, save_every: int | None) -> None:
+        self._folder, self._save_every = folder, save_every
         self._calls = 0
         self._latest: tuple[str, TrainingPosition] | None = None  # digest of the latest call, and how far it has come
 
@@ -59,7 +59,7 @@ class ScriptCheckpoints:
             return None
         self._calls += 1
         before = None if self._latest is None else (self._latest[0], self._latest[1].epoch)
-        run = ScriptRun(world, self._folder / f"fit-{self._calls}", replicas, options, before)
+        run = ScriptRun(world, self._folder / f"fit-{self._calls}", replicas, options, self._save_every, before)
         self._latest = run.digest, run.saved
         return run
 
@@ -69,7 +69,7 @@ class ScriptRun(TrainingRun):
 
     Parameters
     ----------
-    channel, folder, replicas : as of ``TrainingRun``.
+    channel, folder, replicas, save_every : as of ``TrainingRun``.
     options : arguments of ``fit``.
     before : digest of the call before, and the number of its epochs.
 
@@ -84,9 +84,10 @@ class ScriptRun(TrainingRun):
         folder: Path,
         replicas: Channel,
         options: dict[str, Any],
+        save_every: int | None,
         before: tuple[str, int] | None,
     ) -> None:
-        super().__init__(channel, folder, replicas, options.get("verbose", "auto"))
+        super().__init__(channel, folder, replicas, options.get("verbose", "auto"), save_every)
         self._options = options
         self.digest = _digest(options, before)
         self._iterators = 0  # made so far, the one of the running epoch included

@@ -88,8 +88,7 @@ class StagePatches:
         staged = StagedModel(model, self._mesh, **self._options)
         saved = self._checkpoints
         run = None if saved is None else saved.next_run(self._channel, staged.replicas, options, is_within_call())
-        every = None if saved is None else saved.save_every
-        session = Session(staged, options, run, every, self._options["shard_optimizer"])
+        session = Session(staged, options, run, self._options["shard_optimizer"])
         call = PatchedCall(staged.replicas, run=run)
         with (
             without_keras_warnings(),

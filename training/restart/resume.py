@@ -56,8 +56,9 @@ class TrainingRun:
     ----------
     channel : ranks that train.
     folder : folder of the checkpoint; None: neither save nor resume.
-    replicas : replicas of this rank's part of the model; None: every rank is one.
+    replicas : replicas of this rank's part of the model.
     verbose : as of ``fit``; 0 shows no progress of checkpoints.
+    save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
 
     Attributes
     ----------
@@ -67,10 +68,9 @@ class TrainingRun:
     """
 
     def __init__(
-        self, channel: Channel, folder: Path | None, replicas: Channel | None = None, verbose: str | int = "auto"
+        self, channel: Channel, folder: Path | None, replicas: Channel, verbose: str | int, save_every: int | None
     ) -> None:
-        self.channel = channel
-        self.folder = folder
+        self.channel, self.folder, self.save_every = channel, folder, save_every
         self._verbose = verbose if channel.rank == 0 else 0
         self.checkpoint: checkpoint.Checkpoint | None = None
         if folder:
@@ -203,21 +203,20 @@ class TrainingRun:
         return min(epochs, self.start.epoch)
 
     def callbacks(
-        self, user_callbacks: list[Any], every: int | None, state: Callable[[], checkpoint.ModelState]
+        self, user_callbacks: list[Any], state: Callable[[], checkpoint.ModelState]
     ) -> tuple[list[Any], list[Any]]:
         """Return the callbacks that restore and save checkpoints: those that run before, and after, all others.
 
         Parameters
         ----------
         state : returns, once training begins, the state of the model.
-        every : number of steps between checkpoints within an epoch; None: save after epochs only.
         """
         if self.folder is None:
             return [], []
         for callback in user_callbacks:
             if self.checkpoint is not None and isinstance(callback, keras.callbacks.CSVLogger):
                 callback.append = True  # to the rows of this run
-        saver = CheckpointSaver(self, user_callbacks, state, every)
+        saver = CheckpointSaver(self, user_callbacks, state)
         stop = keras.callbacks.LambdaCallback(on_train_batch_begin=lambda batch, logs: saver.stop_if_asked(batch))
         return [stop], [saver]
 
@@ -252,19 +251,9 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     have done before the interruption. If a rank is asked to stop, all save the run after the running step and raise
     ``Preempted``. They agree when a batch begins, before the callbacks of the user: hooks at its end, which there are
     to save within epochs alone, let Keras wait for the numbers of each step.
-
-    Parameters
-    ----------
-    every : number of steps between two checkpoints within an epoch; None: save after epochs only.
     """
 
-    def __init__(
-        self,
-        run: TrainingRun,
-        user_callbacks: list[Any],
-        state: Callable[[], checkpoint.ModelState],
-        every: int | None = None,
-    ) -> None:
+    def __init__(self, run: TrainingRun, user_callbacks: list[Any], state: Callable[[], checkpoint.ModelState]) -> None:
         super().__init__()
         self._run, self._user_callbacks, self._model_state = run, user_callbacks, state
         self._identities = [callback_state.identity(callback) for callback in user_callbacks]
@@ -272,8 +261,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._history: dict[str, Any] = {}
         self._rates: list[float] = []  # with which the run began
         self._agreement = stop_agreement(run.channel.user)
-        self._every, self._last = every or 0, 0
-        if every:
+        self._every, self._last = run.save_every or 0, 0
+        if run.save_every:
             self.on_train_batch_end = self._save_within_epoch
 
     @property
