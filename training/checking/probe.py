@@ -151,7 +151,7 @@ class Probe:
         data = tf.nest.pack_sequence_as(self._structure, [next(remaining) if kept else None for kept in self._kept])
         total = batch_size(data)
         whole = (tf.constant(0), tf.cast(total, tf.int32))
-        rows = whole if self._whole else rank_bounds(total, channel.rank, channel.size)
+        rows = whole if self._whole else rank_bounds(whole[1], channel.rank, channel.size)
         with draws_for_rows(rows, whole[1]) as drawn, self._captured():
             logs = (self._checked.on_whole_batch if self._whole else self._checked.on_rows)(data)
         self.draws = drawn()

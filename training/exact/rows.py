@@ -25,7 +25,7 @@ def rank_slice(rows: int, rank: int, size: int) -> slice:
     >>> [rank_slice(10, rank, 4) for rank in range(4)]
     [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None)]
     """
-    return slice(*(_first_row(rows, at, size) for at in (rank, rank + 1)))
+    return slice(*rank_bounds(rows, rank, size))
 
 
 def rank_row_counts(rows: int, size: int) -> tuple[int, ...]:
@@ -33,22 +33,11 @@ def rank_row_counts(rows: int, size: int) -> tuple[int, ...]:
     return tuple(rows // size + (rank < rows % size) for rank in range(size))
 
 
-def _first_row(rows: Any, rank: int, size: int) -> Any:
-    """Return the first row of a rank; ``rows`` is a number or a scalar tensor."""
-    if isinstance(rows, int):
-        return rank * (rows // size) + min(rank, rows % size)
-    return rank * (rows // size) + tf.minimum(tf.constant(rank, rows.dtype), rows % size)
-
-
 def rank_bounds(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Return the first row of a rank and the one after its last, as scalar int32 tensors.
-
-    Parameters
-    ----------
-    rows : number of rows of the batch, a scalar tensor.
-    """
-    rows = tf.cast(rows, tf.int32)
-    return _first_row(rows, rank, size), _first_row(rows, rank + 1, size)
+    """Return the first row of a rank and the one after its last; numbers, or tensors for a scalar tensor ``rows``."""
+    share, rest = rows // size, rows % size
+    least = min if isinstance(rows, int) else tf.minimum
+    return rank * share + least(rest, rank), (rank + 1) * share + least(rest, rank + 1)
 
 
 def rows_between(element: Any, start: Any, stop: Any, per_sample: Sequence[bool | None]) -> Any:
@@ -126,7 +115,7 @@ def rank_rows(
     if reference is None:
         return element
     rows = _rows(reference) if reference.shape.rank is None or reference.shape[0] is None else int(reference.shape[0])
-    start, stop = _first_row(rows, rank, size), _first_row(rows, rank + 1, size)
+    start, stop = rank_bounds(rows, rank, size)
     if stand_in:
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
         empty = start == stop
