@@ -106,7 +106,8 @@ def evaluate(
         if not by_launcher:
             dataset = evaluation_data(distributed, dataset, verify)
             options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
-        return model.evaluate(_marked(dataset, channel), **options)
+        own = marked_as_sharded(dataset.take(-1), channel.communicator)  # a copy, which alone is marked
+        return model.evaluate(own, **options)
 
 
 @contextlib.contextmanager
@@ -446,8 +447,3 @@ def _check_whole(model: Any) -> None:
             found="a part of a weight",
             remedy="train it first, with training.fit(model, data, mesh=mesh)",
         )
-
-
-def _marked(dataset: tf.data.Dataset, channel: Channel) -> tf.data.Dataset:
-    """Return a data set that is known to have this rank's rows alone."""
-    return marked_as_sharded(dataset.take(-1), channel.communicator)

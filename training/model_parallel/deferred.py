@@ -77,7 +77,7 @@ def deferred(layouts: Any = None) -> Iterator[None]:
             expected="mesh.layout_map() of a training.Mesh, or None",
             found=repr(layouts),
         )
-    mesh = None if layouts is None else layouts.device_mesh.mesh
+    mesh = None if layouts is None else layouts.mesh
     _draw_alike(None if mesh is None else mesh.world)
     before = keras_api.take_uninitialized()
     try:
@@ -88,7 +88,7 @@ def deferred(layouts: Any = None) -> Iterator[None]:
     finally:
         created = keras_api.take_uninitialized()
         keras_state.set_global_attribute(keras_api.UNINITIALIZED, before)
-    pending = layouts is None or layouts.proposes or layouts.device_mesh.mesh.shape[1] > 1
+    pending = layouts is None or layouts.proposes or layouts.mesh.shape[1] > 1
     if layouts is not None and not layouts.proposes:
         check_used(layouts, [variable.path for variable in created])
     for variable in created:
@@ -132,7 +132,7 @@ def initialize(variable: Any, layouts: Any = None) -> None:
     if axis is None:
         keras_api.set_value(variable, keras_api.initial_value(variable))
         return
-    part = AxisPart(open_channel(layouts.device_mesh.mesh.model), whole, axis)
+    part = AxisPart(open_channel(layouts.mesh.model), whole, axis)
     hold(variable, part, part.own(keras_api.initial_value(variable)))
 
 

@@ -109,43 +109,26 @@ class Mesh:
         >>> layouts["net/up/kernel"].axes
         (None, 'model')
         """
-        self.layouts = RankLayoutMap(RankMesh(self), auto)
+        self.layouts = RankLayoutMap(self, auto)
         return self.layouts
 
 
-class RankMesh(keras.distribution.DeviceMesh):  # type: ignore[misc]  # Keras has no types
-    """Mesh in Keras's form, whose devices are ranks.
-
-    Parameters
-    ----------
-    mesh : of these ranks.
-
-    Attributes
-    ----------
-    mesh : as given; Keras objects that hold this one keep it alive.
-    """
-
-    def __init__(self, mesh: Mesh) -> None:
-        super().__init__(mesh.shape, list(AXES), np.arange(mesh.world.size))
-        self.mesh = mesh
-
-
 class RankLayoutMap(keras.distribution.LayoutMap):  # type: ignore[misc]  # Keras has no types
-    """Layout map of a mesh of ranks.
+    """Layout map of a mesh of ranks, which are the devices of Keras's mesh.
 
     Parameters
     ----------
-    device_mesh : the mesh in Keras's form.
+    mesh : the mesh.
     proposes : layouts are proposed for weights that no key fits.
 
     Attributes
     ----------
-    proposes : as given.
+    mesh, proposes : as given.
     """
 
-    def __init__(self, device_mesh: RankMesh, proposes: bool = False) -> None:
-        super().__init__(device_mesh)
-        self.proposes = proposes
+    def __init__(self, mesh: Mesh, proposes: bool) -> None:
+        super().__init__(keras.distribution.DeviceMesh(mesh.shape, list(AXES), np.arange(mesh.world.size)))
+        self.mesh, self.proposes = mesh, proposes
 
 
 class _Axes:
@@ -217,7 +200,7 @@ def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
         )
     if not named:
         return None
-    axis, parts = layout.axes.index(MODEL), layouts.device_mesh.mesh.shape[2]
+    axis, parts = layout.axes.index(MODEL), layouts.mesh.shape[2]
     check_divides(path, shape, axis, parts)
     return int(axis)
 
@@ -237,7 +220,7 @@ def check_divides(path: str, shape: tuple[int, ...], axis: int, parts: int) -> N
 def check_used(layouts: Any, paths: Iterable[str]) -> None:
     """Raise ``PartitionError`` if a layout, as one with a typing error, fits none of these paths of variables."""
     known = list(paths)
-    by_key = {key: type(layouts)(None) for key in layouts}
+    by_key = {key: keras.distribution.LayoutMap(None) for key in layouts}
     for key, single in by_key.items():
         single[key] = layouts[key].axes
         if not any(single[path] is not None for path in known):
