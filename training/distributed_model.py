@@ -45,6 +45,7 @@ from matex_data.training.exact.variables import (
     build_losses,
     build_without_optimizer,
     inner_optimizer,
+    optimizer_variables,
     optimizers,
     replicated_variables,
     replicated_weights,
@@ -416,7 +417,7 @@ def evaluated_model(model: Any, channel: Channel, verify: str) -> DistributedMod
 def _parts_of(model: Any) -> list[Any]:
     """Return the objects to which the traced steps of a model refer; scripts may replace them."""
     steps = [vars(model).get(name) for name in ("train_function", "train_step", "test_step")]
-    variables = [v.value for v in (*model.variables, *(v for o in optimizers(model) for v in o.variables))]
+    variables = [v.value for v in (*model.variables, *optimizer_variables(model))]
     return [*steps, model.optimizer, *model._flatten_layers(), *variables]
 
 

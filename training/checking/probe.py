@@ -17,11 +17,11 @@ from matex_data.training.checking.decisions import Decisions
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.exact.attributes import kept_variables
 from matex_data.training.exact.logs import flat
-from matex_data.training.exact.metrics import own_numbers
+from matex_data.training.exact.metrics import numeric_states, own_numbers
 from matex_data.training.exact.ownership import Ownership
 from matex_data.training.exact.rows import batch_size, rank_bounds
 from matex_data.training.exact.step import RankStep
-from matex_data.training.exact.variables import optimizers, replicated_variables
+from matex_data.training.exact.variables import optimizer_variables, optimizers, replicated_variables
 from matex_data.training.keras_api import ControlFlowGraph
 from matex_data.training.reduction.ops import REDUCED
 from matex_data.training.replacements import Replacements
@@ -292,14 +292,9 @@ def _is_number(value: Any) -> bool:
     return tf.is_tensor(value) and value.shape.rank == 0 and bool(value.dtype.is_floating or value.dtype.is_integer)
 
 
-def optimizer_variables(model: Any) -> list[Any]:
-    """Return the variables of all optimizers of a model."""
-    return [variable for optimizer in optimizers(model) for variable in optimizer.variables]
-
-
 def numeric_metrics(model: Any) -> list[Any]:
     """Return the variables of TensorFlow that hold the states of a model's metrics, where these are numbers."""
-    return resources([v for v in model.metrics_variables if v.dtype not in ("string", "bool")])
+    return resources(numeric_states(model))
 
 
 def resources(variables: Sequence[Any]) -> list[Any]:

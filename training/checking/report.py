@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from matex_data.training.checking.comparison import COMPARABLE, Verdict
 from matex_data.training.checking.probe import METRICS
 from matex_data.training.exact.listed import Proof
-from matex_data.training.exact.metrics import flat_metrics
+from matex_data.training.exact.metrics import flat_metrics, numeric_states
 
 if TYPE_CHECKING:
     from matex_data.training.checking.check import CheckSchedule
@@ -225,8 +225,7 @@ def _metric(model: Any, cause: str | Verdict) -> str | None:
     """Return the name of the metric that alone differs; None if there is no such one."""
     if isinstance(cause, str) or not cause.name.startswith(METRICS):
         return None
-    states = [v for v in model.metrics_variables if v.dtype not in ("string", "bool")]
-    state = states[int(cause.name.removeprefix(METRICS)) - 1]
+    state = numeric_states(model)[int(cause.name.removeprefix(METRICS)) - 1]
     owners = [metric.name for metric in flat_metrics(model.metrics) if any(v is state for v in metric.variables)]
     return str(owners[0] if owners else state.path)
 

@@ -233,14 +233,18 @@ def gathering_flags(model: Any) -> list[Any]:
     return [update.gathered for _, update in _gathering(model)]
 
 
+def numeric_states(model: Any) -> list[Any]:
+    """Return the metric variables of numbers, which checks compare, and name by their positions in this list."""
+    return [v for v in model.metrics_variables if v.dtype not in ("string", "bool")]
+
+
 def change_rules(model: Any) -> list[str]:
-    """Return how the changes of each metric variable of numbers combine over the ranks, by the step traced last.
+    """Return how the changes of each of the ``numeric_states`` combine over the ranks, by the step traced last.
 
     "equal": each rank has seen the global batch; "sum"; otherwise not from the changes alone.
     """
     equal = {id(v) for v in gathered_variables(model)}
-    numbers = [v for v in model.metrics_variables if v.dtype not in ("string", "bool")]
-    return ["equal" if id(v) in equal else _rule(v) for v in numbers]
+    return ["equal" if id(v) in equal else _rule(v) for v in numeric_states(model)]
 
 
 def flat_metrics(metrics: list[Any]) -> list[Any]:

@@ -151,6 +151,11 @@ def optimizers(model: Any) -> list[Any]:
     return [optimizer for optimizer in [model.optimizer, *own.values()] if optimizer is not None]
 
 
+def optimizer_variables(model: Any) -> list[Any]:
+    """Return the variables of all optimizers of a model."""
+    return [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+
+
 def inner_optimizer(optimizer: Any) -> Any:
     """Return the optimizer that updates the weights: that within a ``LossScaleOptimizer``."""
     return getattr(optimizer, "inner_optimizer", optimizer)
@@ -173,6 +178,12 @@ def _within(value: Any) -> Iterator[Any]:
         yield value
 
 
+def changing_variables(layer: Any) -> list[Any]:
+    """Return the variables that a call of a layer may change: seeds, moving statistics, states; not frozen weights."""
+    frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
+    return [v for v in layer.non_trainable_variables if id(v) not in frozen]
+
+
 def row_states(model: Any) -> list[Any]:
     """Return the states of stateful recurrent layers, which have one row for each row of this rank's batch."""
     layers = [layer for layer in model._flatten_layers() if getattr(layer, "stateful", False)]
@@ -187,8 +198,7 @@ def replicated_weights(model: Any) -> list[Any]:
 
 def replicated_variables(model: Any) -> list[Any]:
     """Return the variables that are equal on all ranks: weights and optimizer state, neither seeds nor metrics."""
-    states = [variable for optimizer in optimizers(model) for variable in optimizer.variables]
-    return [*replicated_weights(model), *states]
+    return [*replicated_weights(model), *optimizer_variables(model)]
 
 
 def check_equal_weights(model: Any, channel: Channel) -> None:

@@ -29,6 +29,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.batch_norm import average_moving_statistics, moving_statistics
 from matex_data.training.exact.metrics import combined_values, note_combined
 from matex_data.training.exact.variables import (
+    changing_variables,
     check_equal_weights,
     replicated_variables,
     replicated_weights,
@@ -401,11 +402,10 @@ class ModelState:
 def rank_variables(model: Any) -> list[Any]:
     """Return the variables of layers that may differ between ranks: seeds and counters.
 
-    The weights of frozen layers are not among them, nor moving statistics that have been averaged: they are equal.
+    Moving statistics that have been averaged are not among them: they are equal. States of rows are stored otherwise.
     """
-    equal = {id(v) for layer in model._flatten_layers() for v in layer._trainable_variables}
-    equal |= {id(v) for v in (*moving_statistics(model), *row_states(model))}
-    return [v for v in model.non_trainable_variables if id(v) not in equal]
+    others = {id(v) for v in (*moving_statistics(model), *row_states(model))}
+    return [v for v in changing_variables(model) if id(v) not in others]
 
 
 def positions_of(found: Checkpoint, names: list[str]) -> list[int]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from matex_data.training.exact.digests import content_digest
-from matex_data.training.exact.variables import optimizers
+from matex_data.training.exact.variables import optimizer_variables, optimizers
 from matex_data.training.reduction.graphs import OWN_VARIABLE
 
 log = logging.getLogger("matex_data.training")
@@ -59,8 +59,7 @@ class UnsavedVariables(keras.callbacks.Callback):  # type: ignore[misc]  # Keras
     def _variables(self) -> list[Any]:
         """Return the variables of TensorFlow that the step reads, beside those of the model and its optimizers."""
         model = self.model
-        held = [*model.variables, *model.metrics_variables]
-        held += [variable for optimizer in optimizers(model) for variable in optimizer.variables]
+        held = [*model.variables, *model.metrics_variables, *optimizer_variables(model)]
         known = {v.value.ref() if isinstance(v, keras.Variable) else v.ref() for v in held}
         read = getattr(model.train_step, "read", [])
         return [v for v in read if v.ref() not in known and not v.name.startswith(OWN_VARIABLE)]

@@ -17,7 +17,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.losses import DistributedLoss, distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
-from matex_data.training.exact.variables import inner_optimizer
+from matex_data.training.exact.variables import changing_variables, inner_optimizer
 from matex_data.training.model_parallel.graph import check_graph
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.reduction.ops import Reducer
@@ -102,12 +102,6 @@ def check_stages(model: Any, plans: Sequence[StagePlan]) -> None:
             found=f"only frozen layers, or layers without weights, in stages {untrained}",
             remedy="name layers in split_after so that each stage trains some",
         )
-
-
-def changing_variables(layer: Any) -> list[Any]:
-    """Return the variables that a call of a layer may change: seeds, moving statistics, states; not frozen weights."""
-    frozen = {id(v) for inner in layer._flatten_layers() for v in inner._trainable_variables}
-    return [v for v in layer.non_trainable_variables if id(v) not in frozen]
 
 
 def trained_stages(plans: Sequence[StagePlan]) -> list[int]:

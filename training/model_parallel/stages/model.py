@@ -21,7 +21,7 @@ from matex_data.training.exact.batch_norm import average_moving_statistics
 from matex_data.training.exact.metrics import combine_states, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
-from matex_data.training.exact.variables import separate_seeds
+from matex_data.training.exact.variables import changing_variables, separate_seeds
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred, leave_to_others
 from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
@@ -31,7 +31,6 @@ from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.agreement import Agreement
 from matex_data.training.model_parallel.stages.checks import (
-    changing_variables,
     check_model,
     check_optimizer,
     check_stages,

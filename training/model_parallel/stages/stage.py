@@ -12,8 +12,9 @@ import tensorflow as tf
 from matex_data.training.exact.losses import DistributedLoss, unknown_losses
 from matex_data.training.exact.metrics import weighted_means
 from matex_data.training.exact.state import StepState
+from matex_data.training.exact.variables import changing_variables
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
-from matex_data.training.model_parallel.stages.checks import changing_variables, find_sums, layers_of
+from matex_data.training.model_parallel.stages.checks import find_sums, layers_of
 from matex_data.training.model_parallel.stages.cut import StagePlan
 from matex_data.training.model_parallel.stages.update import GradientSums
 
