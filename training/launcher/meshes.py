@@ -47,6 +47,11 @@ def patch_distributions(channel: Channel, use: Callable[[Mesh], None]) -> None:
             )
         current[0] = value
 
+    @contextlib.contextmanager
+    def scope(distribution: Any) -> Iterator[None]:
+        set_distribution(distribution)
+        yield  # models that are built here train later
+
     for name, function in (
         ("list_devices", list_devices),
         ("get_device_count", get_device_count),
@@ -55,16 +60,7 @@ def patch_distributions(channel: Channel, use: Callable[[Mesh], None]) -> None:
     ):
         for owner in (keras.distribution, keras_distribution):
             setattr(owner, name, function)
-    keras_distribution.Distribution.scope = _scope(set_distribution)
-
-
-def _scope(set_distribution: Callable[[Any], None]) -> Any:
-    @contextlib.contextmanager
-    def scope(distribution: Any) -> Iterator[None]:
-        set_distribution(distribution)
-        yield  # models that are built here train later
-
-    return scope
+    keras_distribution.Distribution.scope = scope
 
 
 def mesh_of(distribution: Any, channel: Channel) -> Mesh:

@@ -159,9 +159,9 @@ class SparsePayload(Payload):
 
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
         values, indices, rows, *sizes = arrays
-        if weight == WHOLE:
-            return _copies([values, indices])
         own_values, own_indices = np.array(values), np.array(indices)
+        if weight == WHOLE:
+            return lambda collectives: [own_values, own_indices]
         own_sizes = np.array([sizes or [indices.size]], np.int64) * bool(weight)
         digest = _digest([own_values, own_indices]) if self._unless_equal else None
 
@@ -241,11 +241,6 @@ def _warn_if_fixed(all_indices: Array, own: Array) -> None:
             "of each rank by themselves: the result is not that of one process\n"
             "  remedy: compute the step in a tf.function, whose graph tells where indices come from"
         )
-
-
-def _copies(arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:
-    copies = [np.array(array) for array in arrays]
-    return lambda collectives: copies
 
 
 def _digest(arrays: Sequence[Array]) -> Integers:
