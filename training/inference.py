@@ -410,12 +410,6 @@ def _begin(
     ----------
     function, arguments : ``evaluate`` or ``predict``, and what it is given.
     options : those of Keras among it.
-
-    Raises
-    ------
-    ArgumentError : something is of another kind.
-    PartitionError : this rank runs a callback that the others do not run; layers that the data passes were adapted to
-        the rows of a rank.
     """
     call, dataset = f"training.{function.__name__}", arguments["dataset"]
 

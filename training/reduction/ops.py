@@ -93,12 +93,8 @@ class Reducer:
 
     Parameters
     ----------
-    strategy : "chained": threads of the graph communicate, one bucket after the other. "funneled": one communication
-        thread runs all operations in order. "concurrent": four threads do, each with a communicator of its own.
-    bucket_bytes : size from which a bucket is closed, in bytes.
-    dense_share : fraction of the rows of a variable, counted over all ranks, from which ``tf.IndexedSlices`` are
-        summed as a dense tensor; with fewer rows all slices are kept. None: always keep them.
-    wire_dtype : "float16" or "bfloat16": dtype in which ``average`` sends dense gradients; None: as they are.
+    strategy, bucket_bytes, dense_share : as of ``distribute``.
+    wire_dtype : dtype in which ``average`` sends dense gradients, as of ``distribute``.
     scope : name scope of the operations.
     collectives : by which ``average`` reduces dense gradients that are sent as they are: "mpi"; "tensorflow"; "auto":
         TensorFlow's, where this process has them for all ranks of the channel. MPI reduces everything else.

@@ -145,9 +145,8 @@ def open_checkpoint(
 
     Parameters
     ----------
-    channel : ranks that resume from it.
+    channel, replicas : as of ``Checkpoint``.
     folder : folder of the checkpoint.
-    replicas : replicas of this rank's part of the model; None: every rank is one.
     compared : called on rank 0 with the number of bytes that have been compared since the last call.
 
     Raises

@@ -141,14 +141,7 @@ class TrainingRun:
         self._epochs = self._sources.epochs()
 
     def steps(self, epoch_iterator: Any, steps: Iterator[Any]) -> Iterator[Any]:
-        """Return the steps of an epoch that are left, with the numbers that they have in the whole epoch.
-
-        Parameters
-        ----------
-        epoch_iterator : epoch iterator of Keras.
-        steps : numbers of the first and of the last step of each execution, and the iterator over batches, as this
-            epoch iterator enumerates them.
-        """
+        """Return the steps of an epoch that are left, of those that Keras's iterator enumerates; see ``steps_from``."""
         return steps_from(self._first_step(), self.start.steps, epoch_iterator.steps_per_execution, steps)
 
     def _first_step(self) -> int:

@@ -160,11 +160,6 @@ class PartRegularizer:
 def cut_model(model: Any, mesh: Mesh, element_spec: Any, owned: bool = False) -> CutModel:
     """Return the context manager of a model on a mesh; that of an earlier training, if it is still in parts.
 
-    Parameters
-    ----------
-    element_spec : element spec of the training data.
-    owned : the state of the optimizer is about to be cut over the replicas, too.
-
     Raises
     ------
     PartitionError : on all ranks, if the layouts do not fit the model, or if it is in parts on another mesh.

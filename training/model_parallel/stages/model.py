@@ -92,11 +92,7 @@ class StagedModel:
     ----------
     model : compiled model.
     mesh : ranks.
-    micro_batches : into which each batch of a replica is divided; None: as many as have ``LEAST_ROWS`` rows; "auto":
-        see ``Trial``.
-    recompute : compute forward again for the backward computation, instead of keeping results.
-    split_after : names of the layers after which the model is cut; None: by cost.
-    sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
+    micro_batches, recompute, split_after, sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``; see ``Trial``.
 
     Attributes
     ----------

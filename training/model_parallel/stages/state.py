@@ -43,18 +43,10 @@ class StagedState(ModelState):
         self._layers, self._mesh, self._holders = layers, mesh, holders
 
     def capture(self, exact: bool = False) -> tuple[Iterator[tuple[str, Array]], dict[str, Any]]:
-        """Return the variables of all stages, and their names. *Collective*, and so is each step of the iterator.
+        """Return the variables of all stages on rank 0, and their names, as of any ``ModelState``. *Collective*.
 
-        Moving statistics are averaged first. Metrics are summed over the replicas, and seeds stacked.
-
-        Parameters
-        ----------
-        exact : has no effect: moving statistics of replicas are averaged in any case.
-
-        Returns
-        -------
-        arrays : names and arrays on rank 0; nothing on the others.
-        facts : names of the variables, and the number of micro-batches that was chosen.
+        Moving statistics of replicas are averaged in any case. Metrics are summed over the replicas, and seeds stacked.
+        The facts have the number of micro-batches that was chosen, too.
         """
         average_moving_statistics(self._layers, self._channel)
         described, held = self._variables()
