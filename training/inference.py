@@ -246,15 +246,7 @@ def predict(
 
 
 class _Prediction:
-    """Predictions of this rank.
-
-    Parameters
-    ----------
-    model : Keras model.
-    channel : ranks that predict.
-    options : of ``keras.Model.predict``.
-    check : of the first batch.
-    """
+    """Predictions of this rank, with options of ``keras.Model.predict`` and a check of the first batch."""
 
     def __init__(self, model: Any, channel: Channel, options: dict[str, Any], check: RowCheck) -> None:
         self._model, self._channel, self._options, self._check = model, channel, options, check

@@ -269,12 +269,7 @@ class ShardComparison:
         return union_spec(spec, rows, flags)
 
     def _trace_probe(self, which: int) -> None:
-        """Trace a probe, unless it is traced.
-
-        Raises
-        ------
-        NotCheckable : it cannot be sharded, or Python code changes attributes of the model.
-        """
+        """Trace a probe once; raise ``NotCheckable`` as it does, and if Python code changes the model."""
         probes = self._probes if which else None
         if which and (probes is None or probes[1].traced):
             return

@@ -263,7 +263,6 @@ class _GatheredUpdate:
 
     Parameters
     ----------
-    metric : its ``update_state`` is called.
     function : function that the metric wraps; rows are gathered if it returns a single number, or if a check has found
         that it combines rows. None: always.
 

@@ -64,11 +64,7 @@ def gathered(channel: Channel, rows: Array) -> Array:
 
     Parameters
     ----------
-    rows : array of shape (rows, ...); texts may be of different lengths.
-
-    Raises
-    ------
-    PartitionError : see ``allgather``.
+    rows : array of shape (rows, ...), as for ``allgather``; texts may be of different lengths.
     """
     if channel.size == 1:
         return rows

@@ -286,12 +286,7 @@ def restore_rank_variables(found: Checkpoint, model: Any, of_all: bool = False) 
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
-    """Return this replica's rows of a state that has one for each row of the global batch. *Collective*.
-
-    Raises
-    ------
-    PartitionError : the global batch had another number of rows.
-    """
+    """Return this replica's rows of a state of each row; raise ``PartitionError`` for another batch. *Collective*."""
     stack = found.array(name)
     rows = stack.reshape(-1, *stack.shape[2:])
     if rows.shape != (found.ranks * variable.shape[0], *variable.shape[1:]):

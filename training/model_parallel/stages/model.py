@@ -414,16 +414,12 @@ class StagedModel:
         self._pipeline.prepare(mode, batch)
 
     def _batches(self, iterator: Any, agreement: Agreement) -> Iterator[tuple[Batch, int]]:
-        """Yield the batches of one execution, each with the rows of all replicas that agree. *Collective*.
-
-        Raises
-        ------
-        OutOfRangeError : there is no batch; a generator cannot raise ``StopIteration``.
-        """
+        """Yield the batches of one execution, each with the rows of all replicas that agree. *Collective*."""
         for step in range(self.model.steps_per_execution):
             batch, rows = agreement.next_batch(self._graph.functional, iterator)
             if batch is None:
                 if step == 0:
+                    # A generator cannot raise StopIteration.
                     raise tf.errors.OutOfRangeError(None, None, "the data has ended")
                 return
             yield batch, rows
