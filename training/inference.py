@@ -23,8 +23,6 @@ from matex_data.training.checking.rows import RowCheck
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import check_not_alone, running_alone
 from matex_data.training.distributed_model import DistributedModel, evaluated_model, open_context
-from matex_data.training.exact.batch_weights import batch_weights
-from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.listed import agreed_proof, specs_of
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
@@ -37,7 +35,7 @@ from matex_data.training.partition.parts import broadcast_in, part_of
 from matex_data.training.prediction_file import write_predictions
 from matex_data.training.reduction.gathering import gathered
 from matex_data.training.replacements import replaced
-from matex_data.training.trainer import BATCH, cut_over, evaluation_data, without_keras_warnings
+from matex_data.training.trainer import BATCH, cut_over, evaluation_data, keras_loop
 
 PREDICTING = "_matex_predicting"
 """Attribute of a model: what its latest prediction of batches depended on, and the step and function of it."""
@@ -97,12 +95,7 @@ def evaluate(
     options: dict[str, Any] = {"verbose": "auto", **keras_evaluate_options}
     if world.rank > 0:
         options["verbose"] = 0
-    with (
-        without_keras_warnings(),
-        unwrapped_errors(),
-        batch_weights(channel.communicator).left_to_keras(),
-        _evaluating(model, channel, dataset, verify) as (distributed, by_launcher),
-    ):
+    with keras_loop(channel), _evaluating(model, channel, dataset, verify) as (distributed, by_launcher):
         if not by_launcher:
             dataset = evaluation_data(distributed, dataset, verify)
             options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
@@ -219,7 +212,7 @@ def predict(
     options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
     if world.rank > 0:
         options["verbose"] = 0
-    with without_keras_warnings(), unwrapped_errors(), batch_weights(channel.communicator).left_to_keras():
+    with keras_loop(channel):
         staged = stages_of(model)
         if open_context(model) is None and staged is None:
             initialize_absent(model.variables)

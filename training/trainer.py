@@ -179,9 +179,7 @@ def fit(
         distributed.owned_optimizer(totals)
         if shard_optimizer and isinstance(distributed, DistributedModel)
         else contextlib.nullcontext(),
-        without_keras_warnings(),
-        unwrapped_errors(),
-        batch_weights(channel.communicator).left_to_keras(),
+        keras_loop(channel),
         _evaluating_in_callbacks(distributed, verify),
     ):
         session = Session(distributed, options, training_run, shard_optimizer)
@@ -359,8 +357,8 @@ def check_steps(channel: Channel, dataset: tf.data.Dataset, steps_per_epoch: int
 
 
 @contextlib.contextmanager
-def without_keras_warnings() -> Iterator[None]:
-    """Context manager: ignore Keras's warning about datasets that end early, which is normal for those of a rank."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "Your input ran out of data")
+def keras_loop(channel: Channel) -> Iterator[None]:
+    """Context manager: a loop of Keras's runs over the data of these ranks, and raises errors of data as they were."""
+    with warnings.catch_warnings(), unwrapped_errors(), batch_weights(channel.communicator).left_to_keras():
+        warnings.filterwarnings("ignore", "Your input ran out of data")  # normal for the data of a rank
         yield

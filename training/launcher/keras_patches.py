@@ -29,9 +29,7 @@ from matex_data.training.checking.rows import ForwardProofs, RowCheck
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.distributed_model import DistributedModel, replace_function
-from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.digests import check_same, difference
-from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import (
@@ -54,7 +52,7 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch, setting
 from matex_data.training.restart.data import TrainingIterator
 from matex_data.training.session import Session
-from matex_data.training.trainer import cut_over, without_keras_warnings
+from matex_data.training.trainer import cut_over, keras_loop
 
 TRAINING = ("fit", "train_on_batch")
 """Patched methods that change a model."""
@@ -343,9 +341,8 @@ class KerasPatches:
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
-            weights = batch_weights(self._channel.communicator)
             thread = self._thread.calls(name) if name in TRAINING else contextlib.nullcontext()
-            with thread, without_keras_warnings(), unwrapped_errors(), weights.left_to_keras(), collective(f"{name}()"):
+            with thread, keras_loop(self._channel), collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
         patch(keras.Model, patched, name)

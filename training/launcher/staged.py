@@ -13,7 +13,6 @@ from matex_data.errors import PartitionError
 from matex_data.mpi.activity import collective
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.exact.digests import check_same
-from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.keras_api import OF_FIT, keras_trainer
 from matex_data.training.launcher.keras_patches import PatchedCall, ShardedEpochIterator, call_within, is_within_call
 from matex_data.training.launcher.resuming import ScriptCheckpoints
@@ -23,7 +22,7 @@ from matex_data.training.model_parallel.stages.update import updating
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import patch, replaced
 from matex_data.training.session import Session
-from matex_data.training.trainer import without_keras_warnings
+from matex_data.training.trainer import keras_loop
 
 
 class StagePatches:
@@ -91,8 +90,7 @@ class StagePatches:
         session = Session(staged, options, run, self._options["shard_optimizer"])
         call = PatchedCall(staged.replicas, run=run)
         with (
-            without_keras_warnings(),
-            unwrapped_errors(),
+            keras_loop(staged.replicas),
             collective("fit()"),
             session.running(),
             staged,
