@@ -88,13 +88,10 @@ def evaluate(
     >>> md.training.evaluate(model, md.training.shard(data), verbose=0)
     4.0
     """
-    channel, world = _begin(evaluate, locals(), keras_evaluate_options)
+    channel, options = _begin(evaluate, locals(), keras_evaluate_options)
     if hasattr(dataset, "tf_dataset"):
         batch_size = channel.size * -(-BATCH // channel.size) if batch_size is None else batch_size
         dataset = dataset.tf_dataset(batch_size, remainder="keep")
-    options: dict[str, Any] = {"verbose": "auto", **keras_evaluate_options}
-    if world.rank > 0:
-        options["verbose"] = 0
     with keras_loop(channel), _evaluating(model, channel, dataset, verify) as (distributed, by_launcher):
         if not by_launcher:
             dataset = evaluation_data(distributed, dataset, verify)
@@ -208,10 +205,7 @@ def predict(
             found=f"steps={keras_predict_options['steps']}",
             remedy='dataset.split(...), or steps= with dataset.tf_dataset(batch_size, remainder="keep")',
         )
-    channel, world = _begin(predict, locals(), keras_predict_options)
-    options: dict[str, Any] = {"verbose": 0 if hasattr(dataset, "tf_dataset") else "auto", **keras_predict_options}
-    if world.rank > 0:
-        options["verbose"] = 0
+    channel, options = _begin(predict, locals(), keras_predict_options)
     with keras_loop(channel):
         staged = stages_of(model)
         if open_context(model) is None and staged is None:
@@ -388,8 +382,8 @@ def _check_target(dataset: Any, gather: bool, to: Any, fields: Sequence[str]) ->
 
 def _begin(
     function: Callable[..., Any], arguments: Mapping[str, Any], options: Mapping[str, Any]
-) -> tuple[Channel, Channel]:
-    """Return the ranks that share the rows of a call, whose arguments are checked, and all ranks. *Collective*.
+) -> tuple[Channel, dict[str, Any]]:
+    """Return the ranks that share the rows of a call, which is checked, and its options of Keras here. *Collective*.
 
     Parameters
     ----------
@@ -412,7 +406,8 @@ def _begin(
         _check_whole(arguments["model"])
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
-    return channel, world
+    default = 0 if function is predict and hasattr(dataset, "tf_dataset") else "auto"  # Keras would show each window
+    return channel, {"verbose": default, **options} if world.rank == 0 else {**options, "verbose": 0}
 
 
 def _check_whole(model: Any) -> None:
