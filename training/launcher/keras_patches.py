@@ -414,9 +414,8 @@ class KerasPatches:
             return original(**options)
         epoch = distributed.within_epoch() if _current_call.get() is not None else contextlib.nullcontext()
         with epoch:
-            few = _has_few_rows(options, self._channel.size) or _limits_steps()
             checkable = self._verify == "never" or (model.built and not model.run_eagerly)
-            if not is_sharded(options.get("x")) and (few or not checkable):
+            if not is_sharded(options.get("x")) and (_is_small(options, self._channel.size) or not checkable):
                 with local_model(model):
                     return call_within(None, original, options)
             options["callbacks"] = evaluation_callbacks(distributed, options.get("callbacks"))
@@ -429,8 +428,7 @@ class KerasPatches:
         check_preprocessing(options.get("x"), self._channel)
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):
             return original(**options)
-        few = _has_few_rows(options, self._channel.size) or _limits_steps()
-        if few or not self._predicts_shards(model, options.get("x")):
+        if _is_small(options, self._channel.size) or not self._predicts_shards(model, options.get("x")):
             return call_within(None, original, options)
         predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
@@ -442,7 +440,12 @@ class KerasPatches:
         cause = check.cause()
         if cause is not None:
             if isinstance(options.get("x"), Iterator):
-                raise _consumed(model, cause)
+                raise PartitionError(
+                    f"{model.name} cannot predict shards of a batch, and its data are taken",
+                    expected="a model that computes each row by itself, or data that can be read again",
+                    found=cause,
+                    remedy="give predict arrays or a tf.data.Dataset in place of a generator",
+                )
             self._report.predicts_whole(model, cause)
             return call_within(None, original, options)
         recorded = list(call.sizes)  # prefetching may have recorded more batches than were predicted
@@ -531,15 +534,6 @@ def _execute(model: Any, run: Callable[..., Any], data: Any) -> Any:
     return call.execute(run, data) if of_fit else run(data)
 
 
-def _consumed(model: Any, cause: str) -> PartitionError:
-    return PartitionError(
-        f"{model.name} cannot predict shards of a batch, and its data are taken",
-        expected="a model that computes each row by itself, or data that can be read again",
-        found=cause,
-        remedy="give predict arrays or a tf.data.Dataset in place of a generator",
-    )
-
-
 DATA = ("x", "y", "sample_weight")
 """Parameters of ``evaluate`` and ``train_on_batch`` that hold one row per sample."""
 DEFAULT_BATCH = 32
@@ -548,14 +542,11 @@ FEW = 16
 """Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
 
 
-def _limits_steps() -> bool:
-    """Return whether ``keras.config.set_max_steps_per_epoch`` cuts evaluations and predictions off, for a trial."""
+def _is_small(options: dict[str, Any], size: int) -> bool:
+    """Return whether the data of a call is one small batch of arrays, or Keras cuts all calls off, for a trial."""
     limit = getattr(keras.config, "max_steps_per_epoch", None)  # since Keras 3.8
-    return limit is not None and limit() is not None
-
-
-def _has_few_rows(options: dict[str, Any], size: int) -> bool:
-    """Return whether the data of a call is one small batch of arrays."""
+    if limit is not None and limit() is not None:
+        return True
     leaves = [leaf for leaf in keras.tree.flatten(options.get("x")) if leaf is not None]
     if not leaves or not all(isinstance(leaf, np.ndarray | tf.Tensor) and leaf.ndim for leaf in leaves):
         return False
