@@ -43,7 +43,7 @@ _BATCH_HOOKS = ("on_batch_begin", "on_train_batch_begin", *_BATCH_ENDS)
 
 _HOOKS = [name for name in dir(keras.callbacks.Callback) if name.startswith("on_")]
 _FAILURES = "_matex_failures"
-"""Attribute of a callback that runs on rank 0 alone: the list of what its hooks raise; None: they raise it at once."""
+"""Attribute of a callback that runs on rank 0 alone, during a fit: the list of what its hooks raise."""
 
 
 def rank_callbacks(
@@ -162,6 +162,7 @@ def _saved_on_all(distributed: TrainedModel, user_callbacks: list[Any], selected
     """Return the callbacks with those that save the model on every rank, since each has a part of it."""
     savers = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
     for callback in savers:
+        vars(callback).pop("set_model", None)
         for name in _HOOKS:
             vars(callback).pop(name, None)  # not alone
             hook = getattr(type(callback), name)
@@ -189,7 +190,8 @@ def _temporary(callback: Any) -> str | None:
 
 def _run_alone(callback: Any, failures: list[Exception] | None) -> None:
     """Wrap the hooks that the class of a callback defines in ``running_alone``; Keras calls no others."""
-    vars(callback)[_FAILURES] = failures  # of the latest call; hooks stay wrapped
+    if failures is not None:
+        vars(callback)[_FAILURES] = failures
     for name in (*_HOOKS, "set_model"):
         hook = getattr(callback, name)
         if getattr(type(callback), name) is not getattr(keras.callbacks.Callback, name) and name not in vars(callback):
@@ -197,7 +199,9 @@ def _run_alone(callback: Any, failures: list[Exception] | None) -> None:
 
 
 def _call_alone(callback: Any, name: str, hook: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
-    failures = vars(callback)[_FAILURES]
+    failures = vars(callback).get(_FAILURES)
+    if failures:  # all ranks are about to raise it
+        return
     with running_alone():
         try:
             hook(*args, **kwargs)
@@ -205,6 +209,12 @@ def _call_alone(callback: Any, name: str, hook: Callable[..., Any], *args: Any, 
             if failures is None or "batch" in name:  # ranks do not agree after each batch
                 raise
             failures.append(error)
+
+
+def end_collecting(callbacks: Sequence[Any]) -> None:
+    """Let callbacks raise errors of their hooks, which stay wrapped, where they occur: a fit has ended."""
+    for callback in callbacks:
+        vars(callback).pop(_FAILURES, None)
 
 
 def _has_batch_hooks(callbacks: Sequence[Any], writers: bool = False) -> bool:
@@ -350,6 +360,7 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Synchronize the learning rate. *Collective*."""
+        self._raise_failure()
         self._synchronize()
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
@@ -366,7 +377,11 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def _raise_failure(self) -> None:
         """Raise on all ranks what a callback has raised on one of them alone. *Collective* if there are such ones."""
         if self._failures is not None:
-            self._channel.communicator.agree(self._failures[0] if self._failures else None)
+            own = self._failures[0] if self._failures else None
+            try:
+                self._channel.communicator.agree(own)
+            except Exception as error:
+                raise own or error from None
 
     def _broadcast(self) -> None:
         if self._changed:

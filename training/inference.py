@@ -359,7 +359,8 @@ def _joined(*outputs: Any) -> Any:
 @contextlib.contextmanager
 def _stand_ins(model: Any) -> Iterator[None]:
     """Context manager: batches without rows can be predicted, by a step that is traced once for an unchanged model."""
-    step, options = model.predict_step, (model.predict_function, model.jit_compile, model.run_eagerly)
+    step = model.predict_step
+    options = model.predict_function, model.jit_compile, model.run_eagerly, model.steps_per_execution
     parts = [getattr(step, "__func__", step), *options, *model._flatten_layers(), *(v.value for v in model.variables)]
     before, step, function = vars(model).get(PREDICTING, ([], None, None))
     if len(before) != len(parts) or any(a is not b for a, b in zip(before, parts, strict=True)):

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from matex_data.training.callbacks import TrainedModel, rank_callbacks
+from matex_data.training.callbacks import TrainedModel, end_collecting, rank_callbacks
 from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
@@ -70,4 +70,7 @@ class Session:
         """Context manager of the training: signals request this process to save and end, if there is a checkpoint."""
         saves = self._run is not None and self._run.folder is not None
         with stopping_on_request() if saves else contextlib.nullcontext(), self._busy:
-            yield
+            try:
+                yield
+            finally:
+                end_collecting(self._callbacks)

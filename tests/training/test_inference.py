@@ -174,6 +174,23 @@ def test_pipelines_and_callbacks(size: int, function: Any, table: str, ranks: Po
     ranks(size).run(function, table, timeout=100)
 
 
+def _compiled_again(comm: Any, table: str) -> None:
+    import matex_data as md
+    from matex_data import training
+
+    *_, outputs = _whole(table, comm)
+    data, model = md.open_dataset(table, inputs="x", comm=comm), _model()
+    for steps in (1, 4):
+        model.compile("adam", "sparse_categorical_crossentropy", steps_per_execution=steps)
+        batches = data.tf_dataset(batch_size=6, remainder="keep")
+        found = training.predict(model, batches, gather=True, comm=comm, verbose=0)
+        np.testing.assert_allclose(found, outputs, rtol=1e-5)
+
+
+def test_a_model_that_is_compiled_for_several_steps(table: str, ranks: Pools) -> None:
+    ranks(2).run(_compiled_again, table)
+
+
 def _damaged(comm: Any, path: str) -> str:
     import matex_data as md
     from matex_data import training

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -33,6 +34,8 @@ from matex_data.training.reduction.payloads import WHOLE
 from matex_data.training.reduction.rounding import WireDtype
 from matex_data.training.replacements import Replacements, setting
 
+log = logging.getLogger("matex_data.training")
+_told: list[bool] = []
 _by_row: ContextVar[bool] = ContextVar("by_row", default=False)
 """True while TensorFlow maps a function over rows."""
 
@@ -132,7 +135,10 @@ class GradientPatches:
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
             gradients = original(*args, **kwargs)
-            if not self._enabled() or is_recording() or _by_row.get():
+            if not self._enabled() or is_recording():
+                return gradients
+            if _by_row.get():
+                self._tell_of_rows()
                 return gradients
             return self._average_variables(kwargs[keyword] if keyword in kwargs else args[position], gradients)
 
@@ -145,10 +151,23 @@ class GradientPatches:
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            with setting(_by_row, True):
+            target = kwargs.get("target", args[1] if len(args) > 1 else None)
+            one = name == "jacobian" and getattr(getattr(target, "shape", None), "rank", None) == 0
+            with setting(_by_row, _by_row.get() or not one):
                 return original(*args, **kwargs)
 
         self._replacements.set(owner, name, patched)
+
+    def _tell_of_rows(self) -> None:
+        """Say once what averages the gradients of rows."""
+        if self._average.channel.rank == 0 and self._average.channel.size > 1 and not _told:
+            _told.append(True)
+            log.warning(
+                "gradients within tf.map_fn, tf.vectorized_map and tape.jacobian are those of this rank's rows: the "
+                "optimizer averages what it gets of them\n"
+                "  remedy: where a step changes variables by them without an optimizer, average them by "
+                "training.allreduce"
+            )
 
     def _average_variables(self, sources: Any, gradients: Any) -> Any:
         """Average the gradients whose sources are variables."""

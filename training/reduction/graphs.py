@@ -166,13 +166,19 @@ def index_parts(indices: Any) -> list[tuple[Any, IndexKind]]:
     source = indices
     while hasattr(source, "graph") and source.op.type in _SOURCES:
         before = source.op.inputs[_SOURCES[source.op.type]]
-        if before.shape.rank != 1:
+        if before.shape.rank != 1 or (source.op.type == "SelectV2" and not _counts_from_end(source.op, before)):
             break
         source = before
     if hasattr(source, "graph") and source.shape.rank == 1 and source.op.type == "ConcatV2":
         return [part for one in source.op.inputs[:-1] for part in index_parts(one)]
     unique = hasattr(source, "graph") and source.op.type in _UNIQUE and source.value_index == 0
     return [(indices, "unique" if unique else "rows")]
+
+
+def _counts_from_end(selection: Any, indices: Any) -> bool:
+    """Return whether a selection adds something to some of these indices, as Keras does to those below 0."""
+    added = selection.inputs[1].op
+    return added.type == "AddV2" and any(tensor is indices for tensor in added.inputs)
 
 
 def is_count(tensor: Any, counts: Collection[int]) -> bool:

@@ -162,7 +162,7 @@ class SparsePayload(Payload):
         own_values, own_indices = np.array(values), np.array(indices)
         if weight == WHOLE:
             return lambda collectives: [own_values, own_indices]
-        own_sizes = np.array([sizes or [indices.size]], np.int64) * bool(weight)
+        own_sizes = np.array(sizes if sizes else indices.size, np.int64).reshape(1, -1) * bool(weight)
         digest = _digest([own_values, own_indices]) if self._unless_equal else None
 
         def communicate(collectives: Collectives) -> list[Array]:
@@ -206,6 +206,8 @@ def joined_parts(values: Array, indices: Array, sizes: Integers, kinds: Sequence
     >>> joined_parts(np.array([1.0, 2, 4, 8]), np.array([7, 9, 9, 3]), np.array([[2], [2]]), ["unique"])
     [array([8., 1., 6.]), array([3, 7, 9])]
     """
+    if sizes.sum() != len(indices):
+        return [values, indices]  # parts of other sizes than they seem to have
     borders = np.cumsum(sizes).reshape(sizes.shape)
     parts = []
     for part, kind in enumerate(kinds):
