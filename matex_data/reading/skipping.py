@@ -159,7 +159,7 @@ def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:
         row=named[0].row,
         expected='at least one sample that can be read, with on_error="skip"',
         found=named[0].problem,
-        remedy="check the files and their storage; matex validate reads them all",
+        remedy="check the files and their storage; matex validate names the first that is damaged",
     )
 
 
