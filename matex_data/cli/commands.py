@@ -97,7 +97,7 @@ def inspect(
 
     with report(html, f"matex inspect {' '.join(paths)}") as output:
         try:
-            data = _open(output, paths, format, field, **inspecting.parse_options(option or []))
+            data = _open(output, paths, format, field, option)
         except FormatError as error:  # such as fields of different lengths, of which one has to select some
             if not output.console.quiet and not as_json and error.file is not None:
                 _print_tree(output, error.file, format)
@@ -123,10 +123,8 @@ def stats(
     html: Html = None,
 ) -> None:
     """Show mean, standard deviation, range and missing values of all numeric fields, in one read of the data."""
-    from matex_data.cli.inspecting import parse_options
-
     with report(html, f"matex stats {' '.join(paths)}") as output:
-        data = _open(output, paths, format, field, **parse_options(option or []))
+        data = _open(output, paths, format, field, option)
         rows = _statistics(output, data, "reading", "mean", "std", "min", "max", "count", "missing")
         if as_json:
             known = {
@@ -147,6 +145,7 @@ def plan(
     batch_size: Annotated[int | None, typer.Option(help="Samples of a global batch; a multiple of the ranks.")] = None,
     format: FormatName = None,
     field: FieldNames = None,
+    option: Options = None,
     ranks_per_node: Annotated[
         int | None, typer.Option(help="Ranks of a machine, for its memory; with --train, the cores by default.", min=1)
     ] = None,
@@ -174,7 +173,7 @@ def plan(
     with report() as output:
         if train is not None:
             of_data = {"--ranks": ranks, "--batch-size": batch_size, "--format": format, "--field": field} | sizes
-            planning.refuse(of_data | {"--plot": plot}, "leave it out, or --train")
+            planning.refuse(of_data | {"--option": option, "--plot": plot}, "leave it out, or --train")
             behind = sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
             files = (paths or [])[: len(paths or []) - len(behind)]
             planning.refuse(
@@ -191,7 +190,8 @@ def plan(
         if shuffle not in planning.SHUFFLES:
             raise DataError("unknown shuffle", expected=f"--shuffle of {list(planning.SHUFFLES)}", found=repr(shuffle))
         order = planning.SHUFFLES[shuffle]
-        data = _open(output, paths, format, field, **{name: size for name, size in sizes.items() if size is not None})
+        given = {name: size for name, size in sizes.items() if size is not None}
+        data = _open(output, paths, format, field, option, **given)
         if batch_size > len(data):
             raise DataError(
                 "there are fewer samples than a batch has",
@@ -232,6 +232,7 @@ def validate(
     paths: PathArguments,
     format: FormatName = None,
     field: FieldNames = None,
+    option: Options = None,
     batch_size: Annotated[int, typer.Option(help="Samples that are read at once.")] = 1024,
     limit: Limit = 60.0,
     html: Html = None,
@@ -242,8 +243,8 @@ def validate(
     """
     with report(html, f"matex validate {' '.join(paths)}") as output:
         console = output.console
-        _check_hdf5(paths, format, field, limit)
-        data = _open(output, paths, format, field)
+        _check_hdf5(paths, format, field, option, limit)
+        data = _open(output, paths, format, field, option)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
         terminal = console.is_terminal
@@ -260,13 +261,14 @@ def bench(
     paths: PathArguments,
     format: FormatName = None,
     field: FieldNames = None,
+    option: Options = None,
     batch_size: Annotated[int, typer.Option(help="Samples of a global batch.")] = 256,
     epochs: Annotated[int, typer.Option(help="Number of epochs; the first one may find cold caches.", min=1)] = 3,
     html: Html = None,
 ) -> None:
     """Measure shuffled epochs, and the speed of plain reads of the same files."""
     with report(html, f"matex bench {' '.join(paths)}") as output:
-        data = _open(output, paths, format, field)
+        data = _open(output, paths, format, field, option)
         ranks = data.ranks
         batches = data.batches(-(-batch_size // ranks) * ranks, shuffle=True, seed=0, remainder="keep")
         table = Table("epoch", "seconds", "samples/s", "decoded MB/s", "waiting for data")
@@ -349,11 +351,21 @@ def _start_unless_started(ranks: str, arguments: list[str]) -> None:
         raise typer.Exit(1) from None
 
 
-def _open(output: Report, paths: list[str], format: str | None, fields: list[str] | None, **options: Any) -> Any:
+def _open(
+    output: Report,
+    paths: list[str],
+    format: str | None,
+    fields: list[str] | None,
+    options: list[str] | None,
+    **more: Any,
+) -> Any:
+    """Return the data set; ``options`` are texts of ``--option``, and come before all else."""
+    from matex_data.cli.inspecting import parse_options
     from matex_data.opening.open import open_dataset
 
+    arguments: dict[str, Any] = {"format": format, "inputs": fields or None, **more, **parse_options(options or [])}
     with shown(output.console, "opening files"):
-        return open_dataset(paths if len(paths) > 1 else paths[0], format=format, inputs=fields or None, **options)
+        return open_dataset(paths if len(paths) > 1 else paths[0], **arguments)
 
 
 def _shuffle_quality(data: Any, batch_size: int) -> str:
@@ -362,15 +374,22 @@ def _shuffle_quality(data: Any, batch_size: int) -> str:
     return f"shuffle: {quality}" + (f". {quality.remedy}" if quality.ratio > 2 else "")
 
 
-def _check_hdf5(paths: list[str], format: str | None, fields: list[str] | None, limit: float) -> None:
+def _check_hdf5(
+    paths: list[str], format: str | None, fields: list[str] | None, options: list[str] | None, limit: float
+) -> None:
     """Exit with the errors of all files that the HDF5 library cannot open. *Collective*."""
+    from matex_data.cli.inspecting import parse_options
     from matex_data.cli.probing import is_hdf5, probe
     from matex_data.mpi.library import MPI
     from matex_data.opening.given import expand
 
     comm = MPI.COMM_WORLD
     files = [file for file in expand(paths, format) if is_hdf5(file)][comm.rank :: comm.size]
-    errors = [error for errors in comm.allgather(probe(files, format, fields, limit)) for error in errors]
+    errors = [
+        error
+        for errors in comm.allgather(probe(files, format, fields, limit, options=parse_options(options or [])))
+        for error in errors
+    ]
     for error in errors if comm.rank == 0 else ():
         print_error(error)
     if errors:

@@ -6,8 +6,8 @@ the rows that only the library can read, and writes a line after each step. The 
 
 from __future__ import annotations
 
+import ast
 import base64
-import json
 import os
 import pickle
 import resource
@@ -17,13 +17,15 @@ import subprocess
 import sys
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from inspect import signature
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
 from matex_data.errors import DataError, FormatError
 from matex_data.index.library import LibraryRows
+from matex_data.index.whole import SAMPLE
 from matex_data.machine import free_memory, without_rank
 from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
 from matex_data.storage.trust import Trust
@@ -31,6 +33,8 @@ from matex_data.storage.trust import Trust
 SECONDS = 60.0  # limit of a step of the library: to open a file, or to read one block of rows
 START_SECONDS = 300.0  # limit of the start of the child
 CHILD = (sys.executable, "-m", "matex_data.cli.probing")
+
+_MAKE_FIELDS = ("derive", "file_fields", "absent")  # options by which --field may name what the files lack
 
 ProbeStep = Callable[[], None]
 
@@ -50,6 +54,7 @@ def probe(
     names: Sequence[str] | None = None,
     seconds: float = SECONDS,
     command: Sequence[str] = CHILD,
+    options: Mapping[str, Any] | None = None,
 ) -> list[DataError]:
     """Return the errors of files that cannot be opened, or on which the library crashes or hangs.
 
@@ -60,19 +65,30 @@ def probe(
     names : fields to read; None: all.
     seconds : limit of one step of the library.
     command : command that starts the child.
+    options : arguments of ``open_dataset``, of which the child takes those of the reader.
     """
+    options = options or {}
+    names = None if any(options.get(name) is not None for name in _MAKE_FIELDS) else names
+    asked = [format, names, _of_reader(options), seconds]
     errors: list[DataError] = []
     remaining = list(paths)
     while remaining:
-        done, more = _run(remaining, format, names, seconds, command)
+        done, more = _run(remaining, asked, seconds, command)
         errors += more
         remaining = remaining[done:]
     return errors
 
 
-def _run(
-    paths: Sequence[str], format: str | None, names: Sequence[str] | None, seconds: float, command: Sequence[str]
-) -> tuple[int, list[DataError]]:
+def _of_reader(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options of the reader among arguments of ``open_dataset``."""
+    from matex_data.opening.open import open_dataset  # not in the child, which does not use MPI
+    from matex_data.transforms.categories import without_categories
+
+    own = signature(open_dataset).parameters.keys() - {SAMPLE}
+    return without_categories({name: value for name, value in options.items() if name not in own})[1]
+
+
+def _run(paths: Sequence[str], asked: list[Any], seconds: float, command: Sequence[str]) -> tuple[int, list[DataError]]:
     """Probe files in one child until it ends; return the number of files done, at least one, and their errors."""
     done, errors = 0, []
     with subprocess.Popen(
@@ -81,7 +97,7 @@ def _run(
         assert child.stdin is not None and child.stdout is not None
         try:
             with suppress(BrokenPipeError), child.stdin as pipe:
-                pipe.write(json.dumps([list(paths), format, names, seconds, free_memory()]).encode())
+                pipe.write(repr([list(paths), *asked, free_memory()]).encode())
             for line in _lines(child.stdout, seconds):
                 kind, _, text = line.partition(" ")
                 if kind == "error":
@@ -139,7 +155,7 @@ def main() -> None:
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # libraries may print to stdout
     warnings.simplefilter("ignore")  # the parent shows them when it opens the files
-    paths, format, names, seconds, memory = json.load(sys.stdin)
+    paths, format, names, options, seconds, memory = ast.literal_eval(sys.stdin.read())
     _limit_memory(memory)
 
     def step() -> None:
@@ -149,7 +165,7 @@ def main() -> None:
     for path in paths:
         step()
         try:
-            _probe_file(path, format, names, step)
+            _probe_file(path, format, names, options, step)
         except DataError as error:
             out.write(f"error {base64.b64encode(pickle.dumps(error)).decode()}\n")
         except Exception as error:
@@ -159,11 +175,13 @@ def main() -> None:
             out.write("sound\n")
 
 
-def _probe_file(path: str, format: str | None, names: Sequence[str] | None, step: ProbeStep) -> None:
+def _probe_file(
+    path: str, format: str | None, names: Sequence[str] | None, options: Mapping[str, Any], step: ProbeStep
+) -> None:
     """Open one file, and read the rows that only the library can read; raise ``DataError`` if it cannot be read."""
     with Path(path).open("rb") as file:
         head = file.read(HEAD_BYTES)
-    index = reader(format or detect(path, head))(path, names, Trust.of_site())
+    index = reader(format or detect(path, head))(path, names, Trust.of_site(), **options)
     for file_index in index.files:
         for layout in file_index.layouts.values():
             if isinstance(layout, LibraryRows):

@@ -16,7 +16,7 @@ from rich.table import Table
 
 import matex_data as md
 from matex_data.cli import planning
-from matex_data.cli.commands import _plain_speed
+from matex_data.cli.commands import _plain_speed, main
 from matex_data.cli.report import report
 from tests.support.launch import run_script
 
@@ -154,6 +154,22 @@ def test_bench(path: str) -> None:
     for epochs in ("0", "-2"):
         done = run_script(1, CALL, "bench", path, "--epochs", epochs)
         assert done.returncode == 2 and "--epochs" in done.stderr
+
+
+@pytest.mark.parametrize("command", ["validate", "bench", "plan"])
+def test_options_of_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    """Files whose errors ask for an option; of HDF5, the process that probes them needs it, too."""
+    (tmp_path / "a.csv").write_text("1,2\n3,4\n5,6\n")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["one/x"], file["two/x"] = np.zeros(3), np.ones(4)
+    job = ("--ranks", "1", "--batch-size", "2") if command == "plan" else ()
+    for name, option in (("a.csv", "header=None"), ("a.h5", "sample=group")):
+        monkeypatch.setattr("sys.argv", ["matex", command, str(tmp_path / name), *job, "--option", option])
+        with pytest.raises(SystemExit) as done:
+            main()
+        assert not done.value.code, capsys.readouterr().err
 
 
 def test_plain_reads_are_those_of_all_files_of_a_folder(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from tests.support.machine_speed import scaled
 CHILD = """
 import json, os, signal, sys, time
 from matex_data.cli import probing
-def look(path, format, names, step):
+def look(path, format, names, options, step):
     name = os.path.basename(path)
     if name.startswith("crash"):
         signal.signal(signal.SIGSEGV, signal.SIG_DFL)
