@@ -381,7 +381,8 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             try:
                 self._channel.communicator.agree(own)
             except Exception as error:
-                raise own or error from None
+                first = own or error
+                raise first from first.__cause__
 
     def _broadcast(self) -> None:
         if self._changed:
