@@ -7,6 +7,7 @@ import math
 import os
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -237,23 +238,28 @@ def validate(
     limit: Limit = 60.0,
     html: Html = None,
 ) -> None:
-    """Read and decode every sample, report damaged data, and count missing values.
+    """Read and decode every sample, list what is damaged, and count missing values of the rest; exit with 1 on damage.
 
     Open HDF5 and netCDF-4 files in a child process first, since the HDF5 library crashes on some damaged files.
     """
+    from matex_data.reading.skipping import by_damage
+
     with report(html, f"matex validate {' '.join(paths)}") as output:
-        console = output.console
         _check_hdf5(paths, format, field, option, limit)
-        data = _open(output, paths, format, field, option)
-        ranks = data.ranks
-        batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
-        terminal = console.is_terminal
-        for _ in track(batches, "reading", total=len(batches), console=console, transient=True, disable=not terminal):
-            pass
-        columns = "missing", "min", "mean", "max"
-        rows = _statistics(output, data, "counting missing values", *columns) if _numeric(data) else {}
-        output.print(f"{counted(len(data), 'sample')} without damage")
+        data = _open(output, paths, format, field, option, on_error="skip")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".* and are skipped:")  # the list is below
+            _read_all(output, data, batch_size)
+            damaged = len(data.skipped)
+            columns = "missing", "min", "mean", "max"
+            some = damaged < len(data) and _numeric(data)
+            rows = _statistics(output, data, "counting missing values", *columns) if some else {}
+        output.print(f"{counted(len(data) - damaged, 'sample')} without damage")
+        for line in by_damage(data.skipped):
+            output.print(line)
         output.print(_table(rows))
+    if damaged:
+        raise typer.Exit(1)
 
 
 @app.command(epilog='Example: mpiexec -n 2 matex bench "run*.h5" --batch-size 256')
@@ -366,6 +372,19 @@ def _open(
     arguments: dict[str, Any] = {"format": format, "inputs": fields or None, **more, **parse_options(options or [])}
     with shown(output.console, "opening files"):
         return open_dataset(paths if len(paths) > 1 else paths[0], **arguments)
+
+
+def _read_all(output: Report, data: Any, batch_size: int) -> None:
+    """Read all samples, also where none can be read: ``data.skipped`` has those."""
+    console, ranks = output.console, data.ranks
+    batches = data.batches(-(-batch_size // ranks) * ranks, remainder="keep")
+    silent = not console.is_terminal
+    try:
+        for _ in track(batches, "reading", total=len(batches), console=console, transient=True, disable=silent):
+            pass
+    except DataError:
+        if len(data.skipped) < len(data):
+            raise
 
 
 def _shuffle_quality(data: Any, batch_size: int) -> str:

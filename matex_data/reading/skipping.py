@@ -6,8 +6,9 @@ halves, quarters and so on, until each of them is read or fails alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import groupby
 
 import numpy as np
 
@@ -52,15 +53,34 @@ class SkippedSample:
     file : path.
     row : number of the sample within the file; None if the file holds no other.
     problem : reason, in a few words.
+    field : that is damaged; None if it is unknown.
     """
 
     file: str
     row: int | None
     problem: str
+    field: str | None = None
 
     def __str__(self) -> str:
-        where = repr(self.file) if self.row is None else f"{self.file!r}, row {self.row}"
-        return f"{where}: {self.problem}"
+        return _described(self, None if self.row is None else f"row {self.row}")
+
+
+def _described(sample: SkippedSample, rows: str | None) -> str:
+    field = None if sample.field is None else f"field {sample.field!r}"
+    return f"{', '.join(filter(None, (repr(sample.file), field, rows)))}: {sample.problem}"
+
+
+def by_damage(samples: Iterable[SkippedSample]) -> Iterator[str]:
+    """Yield a line for each damage: for rows that follow one another and have the same problem, as in a chunk."""
+
+    def damage(numbered: tuple[int, SkippedSample]) -> tuple[object, ...]:
+        number, sample = numbered
+        return sample.file, sample.field, sample.problem, None if sample.row is None else sample.row - number
+
+    for _, group in groupby(enumerate(samples), damage):
+        rows = [sample for _, sample in group]
+        first, last = rows[0], rows[-1]
+        yield str(first) if len(rows) == 1 else _described(first, f"rows {first.row} to {last.row}")
 
 
 @dataclass
@@ -121,7 +141,8 @@ class SkippedSamples:
         path, row = self._index.located(number)
         other = error.file not in (None, path)  # one of the many files of a folder
         reason = error.problem if error.found is None else f"{error.problem} ({error.found})"
-        return SkippedSample(error.file or path, error.row if other else row, " ".join(reason.split())[:200])
+        row = error.row if other else row
+        return SkippedSample(error.file or path, row, " ".join(reason.split())[:200], error.field)
 
     def report(self, comm: Communicator, tally: Tally, purpose: str) -> None:
         """Tell all ranks which samples were skipped; rank 0 warns if there are any. *Collective*.
@@ -159,7 +180,7 @@ def _nothing_readable(named: list[SkippedSample], purpose: str) -> DataError:
         row=named[0].row,
         expected='at least one sample that can be read, with on_error="skip"',
         found=named[0].problem,
-        remedy="check the files and their storage; matex validate names the first that is damaged",
+        remedy="check the files and their storage; matex validate lists what is damaged",
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,15 +135,20 @@ def test_validate_counts_missing_values(path: str, size: int) -> None:
     assert "499" in done.stdout and "1" in done.stdout
 
 
-def test_validate_names_the_damaged_row(path: str, tmp_path: Path) -> None:
-    with h5py.File(path) as file:
-        chunk = file["hits"].id.get_chunk_info(2)
+@pytest.mark.parametrize(("size", "damaged"), [(3, [2, 3, 5]), (1, range(10))])
+def test_validate_lists_all_damage(path: str, tmp_path: Path, size: int, damaged: Sequence[int]) -> None:
     content = bytearray(Path(path).read_bytes())
-    content[chunk.byte_offset + 5] ^= 4
+    with h5py.File(path) as file:
+        for number in damaged:
+            content[file["hits"].id.get_chunk_info(number).byte_offset + 5] ^= 4
     (tmp_path / "flipped.h5").write_bytes(content)
-    done = run_script(2, CALL, "validate", str(tmp_path / "flipped.h5"))
-    assert done.returncode == 1
-    assert "row 100" in done.stderr and "'hits'" in done.stderr and "Traceback" not in done.stderr
+    done = run_script(size, CALL, "validate", str(tmp_path / "flipped.h5"))
+    assert done.returncode == 1 and not done.stderr, done.stderr
+    rows = [(0, 499)] if size == 1 else [(100, 199), (250, 299)]  # chunks of the same content have the same problem
+    for first, last in rows:
+        assert done.stdout.count(f"flipped.h5', field 'hits', rows {first} to {last}: ") == 1
+    assert f"{500 - 50 * len(damaged)} samples without damage" in done.stdout
+    assert ("mean" in done.stdout) == (size == 3)
 
 
 def test_bench(path: str) -> None:
