@@ -252,8 +252,8 @@ def validate(
             _read_all(output, data, batch_size)
             damaged = len(data.skipped)
             columns = "missing", "min", "mean", "max"
-            some = damaged < len(data) and _numeric(data)
-            rows = _statistics(output, data, "counting missing values", *columns) if some else {}
+            any_left = damaged < len(data) and _numeric(data)
+            rows = _statistics(output, data, "counting missing values", *columns) if any_left else {}
         output.print(f"{counted(len(data) - damaged, 'sample')} without damage")
         for line in by_damage(data.skipped):
             output.print(line)
