@@ -271,7 +271,7 @@ def test_communicators_are_made_in_one_function() -> None:
     """Look at calls: ``deadlines.derived`` gets such a method, and calls it with a deadline."""
     calls = [node for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]
     made = [ast.unparse(node) for node in calls if isinstance(node.func, ast.Attribute) and node.func.attr in MAKERS]
-    assert made == ["MPI.Info.Create(hints())"]
+    assert made == ["MPI.Info.Create(comm.agreed(hints))"]
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=_id)

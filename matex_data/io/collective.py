@@ -26,10 +26,12 @@ from matex_data.storage.files import exists, size_of
 
 
 def hints() -> dict[str, str]:
-    """Return the MPI-IO hints for opening files."""
+    """Return the MPI-IO hints for opening files; an error if ``MATEX_IO_HINTS`` has one without a value."""
     values = {"romio_cb_read": "disable", "romio_ds_read": "disable"}
     for pair in filter(None, os.environ.get("MATEX_IO_HINTS", "").split(",")):
-        key, _, value = pair.partition("=")
+        key, separator, value = pair.partition("=")
+        if not separator:
+            raise DataError("MATEX_IO_HINTS has a hint without a value", expected="name=value,...", found=repr(pair))
         values[key.strip()] = value.strip()
     return values
 
@@ -63,7 +65,7 @@ class CollectiveFiles:
         self.fault = probe.obstacle(comm, list(regular.values())) if regular else None
         if self.fault is not None or not regular:
             return
-        info = MPI.Info.Create(hints())
+        info = MPI.Info.Create(comm.agreed(hints))
         for number, path in regular.items():
             error: DataError | None = None
             comm.barrier()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -106,9 +107,14 @@ def launcher_command(ranks: int, library: MpiLibrary) -> list[str]:
 
     Raises
     ------
-    PartitionError : there is no launcher that fits the library.
+    PartitionError : there is no launcher that fits the library, or ``MATEX_MPIEXEC`` names none.
     """
-    srun = find_srun() if os.environ.get("SLURM_JOB_ID") and not os.environ.get(MPIEXEC) else None
+    named = os.environ.get(MPIEXEC)
+    if named and shutil.which(named) is None:
+        raise PartitionError(
+            f"{MPIEXEC} names no program", found=repr(named), remedy=f"name an mpiexec, or unset {MPIEXEC}"
+        )
+    srun = find_srun() if os.environ.get("SLURM_JOB_ID") and not named else None
     available = plugins(srun.path) if srun else ()
     plugin = plugin_for(library, available)
     if srun and plugin:

@@ -141,8 +141,8 @@ class SkippedSamples:
         path, row = self._index.located(number)
         other = error.file not in (None, path)  # one of the many files of a folder
         reason = error.problem if error.found is None else f"{error.problem} ({error.found})"
-        row = error.row if other else row
-        return SkippedSample(error.file or path, row, " ".join(reason.split())[:200], error.field)
+        reason = " ".join(reason.split())[:200]
+        return SkippedSample(error.file or path, error.row if other else row, reason, error.field)
 
     def report(self, comm: Communicator, tally: Tally, purpose: str) -> None:
         """Tell all ranks which samples were skipped; rank 0 warns if there are any. *Collective*.

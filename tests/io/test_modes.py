@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from matex_data import PartitionError, open_dataset
+from matex_data import DataError, PartitionError, open_dataset
 from matex_data.io import modes
 from matex_data.io.files import Files
 from matex_data.io.modes import MOST_SHARED_FILES, choose
@@ -47,6 +47,22 @@ def test_hints_choose_collective_reads(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choose("auto", ["/home/x.h5"]).collective
     with pytest.raises(PartitionError, match="takes no io= of this kind"):
         open_dataset({"x": np.ones(3)}, io="parallel")  # type: ignore[arg-type]
+
+
+@pytest.mark.rank_counts(2)
+def test_hints_without_a_value(pool: Pool, tmp_path: Path) -> None:
+    np.save(tmp_path / "x.npy", np.arange(6.0))
+    for found in pool.run(_refused, str(tmp_path / "x.npy")):
+        assert "MATEX_IO_HINTS has a hint without a value" in found and "'romio_cb_read'" in found
+
+
+def _refused(comm: MPI.Intracomm, path: str) -> str:
+    """Return the error of ranks of which the last one has such a hint."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MATEX_IO_HINTS", "romio_cb_read" if comm.rank else "romio_cb_read=disable")
+        with pytest.raises(DataError) as caught:
+            open_dataset(path, comm=comm, io="collective").load()
+    return str(caught.value)
 
 
 def _arrays(batch: Any) -> list[Any]:

@@ -13,6 +13,7 @@ import pytest
 from matex_data import PartitionError, machine
 from matex_data.launching import start
 from matex_data.launching.launchers import Launcher
+from matex_data.launching.library import mpi_library
 from matex_data.machine import without_rank
 from matex_data.training.launcher.arguments import parse
 from tests.cli.test_commands import CALL
@@ -107,6 +108,22 @@ def test_another_number_of_ranks_is_an_error(monkeypatch: pytest.MonkeyPatch) ->
     for value in ("0", "-1", "many", ""):
         with pytest.raises(PartitionError, match="no number of ranks"):
             start.is_started(value)
+
+
+def test_a_launcher_that_is_named_exists(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MATEX_MPIEXEC", "/no/such/mpiexec")
+    with pytest.raises(PartitionError, match=r"MATEX_MPIEXEC names no program.*\n.*'/no/such/mpiexec'"):
+        start.launcher_command(2, mpi_library())
+
+
+@pytest.mark.parametrize(
+    ("given", "needed"), [(["--save-every", "5"], "--checkpoint"), (["--micro-batches", "auto"], "--stages")]
+)
+def test_options_that_need_another_one(given: list[str], needed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        parse([*given, __file__])
+    assert f"{given[0]} is for {needed}" in capsys.readouterr().err
+    assert parse([*given, needed, "2", __file__]).of_run
 
 
 def test_number_of_ranks(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -53,6 +53,10 @@ def parse(arguments: Sequence[str]) -> Arguments:
     alone = given["strategy"] == "chained" and given["model"] == given["stages"] == 1
     if given["collectives"] == "tensorflow" and not alone:
         parser.error("--collectives tensorflow is for --strategy chained, and not for --model and --stages")
+    if given["save_every"] and given["checkpoint"] is None:
+        parser.error("--save-every is for --checkpoint FOLDER")
+    if given["micro_batches"] and given["stages"] == 1:
+        parser.error("--micro-batches is for --stages")
     if script is not None and not script.exists():
         parser.error(f"there is no script {str(script)!r}")
     if script is not None and given["ranks"] is not None and not (script.is_file() or script.is_dir()):
