@@ -12,10 +12,9 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
-from matex_data.readers.detection import read_head
 from matex_data.readers.formats import JSON_LINES_SUFFIXES, JSON_SUFFIXES, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import Folder, is_image, read_folder, report_others
-from matex_data.readers.images.folders.manifest import names_images, read_manifest
+from matex_data.readers.images.folders.manifest import read_manifest
 from matex_data.readers.images.folders.members import ManifestValues
 from matex_data.readers.images.folders.pairs import (
     SPLITS,
@@ -25,12 +24,12 @@ from matex_data.readers.images.folders.pairs import (
     is_image_folder,
     match_pairs,
 )
+from matex_data.readers.images.folders.probing import metadata_table
 from matex_data.readers.images.texts import Texts
 from matex_data.storage.files import is_folder
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import NONE, Trust
 
-METADATA = ("metadata.jsonl", "metadata.csv")
 LAYOUTS = ("classes", "flat", "pairs", "manifest")
 
 
@@ -220,7 +219,7 @@ def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None, t
             found=_contents(top),
             remedy="check the path",
         )
-    table = None if layout is not None else _metadata(root, top)
+    table = None if layout is not None else metadata_table(root, top.others)
     if table is not None:
         listing = _list_manifest(table, None, trust)
         listed = {os.path.normpath(file) for file in listing.images}
@@ -243,12 +242,6 @@ def _list_folder(path: str, layout: str | None, names: tuple[str, str] | None, t
         others += top.images
     report_others(path, others)
     return listing
-
-
-def _metadata(root: str, top: Folder) -> str | None:
-    """Return the table of the images of a folder, as Hugging Face names it; None: there is none."""
-    tables = [f"{root}/{name}" for name in METADATA if name in top.others]
-    return next((table for table in tables if names_images(table, read_head(table))), None)
 
 
 def _contents(folder: Folder) -> str:

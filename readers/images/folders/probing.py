@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 
 from matex_data.paths import natural_sorted
@@ -14,6 +14,7 @@ from matex_data.readers.images.folders.manifest import names_images
 from matex_data.storage.files import open_binary
 from matex_data.storage.objects import is_url, names_below
 
+METADATA = ("metadata.jsonl", "metadata.csv")
 PROBED_ENTRIES = 1000  # of a folder
 PROBED_FOLDERS = 100
 
@@ -25,6 +26,8 @@ def is_image_folder(path: str) -> bool:
     folders in it hold images: a table may list images, and a folder beside it may hold pictures of its columns.
     """
     files, folders = _probe(path)
+    if metadata_table(path, files) is not None:
+        return any(map(is_image, files)) or next(_image_folders(path, folders), None) is not None
     images = sum(is_image(name) for name in files)
     data = sum(_is_data(name) for name in files)
     if images or data:
@@ -36,6 +39,12 @@ def is_image_folder(path: str) -> bool:
             and not _manifests(path, files)
         )
     return next(_image_folders(path, folders), None) is not None
+
+
+def metadata_table(path: str, names: Container[str]) -> str | None:
+    """Return the table of the images in a folder of these files, as Hugging Face names it; None: there is none."""
+    tables = [f"{path.rstrip('/')}/{name}" for name in METADATA if name in names]
+    return next((table for table in tables if names_images(table, _head(table))), None)
 
 
 def _probe(path: str) -> tuple[list[str], list[str]]:

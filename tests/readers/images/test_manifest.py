@@ -154,19 +154,23 @@ def test_no_depth_of_lists_is_another_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["metadata.jsonl", "metadata.csv"])
-def test_metadata_beside_the_images(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("below", ["", "train/"])
+def test_metadata_beside_the_images(tmp_path: Path, name: str, below: str) -> None:
     """As Hugging Face's ``imagefolder`` reads it: the folder is enough, and images that are not listed are left out."""
-    images(tmp_path)
-    folder = tmp_path / "pictures"
-    frame = pd.DataFrame({"file_name": ["2.png", "./0.png"], "label": [5, 7]})
+    images(tmp_path / below)
+    folder = tmp_path if below else tmp_path / "pictures"
+    below += "pictures/" if below else ""
+    frame = pd.DataFrame({"file_name": [f"{below}2.png", f"./{below}0.png"], "label": [5, 7]})
     table = frame.to_csv(index=False) if name.endswith("csv") else frame.to_json(orient="records", lines=True)
     write(folder, table, name)
-    with pytest.warns(UserWarning, match=r"1 files are not in .*metadata.* left out: '1.png'"):
+    with pytest.warns(UserWarning, match=rf"1 files are not in .*metadata.* left out: '{below}1.png'"):
         found = open_dataset(folder).load()
     same(found["image"], np.stack([picture(2), picture(0)]))
     assert found["label"].tolist() == [5, 7]
     with pytest.warns(UserWarning, match=rf"1 files are no images[\s\S]*open '{name}' itself"):
         assert set(open_dataset(folder, layout="flat").schema) == {"image", "path"}
+    if below:
+        return
     write(folder, '{"file_name": "absent.png"}\n' if name.endswith("l") else "file_name,label\nabsent.png,1\n", name)
     with pytest.warns(UserWarning, match="1 files are no images"):
         assert len(open_dataset(folder)) == 3
