@@ -102,6 +102,16 @@ class DataError(Exception):
         """
         return self if self.byte is None else self._with(problem=f"{self.problem}, byte counted in {content}")
 
+    def add_remedy(self, remedy: str) -> DataError:
+        """Add another remedy behind those that there are; return the error itself.
+
+        Examples
+        --------
+        >>> DataError("there is no such field", remedy="see matex inspect").add_remedy("open the file").remedy
+        'see matex inspect; open the file'
+        """
+        return self._with(remedy="; ".join(filter(None, (self.remedy, remedy))))
+
     def _with(self: Kind, **facts: Any) -> Kind:
         self.__dict__.update(facts)
         self.args = (self._text(),)

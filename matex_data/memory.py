@@ -66,7 +66,8 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
     ----------
     data : dict of arrays whose first axis is that of the samples; ``pandas.DataFrame``, with the levels of its index
         that have names; ``xarray.Dataset``, of which the dimension of the samples may be any axis.
-    sample_dim : dimension of the samples, of an ``xarray.Dataset``. None: the first one of its first variable.
+    sample_dim : dimension of the samples, of an ``xarray.Dataset``. None: the one whose coordinate is a time, else the
+        first one of its first variable.
 
     Raises
     ------
@@ -185,8 +186,7 @@ def _levels(frame: Any, columns: Collection[str]) -> dict[str, tuple[Any, dict[s
 
 def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, dict[str, Any]]], dict[str, Array]]:
     """Return the variables that have the dimension of the samples, as first axis, with attributes, and all others."""
-    first = next((variable.dims[0] for variable in data.data_vars.values() if variable.dims), None)
-    dimension = first if sample_dim is None else sample_dim
+    dimension = _sample_dimension(data) if sample_dim is None else sample_dim
     if dimension not in data.dims:
         expected = f"sample_dim= of {[str(name) for name in data.dims]}"
         raise FormatError("there is no such dimension", expected=expected, found=repr(dimension))
@@ -198,6 +198,18 @@ def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, 
         else:
             static[str(name)] = variable.to_numpy()
     return columns, static
+
+
+def _sample_dimension(data: Any) -> Any:
+    """Return the one dimension whose coordinate is a time, as in files; else the first one of the first variable."""
+    dims = [variable.dims for variable in data.data_vars.values() if variable.dims]
+    times = [name for name in dict.fromkeys(chain(*dims)) if _is_time(data.indexes.get(name))]
+    return times[0] if len(times) == 1 else next((names[0] for names in dims), None)
+
+
+def _is_time(index: Any) -> bool:
+    """Return whether an index of pandas has times, in any calendar."""
+    return type(index).__name__ in ("DatetimeIndex", "CFTimeIndex")
 
 
 def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field, Array]:

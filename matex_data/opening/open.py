@@ -87,7 +87,7 @@ def open_dataset(
         ``"s3://bucket/run-*.h5"``. The files of a glob or a directory are sorted by name, with numbers by value: file2
         before file10. ``"train-{000..255}.tar"`` stands for as many files. Or arrays in memory, equal on all ranks: a
         dict of arrays by name, a ``pandas.DataFrame``, or an ``xarray.Dataset``, with ``sample_dim=`` if its samples
-        are not along the first dimension of its first variable.
+        lie along another dimension than that of its times, else the first one of its first variable.
     format : str, such as "hdf5". None: detected from the first bytes of the files, then from their suffix.
     sample : str. What a sample is. None: what the format says, in most of them a row of the arrays or of the table.
         "file": all rows of a file are one sample; a field has one array for each file, dense if their shapes agree,

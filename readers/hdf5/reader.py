@@ -71,6 +71,9 @@ PROBE_ROWS = 16  # samples of variable length whose mean length is measured
 MAX_ATTRIBUTES = 64  # of a table, which are those of each of its members
 MAX_ATTRIBUTE_BYTES = 1024
 MEMBERS = "members"  # attribute of a table: the names by which its members are fields
+UNEQUAL_LENGTHS = (
+    'offsets={"hits": "n_hits"} divides the elements of lists; sample="group", if each group of the file is a sample'
+)
 NO_AXIS = "the field has no sample axis"
 NO_SAMPLE_AXIS = "members of tables have their samples along the first axis, whatever sample_axis= says"
 
@@ -154,7 +157,10 @@ def index(
         layouts = {name: subset_rows(layout, complete) for name, layout in layouts.items()}
     if sample == FILE:
         return whole_file(path, fields, layouts, single)
-    return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
+    try:
+        return Index(fields, [FileIndex(path, next(iter(layouts.values())).rows, layouts)])
+    except FormatError as error:
+        raise error.add_remedy(UNEQUAL_LENGTHS) from None
 
 
 @dataclass(frozen=True)
