@@ -236,11 +236,11 @@ class Hdf5Variable(Variable):
         return values
 
     def _is_unwritten(self) -> bool:
-        """Return whether HDF5 has neither storage nor a fill value yet, so that netCDF shows its own one."""
+        """Return whether HDF5 has neither storage nor a fill value (``NC_NOFILL``), so that netCDF shows its own."""
         status, fill = self.dataset.id.get_space_status(), self.dataset.id.get_create_plist().fill_value_defined()
         if status != h5py.h5d.SPACE_STATUS_NOT_ALLOCATED or fill == h5py.h5d.FILL_VALUE_USER_DEFINED:
             return False
-        return self.dtype.str[1:] in DEFAULT_FILL
+        return self._is_never_filled() and self.dtype.str[1:] in DEFAULT_FILL  # h5py's default is zeros
 
     def _is_never_filled(self) -> bool:
         """Return whether the rest of a chunk that is not full has any content, as with ``NC_NOFILL``."""
