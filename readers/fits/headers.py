@@ -36,8 +36,9 @@ class Unit:
 
     @property
     def kind(self) -> str:
-        """Return "BINTABLE", "TABLE", "IMAGE", or another extension's name; that of the primary unit is "IMAGE"."""
-        return str(self.cards.get("XTENSION", "IMAGE")).strip()
+        """Return the name of the extension, such as "BINTABLE"; of the primary unit "IMAGE", or "random groups"."""
+        primary = "random groups" if self.cards.get("GROUPS") is True else "IMAGE"
+        return str(self.cards.get("XTENSION", primary)).strip()
 
     @property
     def name(self) -> str:

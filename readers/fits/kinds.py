@@ -41,7 +41,7 @@ def tell_others(found: Sequence[Unit]) -> None:
 
 
 def holds_rows(path: str, head: bytes) -> bool:
-    """Return whether the first data of a FITS file are a table, a spectrum, or an array of more than two axes.
+    """Return whether the first data of a FITS file are no image: a table, a spectrum, an array of more than two axes.
 
     A header behind the first one that is damaged counts as that of a table, whose reader says what is wrong with it.
 
@@ -54,7 +54,7 @@ def holds_rows(path: str, head: bytes) -> bool:
         for unit in _units_with_data(path, head):
             headers += 1
             if unit is not None:
-                return unit.is_table or len(unit.image_shape) == 1 or prod(unit.image_shape[:-2]) > 1
+                return len(unit.image_shape) < 2 or prod(unit.image_shape[:-2]) > 1
     except (FormatError, ValueError):
         return headers > 0
     except OSError:

@@ -79,7 +79,9 @@ def _catalogue(path: str, chosen: list[Unit], axis: int | None, are_samples: boo
             file=path,
             expected="BINTABLE, TABLE or IMAGE",
             found="a compressed table" if first.cards.get("ZTABLE") else first.kind,
-            remedy="decompress it with funpack" if first.cards.get("ZTABLE") else "choose another one with hdu=",
+            remedy="decompress it with funpack"
+            if first.cards.get("ZTABLE")
+            else "choose another one with hdu=, or read it with astropy.io.fits and save it with numpy.save",
         )
     if first.is_table and not are_samples:
         return table_of(path, first)

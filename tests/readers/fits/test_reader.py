@@ -322,6 +322,16 @@ def test_errors(tmp_path: Path) -> None:
             read(path, format="fits")
 
 
+def test_random_groups_are_refused(tmp_path: Path) -> None:
+    path = str(tmp_path / "a.fits")
+    groups = fits.GroupData(np.ones((2, 1, 3, 4), "f4"), parnames=["u"], pardata=[np.zeros(2)], bitpix=-32)
+    fits.HDUList([fits.GroupsHDU(groups), fits.ImageHDU(np.eye(3))]).writeto(path)
+    for options in ({}, {"hdu": 0}):
+        with pytest.raises(FormatError, match=r"found: random groups(.|\n)*hdu="):
+            read(path, **options)
+    assert np.array_equal(read(path, hdu=1)["data"], np.eye(3))
+
+
 @needs_corpus
 @pytest.mark.parametrize("name", ["table", "variable_length_table"])
 def test_files_of_others(name: str) -> None:
