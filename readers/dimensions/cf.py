@@ -38,6 +38,7 @@ UNIT_SECONDS = {
 """Length of each unit of time; a plural s may follow. Months and years have no fixed length."""
 NAT = np.iinfo(np.int64).min
 """Missing time or duration of NumPy, which xarray writes as it is, without an attribute."""
+MONTHS = ("jan", "feb", "mar", "apr", "may", "jun", "jul", "aug", "sep", "oct", "nov", "dec")
 CALENDAR_DAYS = {"360_day": {"month": 30, "year": 360}, "365_day": {"year": 365}, "366_day": {"year": 366}}
 """Length in days of the units that some calendars fix."""
 
@@ -322,8 +323,20 @@ def time_origin(units: object, calendar: object) -> TimeOrigin | None:
 
 
 def _complete_date(text: str) -> str:
-    """Return the date with month and day, each 1 if it is missing: "2000", "2000-06"."""
-    missing = 2 - text.count("-") if re.fullmatch(r"[0-9]{4,}(-[0-9]{1,2})?", text) else 0
+    """Return the date of units in the form that cftime reads as a whole: of other forms it ignores the rest.
+
+    Month and day are 1 if they are missing ("2000", "2000-06"). "1-jan-2000", "2000/1/1" and "20000101" become
+    "2000-1-1", the hour alone ("2000-01-01 12") gets minutes, and that of a time zone ("-6:00") two digits.
+    """
+    if named := re.match(r"([0-9]{1,2})-([A-Za-z]{3})-([0-9]{4})\b", text):
+        month = MONTHS.index(named[2].lower()) + 1
+        text = f"{named[3]}-{month}-{named[1]}{text[named.end() :]}"
+    elif re.match(r"[0-9]{1,2}-[0-9]{1,2}-[0-9]{3}", text):
+        raise ValueError(f"{text} may begin with the day or the month")
+    text = re.sub(r"^([0-9]{4})/([0-9]{1,2})/([0-9]{1,2})\b|^([0-9]{4})([0-9]{2})([0-9]{2})\b", r"\1\4-\2\5-\3\6", text)
+    text = re.sub(r"^(\S+[T ][0-9]{2})(?=$|[Z ])", r"\1:00", text)
+    text = re.sub(r"(:[0-9.]+ ?[+-])([0-9])(?=$|:)", r"\g<1>0\2", text)
+    missing = 2 - text.count("-") if re.fullmatch(r"[0-9]{4}(-[0-9]{1,2})?", text) else 0
     return text + "-1" * missing
 
 

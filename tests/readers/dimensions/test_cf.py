@@ -150,8 +150,11 @@ def test_times_against_cftime(units: str, calendar: str) -> None:
     assert decoding.attributes["origin"] == "1970-01-01T00:00:00" and decoding.attributes["stored_units"] == units
 
 
+NO_DATES = ["yesterday", "12:00", "1-2-1970", "200001", "1-xyz-1970"]
+
+
 @pytest.mark.parametrize(
-    "units", ["K", "days", "months since 2000-01-01", "days since yesterday", "s since 12:00", 5, None]
+    "units", ["K", "days", "months since 2000-01-01", 5, None, *(f"s since {date}" for date in NO_DATES)]
 )
 def test_units_that_are_no_times(units: Any) -> None:
     assert time_origin(units, "standard") is None
@@ -173,8 +176,14 @@ def test_a_missing_value_that_is_inexact_in_float32() -> None:
     np.testing.assert_allclose(found, [0.05, np.nan], rtol=1e-6)
 
 
-@pytest.mark.parametrize("date", ["2000", "2000-06", "2000-6-15"])
-def test_dates_without_month_or_day_are_completed_with_1(date: str) -> None:
+ZONES = ["2000-6-15 03:00 -6:00", "2000-06-15 03:00:00 +6", "2000-06-15T03:00:00-6:30", "2000-06-15 03:00 +05:30"]
+DATES = ["15-jun-2000", "1-JUN-2000 04:03:36", "2000/6/15 12:30", "20000615", "20000615 12:30", "2000-06-15 12"]
+
+
+@pytest.mark.parametrize(
+    "date", ["2000", "2000-06", "2000-6-15", "2000-06-15T12Z", "2000-06-15 12 UTC", *DATES, *ZONES]
+)
+def test_forms_of_dates(date: str) -> None:
     stored = np.array([0, 1, 59], "i4")
     variable = xarray.Variable(("t",), stored, {"units": f"days since {date}", "calendar": "standard"})
     expected = xarray.conventions.decode_cf_variable("t", variable).to_numpy().astype("M8[s]").astype("f8")
