@@ -31,6 +31,8 @@ from matex_data.readers.images.decoding.picture import (
 from matex_data.storage.objects import Slices
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLES, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 277, 339
+SEGMENTS = ((273, 279), (324, 325))
+"""Tags of the offsets and sizes of strips, and of tiles."""
 IMAGE_DEPTH, TILE_DEPTH = 32997, 32998
 """Tags of volumes, of Silicon Graphics."""
 MIN_IS_WHITE = 0
@@ -248,6 +250,8 @@ def decode_tiff(data: bytes | memoryview, max_pixels: int, page: int) -> Image.I
     if _would_swap(image):
         pixels = _decode_by_tifffile(data, max_pixels, page)
         return Pixels(pixels.array.astype(MODES[image.mode][1], copy=False), pixels.mode)
+    if _lacks_segments(image):
+        return _decode_sparse(data, max_pixels, page, image)
     image.load()  # turns it, too
     return _as_stored(image) if image.tag_v2.get(PHOTOMETRIC) == MIN_IS_WHITE and image.mode in ("1", "L") else image
 
@@ -265,6 +269,29 @@ def _would_swap(image: TiffImageFile) -> bool:
     """Return whether Pillow would take numbers that libtiff delivers in native byte order for big-endian ones."""
     compressed = image.info.get("compression", "raw") != "raw"
     return image.mode in ("I", "F") and compressed and image.tag_v2.prefix == b"MM" and sys.byteorder == "little"
+
+
+def _lacks_segments(image: TiffImageFile) -> bool:
+    """Return whether strips or tiles were never written: GDAL leaves out those without data, where Pillow would take
+    the begin of the file for their pixels.
+    """
+    tags: Any = image.tag_v2
+    stored = [(tags.get(at, ()), size) for at, size in SEGMENTS]
+    return any((0, 0) in zip(offsets, tags.get(size, ()), strict=False) for offsets, size in stored if 0 in offsets)
+
+
+def _decode_sparse(data: bytes | memoryview, max_pixels: int, page: int, image: TiffImageFile) -> Image.Image | Pixels:
+    """Return a page with zeros, or the value of the tag GDAL_NODATA, for strips and tiles that were never written."""
+    pixels = _decode_by_tifffile(data, max_pixels, page)
+    array = pixels.array.astype(MODES[image.mode][1], copy=False)
+    if image.mode not in ("1", "L", "P"):
+        return Pixels(array, pixels.mode)
+    if image.mode == "L" and image.tag_v2.get(PHOTOMETRIC) != MIN_IS_WHITE:
+        array = array * np.uint8(255 // (2 ** max(image.tag_v2.get(BITS, (8,))) - 1))  # as Pillow does it
+    picture = Image.fromarray(array)
+    if image.palette is not None:
+        picture.putpalette(image.palette.palette, image.palette.rawmode)
+    return picture
 
 
 def _decode_by_tifffile(data: bytes | memoryview, max_pixels: int, page: int) -> Pixels:
@@ -335,16 +362,20 @@ def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
 
 
 def _check_segments(page: Any, size: int) -> None:
-    """Raise unless each strip or tile is there."""
+    """Raise unless each strip or tile is there, or was never written: those of no bytes at position 0."""
     offsets, counts, wanted = page.dataoffsets, page.databytecounts, int(np.prod(page.chunked))
     if min(len(offsets), len(counts)) < wanted:
         raise DecodeError(
             "strips or tiles are missing", expected=f"{wanted} of them", found=min(len(offsets), len(counts))
         )
     for offset, count in zip(offsets[:wanted], counts[:wanted], strict=True):
-        if offset <= 0 or count <= 0 or offset + count > size:
+        if (offset or count) and (offset <= 0 or count <= 0 or offset + count > size):
             raise DecodeError(
-                "a strip or tile is not in the file", byte=offset, expected=f"{count} bytes in {size}", found="too few"
+                "a strip or tile is not in the file",
+                byte=offset,
+                expected=f"{count} bytes in {size}",
+                found="too few",
+                remedy="write the file again, or leave it out (on_error='skip' passes over damaged samples)",
             )
 
 

@@ -320,6 +320,47 @@ def test_few_bits_of_white_zero(bits: int) -> None:
     check(data, NATIVE, array)
 
 
+COLOURS = np.random.default_rng(4).integers(0, 256, (3, 256))
+NO_DATA = 42113  # tag of GDAL
+
+
+@pytest.mark.parametrize("tile", [(16, 16), None])
+@pytest.mark.parametrize("compression", ["zlib", None])
+@pytest.mark.parametrize(
+    ("dtype", "channels", "options"),
+    [
+        ("uint8", 1, {"photometric": "minisblack"}),
+        ("uint8", 1, {"photometric": "minisblack", "extratags": [(NO_DATA, 2, 0, "7", True)]}),
+        ("uint8", 1, {"photometric": "minisblack", "bitspersample": 4}),
+        ("uint8", 1, {"photometric": "palette", "colormap": (COLOURS * 257).astype("u2")}),
+        ("bool", 1, {"photometric": "minisblack"}),
+        ("uint16", 1, {"photometric": "minisblack"}),
+        ("float32", 1, {"photometric": "minisblack"}),
+        ("uint8", 3, {"photometric": "rgb"}),
+        ("float32", 3, {"photometric": "rgb"}),
+    ],
+)
+def test_strips_and_tiles_that_were_never_written(
+    dtype: str, channels: int, options: dict[str, Any], compression: str | None, tile: tuple[int, int] | None
+) -> None:
+    shape = (32, 32) if channels == 1 else (32, 32, channels)
+    array = np.random.default_rng(5).integers(0, 16 if dtype != "bool" else 2, shape).astype(dtype)
+    segments: dict[str, Any] = {"tile": tile} if tile else {"rowsperstrip": 16}
+    packed = None if "bitspersample" in options else compression
+    file = io.BytesIO(written(array, compression=packed, **segments, **options))
+    with tifffile.TiffFile(file, mode="r+b") as tiff:  # as GDAL leaves out blocks without data
+        for name in ("Offsets", "ByteCounts"):
+            tag = tiff.pages[0].tags[("Tile" if tile else "Strip") + name]
+            tag.overwrite([0, *tag.value[1:]])
+    data = file.getvalue()
+    array[:16, : 16 if tile else 32] = 7 if "extratags" in options else 0
+    check(data, NATIVE, array * np.uint8(17) if "bitspersample" in options else array)  # scaled as by Pillow
+    if "colormap" in options:
+        check(data, ImageOptions(mode="rgb"), COLOURS.T[array].astype("u1"))
+    if dtype == "bool":
+        check(data, ImageOptions(mode="gray"), np.where(array, 255, 0).astype("u1")[..., None])
+
+
 @pytest.mark.parametrize("compression", ["group3", "group4", "tiff_lzw", None])
 def test_faxes(compression: str | None) -> None:
     mask = np.random.default_rng(3).random((40, 48)) > 0.5
