@@ -251,7 +251,11 @@ def _parse_head(path: str, head: Bytes, size: int, options: CsvOptions, before: 
         return None
     if not len(starts):
         raise NoSamples(
-            "the file is empty", file=path, expected="records", found=f"{size} bytes, line 1, column 1: no record"
+            "the file is empty",
+            file=path,
+            expected="records",
+            found=f"{size} bytes, line 1, column 1: no record",
+            remedy="leave the file out, or write it again",
         )
     last = min(HEAD_RECORDS, len(starts) - (is_inside and not is_whole))
     stop = int(starts[last]) if last < len(starts) else len(text)
@@ -319,8 +323,10 @@ def _column_names(
     if not header or (options.header is None and len(header) != width):
         return map(str, range(width))
     if len(header) == width - 1:  # no name for the column of row names in front, or for an empty one at the end
-        trailing = all(len(record) < width or not record[-1].strip() for record in records)
-        header = [*header, ""] if trailing else ["", *header]
+        if all(len(record) < width or not record[-1].strip() for record in records):
+            header = [*header, ""]
+        elif all(len(record) == width for record in records):  # others are too long
+            header = ["", *header]
     return column_names(header)
 
 

@@ -19,6 +19,7 @@ from matex_data.storage.files import open_binary, size_of_open
 from matex_data.warning import warn
 
 BLOCK_BYTES = 512  # of which an archive consists
+NAMES = "members such as '000001.jpg' and '000001.cls'"
 READ_BYTES = 1 << 20  # of the zeros behind the end of the archive
 
 
@@ -95,9 +96,15 @@ def read_shard(path: str, file: IO[bytes]) -> Shard:
     for name, where in _members(path, file):
         shard.add(path, name, where)
     if not shard.rows and not shard.foreign:
-        raise NoSamples("the shard has no samples", file=path, expected="members such as '000001.jpg' and '000001.cls'")
+        raise NoSamples("the shard has no samples", file=path, expected=NAMES, remedy="leave the shard out")
     if not shard.rows:
-        raise _header_error(path, "the shard has no samples", 0, f"{len(shard.foreign)} other files")
+        raise FormatError(
+            "the shard has no samples",
+            file=path,
+            expected=NAMES,
+            found=f"{len(shard.foreign)} other files, such as {shard.foreign[0]!r}",
+            remedy="give each file a name of a key and an extension, or unpack the archive and open the files in it",
+        )
     if shard.foreign:
         warn(f"{len(shard.foreign)} files in {path!r} belong to no sample, such as {shard.foreign[0]!r}")
     return shard
@@ -131,7 +138,14 @@ def _members(path: str, file: IO[bytes]) -> Iterator[tuple[str, ByteRange]]:
             if not (info.isreg() or info.islnk()):
                 continue
             if info.issparse():
-                raise _header_error(path, "a member is stored as a sparse file", info.offset, repr(info.name))
+                raise FormatError(
+                    "a member is stored as a sparse file",
+                    file=path,
+                    byte=info.offset,
+                    expected="files whose bytes lie one behind the other",
+                    found=repr(info.name),
+                    remedy="write the shard again without tar's option --sparse",
+                )
             seen[info.name] = where
             yield info.name, where
     except (DataError, OSError):
@@ -168,7 +182,7 @@ def _check_end(path: str, file: IO[bytes], end: int, size: int) -> None:
 
 
 def _header_error(path: str, problem: str, byte: int, found: object) -> FormatError:
-    expected = "members such as '000001.jpg' and '000001.cls', and two blocks of zeros behind them"
+    expected = f"{NAMES}, and two blocks of zeros behind them"
     return FormatError(problem, file=path, byte=byte, expected=expected, found=found, remedy=RESTORE)
 
 

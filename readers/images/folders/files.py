@@ -155,7 +155,7 @@ class ImageFiles(Layout):
                 file=name,
                 expected=self.field.description,
                 found=f"{image.dtype} of shape {image.shape}" + (f", page {page}" if page else ""),
-                remedy="open the images with mode='rgb' or 'gray', size= and dtype=, or with pages='first'",
+                remedy="open the images with size= or ragged=True, mode='rgb' or 'gray', dtype=, or with pages='first'",
             )
         return image
 

@@ -523,9 +523,10 @@ def test_files_agree_on_types(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("a,b\n1,2\n3,4,5\n", r"line 3 has too many fields, column 3(.|\n)*table\.csv"),
+        ("a,b,c\n1,2,,4\n,5\n0,6,7\n", "line 2 has too many fields, column 4"),  # not all have row labels
         ('a,b\n1,"2\n3,4\n', r"quote in line 2, column 2, is not closed(.|\n)*table\.csv"),
         ("a,b\n1,2\n3,\0\n", r"NUL byte in line 3, column 2(.|\n)*table\.csv"),
-        ("", r"empty(.|\n)*table\.csv(.|\n)*line 1, column 1"),
+        ("", r"empty(.|\n)*table\.csv(.|\n)*line 1, column 1(.|\n)*remedy: leave the file out"),
         ("\n\n", r"empty(.|\n)*table\.csv"),
         ("a,b\n", r"header and no records(.|\n)*line 2, column 1(.|\n)*table\.csv"),
     ],

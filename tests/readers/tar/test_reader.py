@@ -238,7 +238,7 @@ ERRORS = {
     "a member is missing": ({"0.png": b"", "0.cls": b"1", "1.png": b""}, FormatError, ["'1.cls'", "row 1"]),
     "no integer": ({"0.cls": b"1", "1.cls": b"cat"}, DecodeError, ["b'cat'", "raw=", "row 1", "byte 1536"]),
     "an integer too large": ({"0.cls": b"9" * 19}, DecodeError, ["64-bit"]),
-    "no samples": ({"README": b"1"}, FormatError, ["no samples"]),
+    "no samples": ({"README": b"1"}, FormatError, ["no samples", "'README'", "a name of a key and an extension"]),
     "other arrays": ({"0.npy": saved(np.zeros(3)), "1.npy": saved(np.zeros(4))}, DecodeError, ["(3,)", "(4,)"]),
     "no array": ({"0.npy": b"zero"}, FormatError, ["header of the array"]),
     "objects": ({"0.npy": saved(np.array([{}], object))}, FormatError, ["Python objects"]),
@@ -256,6 +256,15 @@ def test_errors(tmp_path: Path, case: str) -> None:
     with pytest.raises(kind) as caught:
         open_dataset(path, comm=MPI.COMM_SELF).load()
     assert all(word in str(caught.value) for word in [*words, repr(path)]), caught.value
+
+
+def test_a_sparse_member_is_no_damage(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w", format=tarfile.PAX_FORMAT) as archive:
+        info = tarfile.TarInfo("0.txt")
+        info.pax_headers = {"GNU.sparse.map": "0,0", "GNU.sparse.size": "9"}
+        archive.addfile(info)
+    with pytest.raises(FormatError, match=r"sparse file(.|\n)*without tar's option --sparse"):
+        open_dataset(tmp_path / "a.tar", comm=MPI.COMM_SELF)
 
 
 def test_a_field_of_only_some_samples_can_be_left_out(tmp_path: Path) -> None:
