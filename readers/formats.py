@@ -186,7 +186,10 @@ TABLE_SUFFIXES = tuple(f".{kind}{end}" for kind in ("csv", "tsv", "tab", "psv", 
 TEXT_SUFFIXES = tuple(f".{kind}{end}" for kind in ("txt", "dat", "asc") for end in COMPRESSED)
 JSON_LINES_SUFFIXES = tuple(f".{kind}{end}" for kind in ("jsonl", "ndjson", "jsonlines") for end in COMPRESSED)
 RECORD_KINDS = ("tfrecord", "tfrecords", "tfrec")
-RECORD_PARTS = ("train", "validation", "test", *(f"*.{kind}" for kind in RECORD_KINDS))
+RECORD_PARTS = (
+    *(f"{begin}-*-of-*[0-9]" for begin in ("train", "validation", "test")),
+    *(f"*[._]{kind}-*-of-*[0-9]{end}" for kind in RECORD_KINDS for end in ("", ".gz")),
+)
 JSON_SUFFIXES = tuple(f".json{end}" for end in COMPRESSED)
 IMAGE_SUFFIXES = (
     *(".jpg", ".jpeg", ".jpe", ".jfif", ".png", ".apng", ".tif", ".tiff", ".gif", ".bmp", ".dib", ".webp"),
@@ -271,7 +274,7 @@ FORMATS: dict[str, KnownFormat] = {
     "tfrecord": KnownFormat(
         "matex_data.readers.tfrecord:index",
         suffixes=tuple(f".{kind}{end}" for kind in RECORD_KINDS for end in COMPRESSED),
-        names=tuple(f"{begin}-*-of-*[0-9]" for begin in RECORD_PARTS),
+        names=RECORD_PARTS,
         extra="matex_data[tfrecord]",
         concurrent=True,
     ),

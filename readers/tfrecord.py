@@ -187,6 +187,7 @@ class _Features:
     def __init__(self, path: str) -> None:
         self._path = path
         self._features: dict[str, _Feature] = {}
+        self._empty: set[str] = set()
         self._examined = 0
 
     def add(self, example: Any, row: int) -> None:
@@ -204,7 +205,8 @@ class _Features:
     def _learn(self, name: str, features: Sequence[Any], row: int, is_list: bool) -> None:
         for feature in features:
             kind = feature.WhichOneof("kind")
-            if kind is None:
+            if kind is None:  # no values, as TensorFlow Extended writes what is missing
+                self._empty.add(name)
                 continue
             is_new = not is_list and self._examined > 1
             known = self._features.setdefault(name, _Feature(kind, {0} if is_new else set(), is_list))
@@ -224,6 +226,8 @@ class _Features:
         if not self._features:
             expected = "records of tf.train.Example"
             raise FormatError("the records have no features", file=self._path, expected=expected)
+        for name in self._empty & self._features.keys():
+            self._features[name].counts.add(0)
         return dict(sorted(self._features.items()))
 
 

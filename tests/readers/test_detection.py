@@ -154,7 +154,7 @@ def test_magic_bytes_come_before_names_and_names_before_parsing(tmp_path: Path) 
         file["x"] = np.arange(3)
     assert detected(tmp_path, memory.getvalue(), "x.csv") == "hdf5"
     assert detected(tmp_path, b"root,1\n2,3\n", "x.raw") == "raw"
-    for name in ("mnist-train.tfrecord-00000-of-00004", "train-00017-of-01024"):
+    for name in ("mnist-train.tfrecord-00000-of-00004", "train-00017-of-01024", "data_tfrecord-00000-of-00001.gz"):
         assert detected(tmp_path, bytes(64), name) == "tfrecord"
 
 

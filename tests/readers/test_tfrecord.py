@@ -103,6 +103,17 @@ def _floats(*values: float) -> tf.train.Feature:
     return tf.train.Feature(float_list=tf.train.FloatList(value=values))
 
 
+@pytest.mark.parametrize("empty", [0, 1, 299])
+def test_a_feature_without_values_and_without_a_kind(tmp_path: Path, empty: int) -> None:
+    path = tmp_path / "data_tfrecord-00000-of-00001.gz"  # as TensorFlow Extended writes it
+    with tf.io.TFRecordWriter(str(path), options="GZIP") as file:
+        for i in range(300):
+            features = {"fare": tf.train.Feature() if i == empty else _floats(i)}
+            file.write(tf.train.Example(features=tf.train.Features(feature=features)).SerializeToString())
+    wanted = [[] if i == empty else [i] for i in range(300)]
+    assert [row.tolist() for row in load(tmp_path)["fare"]] == wanted
+
+
 def write_sequences(path: Path, rows: int, options: str = "") -> str:
     """Write records of lists of features: words, points of one size, lists of different lengths, and pictures."""
     with tf.io.TFRecordWriter(str(path), options=options) as file:
