@@ -332,7 +332,8 @@ def test_fields_that_nobody_gets_are_named(folder: str) -> None:
         data.map(lambda arrays: {"img": arrays["image"]}, inputs="image", schema={"img": (SHAPE, "u1")})
 
 
-def _split(comm: MPI.Intracomm, folder: str, way: str) -> str:
+def _split(comm: MPI.Intracomm, folder: str, way: str) -> list[str]:
+    """Return the errors of three calls."""
     data = _open(comm, folder)
     if way == "split":
         data, _ = data.split(0.8, 0.2, seed=comm.rank)
@@ -340,11 +341,12 @@ def _split(comm: MPI.Intracomm, folder: str, way: str) -> str:
         data = concat([data, data] if comm.rank else [data, data.split(0.5, 0.5, seed=1)[0]])
     else:
         data, _ = data.split(0.5, 0.5, seed=1)[:: 1 - 2 * comm.rank]
-    try:
-        data.batches(10, shuffle=True, seed=1)
-    except PartitionError as error:
-        return str(error)
-    return ""
+    found = []
+    for call in (lambda: data.batches(10, shuffle=True, seed=1), data.load, lambda: data.statistics("number")):
+        with pytest.raises(PartitionError) as caught:
+            call()
+        found.append(str(caught.value))
+    return found
 
 
 @pytest.mark.rank_counts(2)
@@ -352,5 +354,6 @@ def _split(comm: MPI.Intracomm, folder: str, way: str) -> str:
 def test_ranks_with_other_samples_are_an_error(pool: Pool, folder: str, way: str) -> None:
     """Their shares would overlap, and leave samples out."""
     first, second = pool.run(_split, folder, way)
-    assert "their samples, differ between the ranks" in first
-    assert "split with the same seed=" in second
+    assert all("differ between the ranks" in error for error in (first[0], second[0]))
+    assert all("do not read the same samples" in error for error in first[1:] + second[1:])
+    assert all("split with the same seed=" in error for error in first + second)

@@ -122,6 +122,12 @@ class Runs:
         """The number behind each run, int64[k]."""
         return self.start + self.count
 
+    def identity(self) -> bytes:
+        """Return bytes that are equal for equal ascending sequences, however they are divided into runs."""
+        some = self.count > 0
+        whole = merge(Runs(self.start[some], self.count[some]))
+        return b"".join(np.ascontiguousarray(column, "<i8").tobytes() for column in (whole.start, whole.count))
+
     def selection(self, destination: Integers | None = None) -> RowSelection:
         """Return the ascending numbers as rows to read to these destinations; None: one after the other, from 0."""
         return RowSelection(self.start, self.stop, np.arange(self.total) if destination is None else destination)
@@ -283,13 +289,11 @@ class Chosen:
         """Number of samples."""
         return int(self.before[-1]) if self.positions is None else self.positions.total
 
-    def digest(self) -> bytes:
+    def identity(self) -> bytes:
         """Return 16 bytes that identify the samples."""
         digest = hashlib.blake2b(self.bits.data, digest_size=16)
         if self.positions is not None:
-            whole = merge(self.positions)
-            for column in (whole.start, whole.count):
-                digest.update(np.ascontiguousarray(column, "<i8").data)
+            digest.update(self.positions.identity())
         return digest.digest()
 
     def at(self, positions: Runs) -> Chosen:

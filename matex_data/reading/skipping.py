@@ -62,12 +62,8 @@ class SkippedSample:
     field: str | None = None
 
     def __str__(self) -> str:
-        return _described(self, None if self.row is None else f"row {self.row}")
-
-
-def _described(sample: SkippedSample, rows: str | None) -> str:
-    field = None if sample.field is None else f"field {sample.field!r}"
-    return f"{', '.join(filter(None, (repr(sample.file), field, rows)))}: {sample.problem}"
+        where = repr(self.file) if self.row is None else f"{self.file!r}, row {self.row}"
+        return f"{where}: {self.problem}"
 
 
 def by_damage(samples: Iterable[SkippedSample]) -> Iterator[str]:
@@ -77,10 +73,12 @@ def by_damage(samples: Iterable[SkippedSample]) -> Iterator[str]:
         number, sample = numbered
         return sample.file, sample.field, sample.problem, None if sample.row is None else sample.row - number
 
-    for _, group in groupby(enumerate(samples), damage):
-        rows = [sample for _, sample in group]
-        first, last = rows[0], rows[-1]
-        yield str(first) if len(rows) == 1 else _described(first, f"rows {first.row} to {last.row}")
+    for (file, name, problem, _), group in groupby(enumerate(samples), damage):
+        rows = [sample.row for _, sample in group if sample.row is not None]
+        where = [repr(file), *([] if name is None else [f"field {name!r}"])]
+        if rows:
+            where.append(f"row {rows[0]}" if len(rows) == 1 else f"rows {rows[0]} to {rows[-1]}")
+        yield f"{', '.join(where)}: {problem}"
 
 
 @dataclass

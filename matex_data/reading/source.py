@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
@@ -260,6 +261,7 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
+        self.comm.agree(equal=_same_read(self.index.fields, runs))
         return present(*self.read(self.block(runs)))
 
     def read(self, runs: Samples) -> tuple[Arrays, Integers]:
@@ -278,10 +280,8 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        arrays = self.comm.agreed(
-            lambda: {name: one.empty(runs.total) for name, one in self.index.fields.items()},
-            _same_read(self.index.fields),
-        )
+        fields = self.index.fields.items()
+        arrays = self.comm.agreed(lambda: {name: one.empty(runs.total) for name, one in fields})
         ranges = ((part, rows, lambda: arrays) for part, rows in self._ranges(runs, self.row_bytes))
         absent = [rows for _, rows in self._read_all(self.index, ranges)]
         return arrays, np.sort(np.concatenate(absent))
@@ -309,7 +309,7 @@ class Source:
         ------
         Exception : the first error of any rank, also of ``use``, on every rank.
         """
-        self.comm.agree(equal=_same_read(names))
+        self.comm.agree(equal=_same_read(names, runs))
         failure: Exception | None = None
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
         for rows, arrays in self._parts(self.index.raw, names, self.block(runs), row_bytes):
@@ -387,10 +387,15 @@ class Source:
             yield runs.part(low, high), np.arange(low, high)
 
 
-def _same_read(names: Iterable[str]) -> Equal:
+def _same_read(names: Iterable[str], samples: Samples) -> Equal:
     """Return what is equal on all ranks if all read samples: the call of another rank is another one, or none."""
-    remedy = "call statistics, load and what else reads samples on every rank, not within `if rank == 0:`"
-    return Equal({"fields": list(names)}, "the ranks do not read the same fields", remedy)
+    remedy = (
+        "call statistics, load and what else reads samples on every rank, not within `if rank == 0:`, and make the "
+        "data set by the same calls, such as split with the same seed="
+    )
+    identity = hashlib.blake2b(samples.identity(), digest_size=16).hexdigest()
+    equal = {"fields": list(names), "samples": samples.total, "digest": identity}
+    return Equal(equal, "the ranks do not read the same samples and fields", remedy)
 
 
 def open_source(sessions: ReadSessions, index: Index, options: ReadOptions, transforms: str = "") -> Source:

@@ -19,7 +19,7 @@ from matex_data._types import Integers
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names
 from matex_data.index.model import Index
-from matex_data.index.runs import Chosen, Runs, Samples, merge
+from matex_data.index.runs import Samples
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import VERSION, whole_number
 from matex_data.sampling.schedule import Schedule
@@ -50,12 +50,7 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Samples, tran
     files = [[_name(path), count] for path, count in zip(index.files.paths, rows, strict=True)]
     files += [[_name(path), 0] for path in index.sources.paths[len(files) :]]  # of what the samples were merged with
     digest = hashlib.blake2b(json.dumps(files).encode(), digest_size=16)
-    if isinstance(samples, Chosen):
-        digest.update(samples.digest())
-    else:
-        selected = samples.count > 0
-        whole = merge(Runs(samples.start[selected], samples.count[selected]))
-        _update(digest, whole.start, whole.count)
+    digest.update(samples.identity())
     digest.update("".join((transforms, elements.weights or "")).encode())
     return {
         "samples": samples.total,
