@@ -7,10 +7,12 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
-from matex_data.errors import FormatError, near_matches
+from matex_data.errors import FormatError
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.storage.files import open_binary
 from matex_data.warning import warn
+
+MOST_NAMED = 5  # data in a warning
 
 
 def kind_of(path: str, head: bytes, options: Mapping[str, Any]) -> str:
@@ -33,11 +35,11 @@ def tell_others(found: Sequence[Unit]) -> None:
 
     The text names no file: of a thousand files with the same units it is shown once.
     """
-    names = [str(unit.name or unit.number) for unit in found]
+    names = [unit.name or unit.number for unit in found]
     if len(names) > 1:
-        others = near_matches(names[1], names[1:])
-        text = f"of a FITS file the first data, {names[0]!r}, are read, and not {others}"
-        warn(f"{text}: hdu={names[1]!r} reads those, and a list of images, hdu=[...], each as a sample")
+        shown = ", ".join(map(repr, names[:MOST_NAMED])) + (", ..." if len(names) > MOST_NAMED else "")
+        text = f"of the {len(names)} data of a FITS file ({shown}) the first alone are read"
+        warn(f"{text}: hdu={names[1]!r} reads all of that name or number, and a list of images each as a sample")
 
 
 def holds_rows(path: str, head: bytes) -> bool:

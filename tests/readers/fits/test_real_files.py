@@ -139,7 +139,7 @@ def test_what_is_behind_the_first_data_is_told(tmp_path: Path, first: str) -> No
     begin[first].name = "FIRST"
     path = tmp_path / "a.fits"
     fits.HDUList([fits.PrimaryHDU(), begin[first], _table(9), fits.ImageHDU(np.ones((3, 4)))]).writeto(path)
-    with pytest.warns(UserWarning, match="'FIRST', are read, and not 'EVENTS', '3': hdu='EVENTS' reads those"):
+    with pytest.warns(UserWarning, match=r"\('FIRST', 'EVENTS', 3\) the first alone are read: hdu='EVENTS' reads all"):
         assert len(md.open_dataset(path)) == {"image": 1, "cube": 2, "table": 5}[first]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
