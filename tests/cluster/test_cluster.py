@@ -198,7 +198,7 @@ def undisturbed(slurm: Cluster, mpi: Mpi, tmp_path_factory: pytest.TempPathFacto
 def test_a_preempted_job_ends_like_an_undisturbed_one(
     slurm: Cluster, mpi: Mpi, cause: str, undisturbed: list[np.ndarray]
 ) -> None:
-    """The job script of the documentation queues the job again, which then ends bit by bit like one at a stretch."""
+    """The job script of the documentation queues the job again; its weights are bit by bit those of one at a stretch."""
     name = f"{mpi.name}-{cause}"
     progress = slurm.folder / f"{name}.steps"
     variables = {"PROGRESS": str(progress), "PAUSE": "0.2"}
@@ -224,7 +224,8 @@ def test_a_preempted_job_ends_like_an_undisturbed_one(
     assert reason in out and "all ranks end with exit code 75" in out
     assert out.count("trained") == 1
     found = arrays(slurm.folder / f"{name}.npz")
-    assert [array.tobytes() for array in found] == [array.tobytes() for array in undisturbed]
+    assert [array.tobytes() for array in found[:-1]] == [array.tobytes() for array in undisturbed[:-1]]
+    np.testing.assert_allclose(found[-1], undisturbed[-1], rtol=1e-6)  # losses of an epoch are added in two parts
 
 
 @pytest.mark.slow
