@@ -124,8 +124,8 @@ class Runs:
 
     def identity(self) -> bytes:
         """Return bytes that are equal for equal ascending sequences, however they are divided into runs."""
-        some = self.count > 0
-        whole = merge(Runs(self.start[some], self.count[some]))
+        filled = self.count > 0
+        whole = merge(Runs(self.start[filled], self.count[filled]))
         return b"".join(np.ascontiguousarray(column, "<i8").tobytes() for column in (whole.start, whole.count))
 
     def selection(self, destination: Integers | None = None) -> RowSelection:

@@ -198,7 +198,7 @@ def undisturbed(slurm: Cluster, mpi: Mpi, tmp_path_factory: pytest.TempPathFacto
 def test_a_preempted_job_ends_like_an_undisturbed_one(
     slurm: Cluster, mpi: Mpi, cause: str, undisturbed: list[np.ndarray]
 ) -> None:
-    """The job script of the documentation queues the job again; its weights are bit by bit those of one at a stretch."""
+    """The documented job script queues the job again; its weights are bit by bit those of one at a stretch."""
     name = f"{mpi.name}-{cause}"
     progress = slurm.folder / f"{name}.steps"
     variables = {"PROGRESS": str(progress), "PAUSE": "0.2"}
