@@ -40,12 +40,15 @@ def file_error(path: str, error: Exception) -> FormatError:
     """Return the error for a file that uproot cannot read."""
     if not exists(path):
         return FormatError("there is no such file", file=path, found=error)
+    is_old = "unsupported compression" in str(error)
     return FormatError(
         "the file cannot be read as ROOT",
         file=path,
         expected="a ROOT file",
         found=f"{type(error).__name__}: {error}",
-        remedy="if it is a ROOT file, it is damaged: copy it again from its source",
+        remedy="let ROOT write it anew: hadd -f404 new.root old.root"
+        if is_old
+        else "if it is a ROOT file, it is damaged: copy it again from its source",
     )
 
 

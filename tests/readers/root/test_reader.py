@@ -29,6 +29,7 @@ from matex_data.readers.root import branches
 from matex_data.readers.root.baskets import Baskets, unpack
 from matex_data.readers.root.branches import TreeBranches
 from matex_data.readers.root.entries import Clusters
+from matex_data.readers.root.files import file_error
 from matex_data.readers.root.reader import index
 from tests.support.corpus import CORPUS, needs_corpus
 from tests.support.format_suite import Case, FormatSuite
@@ -358,6 +359,12 @@ def test_detection_by_content_and_by_name(tmp_path: Path) -> None:
     (tmp_path / "text.root").write_text("no ROOT file\n")
     with pytest.raises(FormatError, match=r"(?s)cannot be read as ROOT.*text\.root"):
         opened(str(tmp_path / "text.root"))
+
+
+def test_a_compression_that_uproot_lacks_is_no_damage(tmp_path: Path) -> None:
+    path = write(tmp_path / "old.root", events(2))
+    error = ValueError("unsupported compression algorithm: b'CS'")  # of ROOT before version 2
+    assert "hadd" in str(file_error(path, error).remedy) and "damaged" not in str(file_error(path, error))
 
 
 def test_trees_without_entries(tmp_path: Path) -> None:
