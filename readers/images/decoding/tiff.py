@@ -342,7 +342,10 @@ def _page(file: Any, number: int, size: int, max_pixels: int) -> Any:
         raise _volume(f"{page.dtype} of shape {page.shape}")
     if page.dtype is None or page.dtype.kind not in "biuf" or (samples > 1 and channels > 1):
         raise FormatError(
-            "the TIFF page is no image", expected="real numbers, in two dimensions", found=f"{page.dtype} {page.shaped}"
+            "the TIFF page is no image",
+            expected="real numbers, in two dimensions",
+            found=f"{page.dtype} {page.shaped}",
+            remedy="write its numbers as an array: numpy.save('image.npy', tifffile.imread(path))",
         )
     if page.planarconfig not in (1, 2) or samples * channels < LEAST_CHANNELS.get(page.photometric, 1):
         raise FormatError(

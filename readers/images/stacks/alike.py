@@ -83,10 +83,13 @@ def _chain(path: str, data: Slices) -> list[ImageFileDirectory]:
     try:
         return list(directories(data))
     except FormatError as error:
-        found, remedy = "the position of a page beyond it", "copy it again from its source"
-        problem = "the file is truncated"
         raise FormatError(
-            problem, file=path, byte=error.byte, expected=error.expected, found=found, remedy=remedy
+            "the file is truncated",
+            file=path,
+            byte=error.byte,
+            expected=error.expected,
+            found="the position of a page beyond it",
+            remedy="copy it again from its source, or read its first page alone (pages='first')",
         ) from error
 
 

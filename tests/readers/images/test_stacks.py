@@ -234,6 +234,18 @@ def test_pages_that_cannot_be_laid_out(tmp_path: Path) -> None:
         stack_layout(str(path), NATIVE)
 
 
+def test_the_first_page_of_a_file_whose_next_one_is_lost(tmp_path: Path) -> None:
+    path, pixels = tmp_path / "a.tif", volume((40, 33), "uint8")
+    tifffile.imwrite(path, pixels, photometric="minisblack", metadata=None)
+    content = bytearray(path.read_bytes())
+    link = 10 + 12 * int.from_bytes(content[8:10], "little")
+    content[link : link + 4] = (10**6).to_bytes(4, "little")
+    path.write_bytes(content)
+    with pytest.raises(FormatError, match=r"truncated(.|\n)*pages='first'"):
+        open_dataset(path, comm=MPI.COMM_SELF)
+    same(open_dataset(path, pages="first", comm=MPI.COMM_SELF).load()["image"][0], pixels)
+
+
 def test_too_many_pixels(tmp_path: Path) -> None:
     tifffile.imwrite(tmp_path / "a.tif", volume(), photometric="minisblack")
     with pytest.raises(DecodeError, match="max_pixels"):
