@@ -290,7 +290,7 @@ def _decode_sparse(data: bytes | memoryview, max_pixels: int, page: int, image: 
         array = array * np.uint8(255 // (2 ** max(image.tag_v2.get(BITS, (8,))) - 1))  # as Pillow does it
     picture = Image.fromarray(array)
     if image.palette is not None:
-        picture.putpalette(image.palette.palette, image.palette.rawmode)
+        picture.putpalette(image.palette.palette, image.palette.rawmode or "RGB")
     return picture
 
 
