@@ -249,19 +249,23 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
-    whole: Array | None = _whole(variable, _joined_at_root)
+    whole: Array | None = _whole(part_of(variable), keras_api.held_value(variable), _joined_at_root)
+    return whole
+
+
+def whole_array_at_root(part: Part | None, own: Array) -> Array | None:
+    """Return the whole of an array, of which each rank has such a part, as ``whole_at_root`` does. *Collective*."""
+    whole: Array | None = _whole(part, own, _joined_at_root)
     return whole
 
 
 def whole_on_all(variable: Any) -> Array:
     """Return the whole values of a variable on all ranks that hold parts of it. *Collective* among these."""
-    whole: Array = _whole(variable, _joined)
+    whole: Array = _whole(part_of(variable), keras_api.held_value(variable), _joined)
     return whole
 
 
-def _whole(variable: Any, join: Callable[[Part, Array], Array | None]) -> Any:
-    value: Array | None = keras_api.held_value(variable)
-    part = part_of(variable)
+def _whole(part: Part | None, value: Array | None, join: Callable[[Part, Array], Array | None]) -> Any:
     while part is not None and value is not None:
         value, part = join(part, value), part.outer
     return value

@@ -47,14 +47,20 @@ def capture(callback: Any) -> tuple[dict[str, Any], dict[str, list[Any]]]:
     arrays : lists of arrays, by attribute.
     """
     facts: dict[str, Any] = {}
-    arrays: dict[str, list[Any]] = {}
+    arrays = kept_arrays(callback)
     for name in _attributes(callback):
         value = getattr(callback, name, None)
-        if isinstance(value, list | tuple):
-            arrays[name] = [np.asarray(array) for array in value]
-        else:
+        if name not in arrays:
             facts[name] = value if isinstance(value, bool | int | float | str | None) else np.asarray(value).item()
     return {"state": facts, **({"own": callback.get_state()} if _has_hooks(callback) else {})}, arrays
+
+
+def kept_arrays(callback: Any) -> dict[str, list[Any]]:
+    """Return the lists of arrays that a callback keeps, such as weights, by attribute."""
+    values = {name: getattr(callback, name, None) for name in _attributes(callback)}
+    return {
+        name: [np.asarray(array) for array in kept] for name, kept in values.items() if isinstance(kept, list | tuple)
+    }
 
 
 def restore(callback: Any, saved: CallbackEntry, arrays: Mapping[str, list[Any]]) -> None:

@@ -35,7 +35,7 @@ from matex_data.training.exact.variables import (
     replicated_weights,
     row_states,
 )
-from matex_data.training.partition.parts import part_of, whole_shape
+from matex_data.training.partition.parts import Part, part_of, whole_array_at_root, whole_shape
 from matex_data.training.partition.whole import WholeVariables
 
 FILE = "training.npz"
@@ -391,6 +391,25 @@ class ModelState:
         for i, variable in zip(range(len(found.facts["rows"])), row_states(model), strict=True):
             variable.assign(_own_rows(found, f"rows{i}", variable))
         restore_rank_variables(found, model, of_all=True)
+
+    def whole_weights(self, arrays: Sequence[Array]) -> Iterator[Array | None]:
+        """Yield arrays that a callback has kept, those of parts of weights whole on the first rank. *Collective*."""
+        for part, array in zip(self._parts(arrays), arrays, strict=True):
+            yield whole_array_at_root(part, array)
+
+    def own_weights(self, arrays: Sequence[Array]) -> list[Array]:
+        """Return the arrays of ``whole_weights`` as a callback of this rank keeps them."""
+        parts = self._parts(arrays)
+        return [array if part is None else part.own(array) for part, array in zip(parts, arrays, strict=True)]
+
+    def _parts(self, arrays: Sequence[Array]) -> list[Part | None]:
+        """Return the parts of which such arrays are: those of all weights, or of none."""
+        seen = self._seen_parts()
+        return seen if len(seen) == len(arrays) else [None] * len(arrays)
+
+    def _seen_parts(self) -> list[Part | None]:
+        """Return the parts of the weights that callbacks see; None for those that they see whole."""
+        return [part_of(variable) for variable in self._model.weights]
 
 
 def rank_variables(model: Any) -> list[Any]:

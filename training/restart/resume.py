@@ -290,7 +290,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def _restore(self, found: checkpoint.Checkpoint, warn: bool = False) -> None:
         """Restore model and callbacks; broadcast the arrays that those of rank 0 need. *Collective*."""
-        self._model_state().restore(found)
+        state = self._model_state()
+        state.restore(found)
         channel, entries = self._run.channel, found.facts["callbacks"]
         pairs = callback_state.match(self._user_callbacks, entries, warn)
         needed = sorted(i for _, i in pairs)
@@ -304,7 +305,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         }
         for callback, i in pairs:
             if i in kept:
-                callback_state.restore(callback, entries[i], kept[i])
+                own = {name: state.own_weights(arrays) for name, arrays in kept[i].items()}
+                callback_state.restore(callback, entries[i], own)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         """Restore what Keras and the callbacks have changed as they began a resumed epoch again. *Collective*."""
@@ -376,7 +378,9 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """
         run, begin = self._run, time.monotonic()
         vars(run.saved).update(vars(run.start), epoch=epoch, step=step)
-        arrays, names = self._model_state().capture(exact)
+        state = self._model_state()
+        variables, names = state.capture(exact)
+        arrays = itertools.chain(variables, self._of_callbacks(state))
         error: DataError | None = None
         try:
             if run.channel.rank == 0 and run.folder is not None:
@@ -390,12 +394,10 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         run.channel.communicator.agree(error)
 
     def _write(self, folder: Path, arrays: Iterable[tuple[str, Any]], names: Mapping[str, Any]) -> None:
-        run, entries, of_callbacks = self._run, [], dict[str, Any]()
-        for i, (callback, identity) in enumerate(zip(self._user_callbacks, self._identities, strict=True)):
+        run, entries = self._run, []
+        for callback, identity in zip(self._user_callbacks, self._identities, strict=True):
             entry, kept = callback_state.capture(callback)
             entries.append({**identity, **entry, "arrays": {name: len(values) for name, values in kept.items()}})
-            for name, values in kept.items():
-                of_callbacks |= {f"callback{i}.{name}.{j}": value for j, value in enumerate(values)}
         facts = {
             "position": vars(run.saved),
             "rates": self._rates,
@@ -404,5 +406,10 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             "stopped": run.saved.step == 0 and bool(self.model.stop_training),
         }
         with run.progress("writing", folder) as progress:
-            named = progress.counted(itertools.chain(arrays, of_callbacks.items()))
-            checkpoint.write(folder, named, {**facts, **names})
+            checkpoint.write(folder, progress.counted(arrays), {**facts, **names})
+
+    def _of_callbacks(self, state: checkpoint.ModelState) -> Iterator[tuple[str, Any]]:
+        """Yield names and arrays that the callbacks keep, whole on rank 0; each step is *collective*."""
+        for i, callback in enumerate(self._user_callbacks):
+            for name, kept in callback_state.kept_arrays(callback).items():
+                yield from ((f"callback{i}.{name}.{j}", whole) for j, whole in enumerate(state.whole_weights(kept)))

@@ -16,6 +16,7 @@ from matex_data.training.exact.batch_norm import average_moving_statistics
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.model_parallel.stages.micro_batches import CHOICE
 from matex_data.training.model_parallel.stages.stage import StageLayers
+from matex_data.training.partition.parts import Part
 from matex_data.training.partition.whole import WholeVariables, at_root, whole_optimizer
 from matex_data.training.restart.checkpoint import (
     Checkpoint,
@@ -77,6 +78,10 @@ class StagedState(ModelState):
         object.__setattr__(self._model, CHOICE, found.facts["micro_batches"])
         restore_replicated(found, self._model, *self._variables())
         restore_rank_variables(found, self._model)
+
+    def _seen_parts(self) -> list[Part | None]:
+        """Return None for each of the weights, which callbacks see whole."""
+        return [None] * len(self._model.weights)
 
     def _variables(self) -> tuple[list[Any], list[Any]]:
         """Return the replicated variables of the whole model, in the order of one process, and those that are here."""

@@ -19,17 +19,17 @@ OPTIMIZERS = {
 }
 
 
-def _train(comm, folder, epochs, shape, optimizer="adam", saved=None, shard_optimizer=False, dtype="float64"):
+def _train(comm, folder, epochs, shape, optimizer="adam", saved=None, shard_optimizer=False, dtype="float64", kept=()):
     """Train, resuming from the checkpoint of a folder; return the whole weights and the losses.
 
     In double precision what one rank computes differs from what several compute by less than 1e-12, and what is saved
     or restored wrongly does not hide in rounding.
     """
     with models.precision(dtype):
-        return _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer)
+        return _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, kept)
 
 
-def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer):
+def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, kept):
     import tensorflow as tf
 
     from matex_data import training
@@ -54,7 +54,8 @@ def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer):
     rows = slice(mesh.data.rank * 8 // mesh.data.size, (mesh.data.rank + 1) * 8 // mesh.data.size)
     data = tf.data.Dataset.from_tensor_slices((x[:, rows], y[:, rows]))
     saver = [] if saved is None else [keras.callbacks.ModelCheckpoint(str(saved))]
-    options = {"checkpoint": folder, "verbose": 0, "callbacks": saver, "shard_optimizer": shard_optimizer}
+    callbacks = saver + [keras.callbacks.EarlyStopping(restore_best_weights=True, **options) for options in kept]
+    options = {"checkpoint": folder, "verbose": 0, "callbacks": callbacks, "shard_optimizer": shard_optimizer}
     history = training.fit(model, data, epochs=epochs, mesh=mesh, **options)
     if saved is not None:
         training.save(model, Path(saved).with_suffix(".weights.h5"), comm=comm)
@@ -102,6 +103,17 @@ def test_state_that_is_cut_over_replicas_resumes(tmp_path: Path, ranks: Pools) -
     ((expected, _),) = ranks(1).run(_train, None, 3, ONE)
     ranks(2).run(_train, tmp_path / "cut", 2, ONE, "adam", None, True)
     for weights, _ in ranks(2).run(_train, tmp_path / "cut", 3, ONE, "adam", None, True):
+        for path, value in expected.items():
+            np.testing.assert_allclose(weights[path], value, rtol=0, atol=1e-12, err_msg=path)
+
+
+@pytest.mark.parametrize("resumed", [(2, PARTS), (1, ONE), pytest.param((2, STAGES), marks=pytest.mark.slow)], ids=str)
+def test_the_best_weights_of_parts_are_kept_whole(tmp_path: Path, ranks: Pools, resumed: tuple) -> None:
+    kept = [{"monitor": "loss", "mode": "max", "patience": 2}]
+    ((expected, losses),) = ranks(1).run(_train, None, 5, ONE, kept=kept)
+    ranks(2).run(_train, tmp_path / "run", 2, PARTS, kept=kept)
+    for weights, own in ranks(resumed[0]).run(_train, tmp_path / "run", 5, resumed[1], kept=kept):
+        assert own == pytest.approx(losses, rel=1e-10) and len(own) == 3
         for path, value in expected.items():
             np.testing.assert_allclose(weights[path], value, rtol=0, atol=1e-12, err_msg=path)
 
