@@ -52,6 +52,7 @@ def rank_callbacks(
     element_spec: Any,
     stack: contextlib.ExitStack,
     trailing: Sequence[Any] = (),
+    shard_optimizer: bool = False,
 ) -> list[Any]:
     """Return the user's callbacks that run on this rank, and those that synchronize the ranks. *Collective*.
 
@@ -63,14 +64,16 @@ def rank_callbacks(
         and whether batches are whole on every rank.
     stack : closed when training ends, as it does within a callback that raises; this rank is busy until then.
     trailing : callbacks that run after all others.
+    shard_optimizer : the state of the optimizer is cut over the ranks.
     """
     channel = distributed.world
+    cut = channel is not distributed.channel or (shard_optimizer and channel.size > 1)
     failures: list[Exception] = []
     selected = _select(channel, user_callbacks, failures) if channel.size > 1 else list(user_callbacks)
     gather = distributed.gather_weights if isinstance(distributed, StagedModel) else None
-    if channel is not distributed.channel or gather is not None:  # replicas of several ranks each
+    if cut or gather is not None:
         _check_backups(user_callbacks)
-    if channel is not distributed.channel:
+    if cut:
         selected = _saved_on_all(distributed, user_callbacks, selected)
     if channel.size > 1:
         writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]

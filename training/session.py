@@ -60,7 +60,8 @@ class Session:
             before, after = run.callbacks(self._callbacks, state)
             if before and channels[0] is channels[1] and channels[0].rank == 0 and not self._shard_optimizer:
                 before.append(UnsavedVariables())  # parts of variables, which steps read elsewhere, are saved
-        made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, [*trailing, *after])
+        trailing = (*trailing, *after)
+        made = rank_callbacks(self._distributed, self._callbacks, spec, self._busy, trailing, self._shard_optimizer)
         options["callbacks"] = [*before, *made]
         if self._distributed.world.rank > 0:
             options["verbose"] = 0

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import io
+import zipfile
+from pathlib import Path
 from types import SimpleNamespace
 
+import h5py
 import keras
 import numpy as np
 import pytest
 
-from tests.support.ranks import Pool, Pools
+from tests.support.ranks import Pool, Pools, RanksFailed
 
 OPTIMIZERS = {
     "adamw": lambda: keras.optimizers.AdamW(0.01, global_clipnorm=0.5),
@@ -19,7 +24,7 @@ OPTIMIZERS = {
 }
 
 
-def _train(comm, name, shard, fits=1, embedding=False, **options):
+def _train(comm, name, shard, fits=1, embedding=False, callbacks=(), **options):
     """Train on this rank's rows; return weights, state of the optimizer and the largest state within training."""
     import tensorflow as tf
 
@@ -41,7 +46,8 @@ def _train(comm, name, shard, fits=1, embedding=False, **options):
         on_epoch_end=lambda epoch, logs: held.append(sum(int(np.prod(v.shape)) for v in model.optimizer.variables))
     )
     for _ in range(fits):
-        training.fit(model, data, epochs=2, comm=comm, shard_optimizer=shard, verbose=0, callbacks=[count], **options)
+        options |= {"shard_optimizer": shard, "verbose": 0, "callbacks": [count, *(make() for make in callbacks)]}
+        training.fit(model, data, epochs=2, comm=comm, **options)
     state = {v.path: v.numpy() for v in model.optimizer.variables}
     return {v.path: v.numpy() for v in model.weights}, state, max(held)
 
@@ -72,6 +78,23 @@ def test_weights_are_those_of_an_allreduce(ranks: Pools, name: str) -> None:
             for path, value in expected.items():
                 np.testing.assert_allclose(found[path], value, rtol=0, atol=0 if exact else 1e-6, err_msg=path)
         assert own_held <= 0.55 * held + 8  # the step counters are whole
+
+
+@pytest.mark.parametrize("name", ["model.keras", pytest.param("model.weights.h5", marks=pytest.mark.slow)])
+def test_callbacks_save_the_whole_state(tmp_path: Path, ranks: Pools, name: str) -> None:
+    path = tmp_path / name
+    saver = functools.partial(keras.callbacks.ModelCheckpoint, str(path), save_weights_only=name != "model.keras")
+    _, state, _ = ranks(2).run(_train, "adamw", True, callbacks=[saver])[0]
+    saved = path.read_bytes() if name != "model.keras" else zipfile.ZipFile(path).read("model.weights.h5")
+    with h5py.File(io.BytesIO(saved)) as file:
+        for i, value in enumerate(state.values()):
+            np.testing.assert_array_equal(file[f"optimizer/vars/{i}"], value)
+
+
+def test_a_backup_of_one_section_is_an_error(tmp_path: Path, ranks: Pools) -> None:
+    backup = functools.partial(keras.callbacks.BackupAndRestore, str(tmp_path))
+    with pytest.raises(RanksFailed, match="PartitionError: BackupAndRestore"):
+        ranks(2).run(_train, "adamw", True, callbacks=[backup])
 
 
 @pytest.mark.slow
