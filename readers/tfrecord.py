@@ -75,7 +75,8 @@ def index(path: str, *, shapes: Mapping[str, Sequence[int] | None] | None = None
         table = of_content(path, stored, RecordBlocks(path, edges, offset, nbytes, fields, lists))
         return file_of_table(path, fields, table)
 
-    return Catalogue(path, features, make, kind="feature", named={"shapes": (shapes or (), features)})
+    unread = dict.fromkeys(sorted(inferred.empty - features.keys()), "no record that was looked at has values of it")
+    return Catalogue(path, features, make, unread, kind="feature", named={"shapes": (shapes or (), features)})
 
 
 def _field(path: str, name: str, feature: _Feature, shapes: Mapping[str, Sequence[int] | None]) -> Field:
@@ -182,12 +183,16 @@ class _Features:
     Parameters
     ----------
     path : of the file, for errors.
+
+    Attributes
+    ----------
+    empty : names of features that a record has without values.
     """
 
     def __init__(self, path: str) -> None:
         self._path = path
         self._features: dict[str, _Feature] = {}
-        self._empty: set[str] = set()
+        self.empty: set[str] = set()
         self._examined = 0
 
     def add(self, example: Any, row: int) -> None:
@@ -206,7 +211,7 @@ class _Features:
         for feature in features:
             kind = feature.WhichOneof("kind")
             if kind is None:  # no values, as TensorFlow Extended writes what is missing
-                self._empty.add(name)
+                self.empty.add(name)
                 continue
             is_new = not is_list and self._examined > 1
             known = self._features.setdefault(name, _Feature(kind, {0} if is_new else set(), is_list))
@@ -226,7 +231,7 @@ class _Features:
         if not self._features:
             expected = "records of tf.train.Example"
             raise FormatError("the records have no features", file=self._path, expected=expected)
-        for name in self._empty & self._features.keys():
+        for name in self.empty & self._features.keys():
             self._features[name].counts.add(0)
         return dict(sorted(self._features.items()))
 
