@@ -333,7 +333,7 @@ def test_fields_that_nobody_gets_are_named(folder: str) -> None:
 
 
 def _split(comm: MPI.Intracomm, folder: str, way: str) -> list[str]:
-    """Return the errors of three calls."""
+    """Return the errors of calls."""
     data = _open(comm, folder)
     if way == "split":
         data, _ = data.split(0.8, 0.2, seed=comm.rank)
@@ -342,7 +342,12 @@ def _split(comm: MPI.Intracomm, folder: str, way: str) -> list[str]:
     else:
         data, _ = data.split(0.5, 0.5, seed=1)[:: 1 - 2 * comm.rank]
     found = []
-    for call in (lambda: data.batches(10, shuffle=True, seed=1), data.load, lambda: data.statistics("number")):
+    for call in (
+        lambda: data.batches(10, shuffle=True, seed=1),
+        data.load,
+        lambda: data.load(fields=["number"]),
+        lambda: data.statistics("number"),
+    ):
         with pytest.raises(PartitionError) as caught:
             call()
         found.append(str(caught.value))

@@ -16,6 +16,7 @@ import numpy as np
 
 from matex_data.errors import PartitionError
 from matex_data.mpi.activity import busy
+from matex_data.mpi.communicator import Equal
 from matex_data.timeline import timeline
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
@@ -72,7 +73,7 @@ def rank_callbacks(
     selected = _select(channel, user_callbacks, failures) if channel.size > 1 else list(user_callbacks)
     gather = distributed.gather_weights if isinstance(distributed, StagedModel) else None
     if cut or gather is not None:
-        _check_backups(user_callbacks)
+        channel.communicator.agreed(lambda: _check_backups(user_callbacks))
     if cut:
         selected = _saved_on_all(distributed, user_callbacks, selected)
     if channel.size > 1:
@@ -162,8 +163,12 @@ def _check_backups(user_callbacks: list[Any]) -> None:
 
 
 def _saved_on_all(distributed: TrainedModel, user_callbacks: list[Any], selected: list[Any]) -> list[Any]:
-    """Return the callbacks with those that save the model on every rank, since each has a part of it."""
+    """Return the callbacks with those that save the model on every rank, since each has a part of it. *Collective*."""
     savers = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
+    paths = {"ModelCheckpoint": [str(callback.filepath) for callback in savers]}
+    problem = "each rank has a part of what ModelCheckpoint saves, and the ranks have other ones"
+    remedy = "give ModelCheckpoint on every rank, with the same path, which rank 0 writes"
+    distributed.world.communicator.agree(equal=Equal(paths, problem, remedy))
     for callback in savers:
         vars(callback).pop("set_model", None)
         for name in _HOOKS:
@@ -176,11 +181,11 @@ def _saved_on_all(distributed: TrainedModel, user_callbacks: list[Any], selected
 
 
 def _on_all_ranks(hook: Callable[..., Any], distributed: TrainedModel) -> Callable[..., Any]:
-    def called(*args: Any, **kwargs: Any) -> Any:
+    def called_on_all_ranks(*args: Any, **kwargs: Any) -> Any:
         with saving_on_all(distributed.model, distributed.world.user):
             return hook(*args, **kwargs)
 
-    return called
+    return called_on_all_ranks
 
 
 def _temporary(callback: Any) -> str | None:
@@ -214,10 +219,16 @@ def _call_alone(callback: Any, name: str, hook: Callable[..., Any], *args: Any, 
             failures.append(error)
 
 
-def end_collecting(callbacks: Sequence[Any]) -> None:
-    """Let callbacks raise errors of their hooks, which stay wrapped, where they occur: a fit has ended."""
+def release(callbacks: Sequence[Any]) -> None:
+    """Let callbacks raise errors of their hooks, which stay wrapped, where they occur, and call no other ranks.
+
+    A fit has ended.
+    """
     for callback in callbacks:
         vars(callback).pop(_FAILURES, None)
+        for name in _HOOKS:
+            if getattr(vars(callback).get(name), "__name__", "") == "called_on_all_ranks":
+                vars(callback).pop(name)
 
 
 def _has_batch_hooks(callbacks: Sequence[Any], writers: bool = False) -> bool:

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from matex_data.training.callbacks import TrainedModel, end_collecting, rank_callbacks
+from matex_data.training.callbacks import TrainedModel, rank_callbacks, release
 from matex_data.training.model_parallel.stages.model import StagedModel
 from matex_data.training.restart.checkpoint import ModelState
 from matex_data.training.restart.preemption import stopping_on_request
@@ -74,4 +74,4 @@ class Session:
             try:
                 yield
             finally:
-                end_collecting(self._callbacks)
+                release(self._callbacks)

@@ -246,6 +246,9 @@ def validate(
 
     with report(html, f"matex validate {' '.join(paths)}") as output:
         _check_hdf5(paths, format, field, option, limit)
+        chosen = [text for text in option or () if text.startswith(("where=", "missing="))]
+        if chosen:
+            raise DataError("all samples are read as they are", found=f"--option {chosen[0]}", remedy="leave it out")
         data = _open(output, paths, format, field, option, on_error="skip")
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".* and are skipped:")  # the list is below

@@ -261,7 +261,7 @@ class Source:
         ------
         DataError : the first error of any rank, on every rank.
         """
-        self.comm.agree(equal=_same_read(self.index.fields, runs))
+        self.compare_reads(self.index.fields, runs)
         return present(*self.read(self.block(runs)))
 
     def read(self, runs: Samples) -> tuple[Arrays, Integers]:
@@ -286,6 +286,21 @@ class Source:
         absent = [rows for _, rows in self._read_all(self.index, ranges)]
         return arrays, np.sort(np.concatenate(absent))
 
+    def compare_reads(self, names: Iterable[str], samples: Samples) -> None:
+        """Raise ``PartitionError`` unless all ranks are about to read these fields of these samples. *Collective*.
+
+        The call of another rank may be another one, or none.
+        """
+        if self.comm.alone:
+            return
+        remedy = (
+            "call statistics, load and what else reads samples on every rank, not within `if rank == 0:`, and make the "
+            "data set by the same calls, such as split with the same seed="
+        )
+        identity = hashlib.blake2b(samples.identity(), digest_size=16).hexdigest()
+        given = {"fields": list(names), "samples": samples.total, "digest": identity}
+        self.comm.agree(equal=Equal(given, "the ranks do not read the same samples and fields", remedy))
+
     def use_block(
         self,
         runs: Samples,
@@ -309,7 +324,7 @@ class Source:
         ------
         Exception : the first error of any rank, also of ``use``, on every rank.
         """
-        self.comm.agree(equal=_same_read(names, runs))
+        self.compare_reads(names, runs)
         failure: Exception | None = None
         row_bytes = row_bytes or max(1, sum(self.index.row_bytes(name) for name in names))
         for rows, arrays in self._parts(self.index.raw, names, self.block(runs), row_bytes):
@@ -385,17 +400,6 @@ class Source:
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
             yield runs.part(low, high), np.arange(low, high)
-
-
-def _same_read(names: Iterable[str], samples: Samples) -> Equal:
-    """Return what is equal on all ranks if all read samples: the call of another rank is another one, or none."""
-    remedy = (
-        "call statistics, load and what else reads samples on every rank, not within `if rank == 0:`, and make the "
-        "data set by the same calls, such as split with the same seed="
-    )
-    identity = hashlib.blake2b(samples.identity(), digest_size=16).hexdigest()
-    equal = {"fields": list(names), "samples": samples.total, "digest": identity}
-    return Equal(equal, "the ranks do not read the same samples and fields", remedy)
 
 
 def open_source(sessions: ReadSessions, index: Index, options: ReadOptions, transforms: str = "") -> Source:

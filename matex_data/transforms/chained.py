@@ -191,6 +191,7 @@ class Selected:
         Of samples that cannot be read, those are left out that batches leave out; others are an error.
         """
         source, fields = self.source, self.source.index.fields
+        source.compare_reads(names, self.samples)
         block = source.block(self.samples)
         if source.skipped is not None:  # each field of the batches may decide which samples they have
             source.use_block(self.samples, list(fields), lambda *_: None)

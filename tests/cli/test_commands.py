@@ -151,6 +151,11 @@ def test_validate_lists_all_damage(path: str, tmp_path: Path, size: int, damaged
     assert ("mean" in done.stdout) == (size == 3)
 
 
+def test_validate_reads_all_samples(path: str) -> None:
+    done = run_script(1, CALL, "validate", path, "--option", "where=energy > 3")
+    assert done.returncode == 1 and "all samples are read" in done.stderr and "leave it out" in done.stderr
+
+
 def test_bench(path: str) -> None:
     done = run_script(2, CALL, "bench", path, "--epochs", "2")
     assert done.returncode == 0, done.stderr

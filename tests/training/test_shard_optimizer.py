@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import os
 import zipfile
 from pathlib import Path
 from types import SimpleNamespace
@@ -89,6 +90,37 @@ def test_callbacks_save_the_whole_state(tmp_path: Path, ranks: Pools, name: str)
     with h5py.File(io.BytesIO(saved)) as file:
         for i, value in enumerate(state.values()):
             np.testing.assert_array_equal(file[f"optimizer/vars/{i}"], value)
+
+
+def _own_checkpoint(folder):
+    return keras.callbacks.ModelCheckpoint(f"{folder}/{os.getpid()}.keras")
+
+
+def test_callbacks_that_save_other_files_are_an_error(tmp_path: Path, ranks: Pools) -> None:
+    """Rank 0 alone would write, and where it alone has the callback, it would wait for the others."""
+    with pytest.raises(RanksFailed, match="PartitionError: each rank has a part of what ModelCheckpoint saves"):
+        ranks(2).run(_train, "adamw", True, callbacks=[functools.partial(_own_checkpoint, str(tmp_path))])
+
+
+def _saves_again(comm, path):
+    """Train with sections, then without, with one callback."""
+    import tensorflow as tf
+
+    from matex_data import training
+
+    model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+    model.compile("adam", "mse", jit_compile=False)
+    data = tf.data.Dataset.from_tensor_slices((np.ones((1, 2, 3)) + comm.rank, np.ones((1, 2, 1))))
+    saver = keras.callbacks.ModelCheckpoint(path)
+    for cut in (True, False):
+        training.fit(model, data, comm=comm, shard_optimizer=cut, callbacks=[saver], verbose=0)
+    return keras.saving.load_model(path).get_weights(), model.get_weights()
+
+
+def test_a_callback_of_two_fits_saves_as_each_needs(tmp_path: Path, ranks: Pools) -> None:
+    saved, own = ranks(2).run(_saves_again, str(tmp_path / "model.keras"))[0]
+    for array, other in zip(saved, own, strict=True):
+        np.testing.assert_array_equal(array, other)
 
 
 def test_a_backup_of_one_section_is_an_error(tmp_path: Path, ranks: Pools) -> None:

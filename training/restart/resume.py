@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import DataError, PartitionError
+from matex_data.mpi.communicator import Equal
 from matex_data.sampling.state import read_step
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.variables import learning_rate
@@ -70,7 +71,7 @@ class TrainingRun:
     def __init__(
         self, channel: Channel, folder: Path | None, replicas: Channel, verbose: str | int, save_every: int | None
     ) -> None:
-        self.channel, self.folder, self.save_every = channel, folder, save_every
+        self.channel, self.replicas, self.folder, self.save_every = channel, replicas, folder, save_every
         self._verbose = verbose if channel.rank == 0 else 0
         self.checkpoint: checkpoint.Checkpoint | None = None
         if folder:
@@ -410,6 +411,15 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     def _of_callbacks(self, state: checkpoint.ModelState) -> Iterator[tuple[str, Any]]:
         """Yield names and arrays that the callbacks keep, whole on rank 0; each step is *collective*."""
-        for i, callback in enumerate(self._user_callbacks):
-            for name, kept in callback_state.kept_arrays(callback).items():
-                yield from ((f"callback{i}.{name}.{j}", whole) for j, whole in enumerate(state.whole_weights(kept)))
+        kept = {
+            f"callback{i}.{name}": arrays
+            for i, callback in enumerate(self._user_callbacks)
+            for name, arrays in callback_state.kept_arrays(callback).items()
+        }
+        run = self._run
+        if run.replicas is not run.channel:  # each rank may have parts of them
+            problem = "the ranks have other callbacks that keep weights, of which each has a part"
+            given = Equal({name: len(arrays) for name, arrays in kept.items()}, problem, "give them on every rank")
+            run.channel.communicator.agree(equal=given)
+        for name, arrays in kept.items():
+            yield from ((f"{name}.{j}", whole) for j, whole in enumerate(state.whole_weights(arrays)))

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import pytest
 
-from tests.support.ranks import Pools
+from tests.support.ranks import Pools, RanksFailed
 from tests.training.model_parallel.layouts import models
 
 STEPS = 4
@@ -19,17 +19,17 @@ OPTIMIZERS = {
 }
 
 
-def _train(comm, folder, epochs, shape, optimizer="adam", saved=None, shard_optimizer=False, dtype="float64", kept=()):
+def _train(comm, folder, epochs, shape, optimizer="adam", saved=None, shard_optimizer=False, dtype="float64", **kept):
     """Train, resuming from the checkpoint of a folder; return the whole weights and the losses.
 
     In double precision what one rank computes differs from what several compute by less than 1e-12, and what is saved
     or restored wrongly does not hide in rounding.
     """
     with models.precision(dtype):
-        return _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, kept)
+        return _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, **kept)
 
 
-def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, kept):
+def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, kept=(), alone=False):
     import tensorflow as tf
 
     from matex_data import training
@@ -54,7 +54,8 @@ def _trained(comm, folder, epochs, shape, optimizer, saved, shard_optimizer, kep
     rows = slice(mesh.data.rank * 8 // mesh.data.size, (mesh.data.rank + 1) * 8 // mesh.data.size)
     data = tf.data.Dataset.from_tensor_slices((x[:, rows], y[:, rows]))
     saver = [] if saved is None else [keras.callbacks.ModelCheckpoint(str(saved))]
-    callbacks = saver + [keras.callbacks.EarlyStopping(restore_best_weights=True, **options) for options in kept]
+    own = [] if alone and comm.rank else kept
+    callbacks = saver + [keras.callbacks.EarlyStopping(restore_best_weights=True, **options) for options in own]
     options = {"checkpoint": folder, "verbose": 0, "callbacks": callbacks, "shard_optimizer": shard_optimizer}
     history = training.fit(model, data, epochs=epochs, mesh=mesh, **options)
     if saved is not None:
@@ -116,6 +117,11 @@ def test_the_best_weights_of_parts_are_kept_whole(tmp_path: Path, ranks: Pools, 
         assert own == pytest.approx(losses, rel=1e-10) and len(own) == 3
         for path, value in expected.items():
             np.testing.assert_allclose(weights[path], value, rtol=0, atol=1e-12, err_msg=path)
+
+
+def test_best_weights_of_one_rank_are_an_error(tmp_path: Path, ranks: Pools) -> None:
+    with pytest.raises(RanksFailed, match="PartitionError: the ranks have other callbacks that keep weights"):
+        ranks(2).run(_train, tmp_path / "run", 2, PARTS, kept=[{"monitor": "loss"}], alone=True)
 
 
 def test_ranks_save_a_whole_model_together(tmp_path: Path, ranks: Pools) -> None:
