@@ -334,7 +334,9 @@ def _complete_date(text: str) -> str:
     elif re.match(r"[0-9]{1,2}-[0-9]{1,2}-[0-9]{3}", text):
         raise ValueError(f"{text} may begin with the day or the month")
     text = re.sub(r"^([0-9]{4})/([0-9]{1,2})/([0-9]{1,2})\b|^([0-9]{4})([0-9]{2})([0-9]{2})\b", r"\1\4-\2\5-\3\6", text)
-    text = re.sub(r"^(\S+[T ][0-9]{2})(?=$|[Z ])", r"\1:00", text)
+    text = re.sub(r"^(\S+?)[T ]+([0-9]{1,2})(?=$|[Z +-])", lambda found: f"{found[1]} {found[2]:0>2}:00", text)
+    if re.match(r"\S+?[T ]+(?!0+\.?0*$)[0-9]+(?![0-9:])", text):
+        raise ValueError(f"{text} has a time without hours and minutes")
     text = re.sub(r"(:[0-9.]+ ?[+-])([0-9])(?=$|:)", r"\g<1>0\2", text)
     missing = 2 - text.count("-") if re.fullmatch(r"[0-9]{4}(-[0-9]{1,2})?", text) else 0
     return text + "-1" * missing

@@ -31,6 +31,7 @@ from matex_data.readers.images.decoding.picture import (
 from matex_data.storage.objects import Slices
 
 SUBFILE_TYPE, BITS, PHOTOMETRIC, DESCRIPTION, ORIENTATION, SAMPLES, SAMPLE_FORMAT = 254, 258, 262, 270, 274, 277, 339
+EXTRA_SAMPLES, ASSOCIATED_ALPHA = 338, 1
 SEGMENTS = ((273, 279), (324, 325))
 """Tags of the offsets and sizes of strips, and of tiles."""
 IMAGE_DEPTH, TILE_DEPTH = 32997, 32998
@@ -284,8 +285,10 @@ def _decode_sparse(data: bytes | memoryview, max_pixels: int, page: int, image: 
     """Return a page with zeros, or the value of the tag GDAL_NODATA, for strips and tiles that were never written."""
     pixels = _decode_by_tifffile(data, max_pixels, page)
     array = pixels.array.astype(MODES[image.mode][1], copy=False)
+    if image.mode == "RGBA" and ASSOCIATED_ALPHA in image.tag_v2.get(EXTRA_SAMPLES, ()):
+        return Image.frombytes("RGBA", array.shape[1::-1], array.tobytes(), "raw", "RGBa")
     if image.mode not in ("1", "L", "P"):
-        return Pixels(array, pixels.mode)
+        return Pixels(array, pixels.mode or image.mode)
     if image.mode == "L" and image.tag_v2.get(PHOTOMETRIC) != MIN_IS_WHITE:
         array = array * np.uint8(255 // (2 ** max(image.tag_v2.get(BITS, (8,))) - 1))  # as Pillow does it
     picture = Image.fromarray(array)

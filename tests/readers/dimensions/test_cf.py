@@ -150,7 +150,16 @@ def test_times_against_cftime(units: str, calendar: str) -> None:
     assert decoding.attributes["origin"] == "1970-01-01T00:00:00" and decoding.attributes["stored_units"] == units
 
 
-NO_DATES = ["yesterday", "12:00", "1-2-1970", "200001", "1-xyz-1970"]
+NO_DATES = [
+    "yesterday",
+    "12:00",
+    "1-2-1970",
+    "200001",
+    "1-xyz-1970",
+    "2000-6-15 1200",
+    "20000615 120000",
+    "2000-6-15 6h",
+]
 
 
 @pytest.mark.parametrize(
@@ -176,8 +185,22 @@ def test_a_missing_value_that_is_inexact_in_float32() -> None:
     np.testing.assert_allclose(found, [0.05, np.nan], rtol=1e-6)
 
 
-ZONES = ["2000-6-15 03:00 -6:00", "2000-06-15 03:00:00 +6", "2000-06-15T03:00:00-6:30", "2000-06-15 03:00 +05:30"]
-DATES = ["15-jun-2000", "1-JUN-2000 04:03:36", "2000/6/15 12:30", "20000615", "20000615 12:30", "2000-06-15 12"]
+ZONES = [
+    "2000-6-15 03:00 -6:00",
+    "2000-06-15 03:00:00 +6",
+    "2000-06-15T03:00:00-6:30",
+    "2000-06-15 03:00 +05:30",
+    "2000-6-15 6 -6:00",
+]
+DATES = [
+    "15-jun-2000",
+    "1-JUN-2000 04:03:36",
+    "2000/6/15 12:30",
+    "20000615",
+    "20000615 12:30",
+    "2000-06-15 12",
+    "2000-06-15  6",
+]
 
 
 @pytest.mark.parametrize(

@@ -324,6 +324,25 @@ COLOURS = np.random.default_rng(4).integers(0, 256, (3, 256))
 NO_DATA = 42113  # tag of GDAL
 
 
+def _sparse(data: bytes, segments: str) -> bytes:
+    """Return a TIFF without its first strip or tile, as GDAL leaves out those without data."""
+    file = io.BytesIO(data)
+    with tifffile.TiffFile(file, mode="r+b") as tiff:
+        for name in ("Offsets", "ByteCounts"):
+            tag = tiff.pages[0].tags[segments + name]
+            tag.overwrite([0, *tag.value[1:]])
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("options", [{"extrasamples": ["assocalpha"]}, {"compression": "jpeg"}], ids=["alpha", "jpeg"])
+def test_what_is_there_of_a_sparse_page_is_like_that_of_a_whole_one(options: dict[str, Any]) -> None:
+    array = np.random.default_rng(6).integers(0, 256, (32, 32, 4 if "extrasamples" in options else 3)).astype("u1")
+    whole = written(array, photometric="rgb", tile=(16, 16), **options)
+    for mode in ("native", "rgb", "gray"):
+        found, expected = (decode_image(data, ImageOptions(mode=mode)) for data in (_sparse(whole, "Tile"), whole))
+        np.testing.assert_allclose(found[16:].astype(int), expected[16:], atol=2)
+
+
 @pytest.mark.parametrize("tile", [(16, 16), None])
 @pytest.mark.parametrize("compression", ["zlib", None])
 @pytest.mark.parametrize(
@@ -347,12 +366,7 @@ def test_strips_and_tiles_that_were_never_written(
     array = np.random.default_rng(5).integers(0, 16 if dtype != "bool" else 2, shape).astype(dtype)
     segments: dict[str, Any] = {"tile": tile} if tile else {"rowsperstrip": 16}
     packed = None if "bitspersample" in options else compression
-    file = io.BytesIO(written(array, compression=packed, **segments, **options))
-    with tifffile.TiffFile(file, mode="r+b") as tiff:  # as GDAL leaves out blocks without data
-        for name in ("Offsets", "ByteCounts"):
-            tag = tiff.pages[0].tags[("Tile" if tile else "Strip") + name]
-            tag.overwrite([0, *tag.value[1:]])
-    data = file.getvalue()
+    data = _sparse(written(array, compression=packed, **segments, **options), "Tile" if tile else "Strip")
     array[:16, : 16 if tile else 32] = 7 if "extratags" in options else 0
     check(data, NATIVE, array * np.uint8(17) if "bitspersample" in options else array)  # scaled as by Pillow
     if "colormap" in options:
