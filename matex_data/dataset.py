@@ -884,8 +884,9 @@ class Dataset:
     def skipped(self) -> list[SkippedSample]:
         """Samples that could not be read so far, with ``on_error="skip"``: list of ``SkippedSample``.
 
-        They are in the order of the files, each with its ``file``, ``row`` and ``problem``. Those of other ranks are
-        included from the end of an epoch, of ``load`` or of ``statistics`` on. Shared by all data sets of a split.
+        They are in the order of the files, each with its ``file``, ``row``, ``problem`` and ``field``. Those of other
+        ranks are included from the end of an epoch, of ``load`` or of ``statistics`` on. Shared by all data sets of a
+        split.
 
         Examples
         --------

@@ -7,6 +7,7 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date
+from fnmatch import fnmatchcase
 from itertools import chain
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -54,7 +55,7 @@ class HeldArrays(NamedTuple):
     refused: Mapping[str, DataError]
 
 
-def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
+def index_arrays(data: Any, sample_dim: str | None = None, wanted: Sequence[str] = ()) -> HeldArrays:
     """Return the index of arrays in memory, which it does not copy.
 
     Numbers keep their dtype; nullable and masked ones become float64, in which missing values are NaN. Integers that
@@ -68,6 +69,7 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
         that have names; ``xarray.Dataset``, of which the dimension of the samples may be any axis.
     sample_dim : dimension of the samples, of an ``xarray.Dataset``. None: the one whose coordinate is a time, else the
         first one of its first variable.
+    wanted : names of the variables, or patterns, of which the latter is a dimension; none: all.
 
     Raises
     ------
@@ -87,7 +89,7 @@ def index_arrays(data: Any, sample_dim: str | None = None) -> HeldArrays:
             "two arrays have one name", field=twice[0], expected="different names, also as text", remedy="rename one"
         )
     if is_xarray:
-        columns, static = _variables(data, sample_dim)
+        columns, static = _variables(data, _sample_dimension(data, wanted) if sample_dim is None else sample_dim)
     elif sample_dim is not None:
         raise FormatError("sample_dim= is for xarray's data sets", expected="no sample_dim=", found=repr(sample_dim))
     else:
@@ -184,9 +186,8 @@ def _levels(frame: Any, columns: Collection[str]) -> dict[str, tuple[Any, dict[s
     return levels
 
 
-def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, dict[str, Any]]], dict[str, Array]]:
+def _variables(data: Any, dimension: str) -> tuple[dict[str, tuple[Any, dict[str, Any]]], dict[str, Array]]:
     """Return the variables that have the dimension of the samples, as first axis, with attributes, and all others."""
-    dimension = _sample_dimension(data) if sample_dim is None else sample_dim
     if dimension not in data.dims:
         expected = f"sample_dim= of {[str(name) for name in data.dims]}"
         raise FormatError("there is no such dimension", expected=expected, found=repr(dimension))
@@ -200,9 +201,10 @@ def _variables(data: Any, sample_dim: str | None) -> tuple[dict[str, tuple[Any, 
     return columns, static
 
 
-def _sample_dimension(data: Any) -> Any:
+def _sample_dimension(data: Any, wanted: Sequence[str]) -> Any:
     """Return the one dimension whose coordinate is a time, as in files; else the first one of the first variable."""
-    dims = [variable.dims for variable in data.data_vars.values() if variable.dims]
+    chosen = [name for name in data.data_vars if any(fnmatchcase(str(name), pattern) for pattern in wanted)]
+    dims = [data[name].dims for name in chosen or data.data_vars if data[name].dims]
     times = [name for name in dict.fromkeys(chain(*dims)) if _is_time(data.indexes.get(name))]
     return times[0] if len(times) == 1 else next((names[0] for names in dims), None)
 

@@ -100,6 +100,7 @@ def test_a_data_set_of_xarray() -> None:
     early, late = whole.split(at=["2010-01-03"], along="time")
     assert (len(early), len(late)) == (8, 12)
     assert len(md.open_dataset(dataset.transpose("lat", "lon", "time"))) == 20  # as in files
+    assert len(md.open_dataset(dataset.transpose("lat", "lon", "time"), inputs="terrain")) == 2
     by_latitude = md.open_dataset(dataset, sample_dim="lat")
     np.testing.assert_array_equal(by_latitude.load()["z"], dataset["z"].transpose("lat", "time", "lon"))
 

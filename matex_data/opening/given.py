@@ -13,6 +13,7 @@ from typing import Any
 
 from matex_data.arguments import check_arguments
 from matex_data.errors import ArgumentError, DataError, near_matches
+from matex_data.fields import as_list
 from matex_data.index.columns import PathTable
 from matex_data.memory import EXAMPLE, NAME, HeldArrays, digest, index_arrays, is_in_memory
 from matex_data.mpi.communicator import Communicator, Equal
@@ -87,7 +88,8 @@ def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> HeldArrays:
         unknown += [name for name in ("sample", "format", "index", "absent") if arguments[name] is not None]
         if unknown:
             raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
-        return index_arrays(arguments["paths"], options.get("sample_dim"))
+        names = [*as_list(arguments["inputs"]), *as_list(arguments["targets"])]
+        return index_arrays(arguments["paths"], options.get("sample_dim"), names)
 
     held = comm.agreed(hold)
     if comm.size > 1:

@@ -7,6 +7,7 @@ from collections.abc import Container, Iterator, Sequence
 from itertools import islice
 
 from matex_data.paths import natural_sorted
+from matex_data.readers.detection import read_head
 from matex_data.readers.fits.kinds import holds_rows
 from matex_data.readers.formats import FORMATS, TABLE_SUFFIXES, TEXT_SUFFIXES
 from matex_data.readers.images.folders.contents import is_hidden, is_image
@@ -44,7 +45,7 @@ def is_image_folder(path: str) -> bool:
 def metadata_table(path: str, names: Container[str]) -> str | None:
     """Return the table of the images in a folder of these files, as Hugging Face names it; None: there is none."""
     tables = [f"{path.rstrip('/')}/{name}" for name in METADATA if name in names]
-    return next((table for table in tables if names_images(table, _head(table))), None)
+    return next((table for table in tables if names_images(table, read_head(table))), None)
 
 
 def _probe(path: str) -> tuple[list[str], list[str]]:

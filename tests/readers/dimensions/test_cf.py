@@ -199,7 +199,6 @@ DATES = [
     "20000615",
     "20000615 12:30",
     "2000-06-15 12",
-    "2000-06-15  6",
 ]
 
 
@@ -238,3 +237,9 @@ def test_each_option_against_xarray(attributes: dict[str, Any], decode_times: bo
     np.testing.assert_array_equal(decoding.decode(stored), values)
     packing = {"scale_factor", "add_offset", "_FillValue", "_Unsigned"}
     assert packing & set(decoding.attributes) == packing & set(expected.attrs)
+
+
+@pytest.mark.parametrize(("date", "hour"), [("2000-6-15  6", 6), ("2000-6-15T6", 6), ("2000-6-15 6 -6:00", 12)])
+def test_hours_that_others_ignore(date: str, hour: int) -> None:
+    found, expected = (time_origin(f"s since {text}", None) for text in (date, f"2000-06-15 {hour}:00"))
+    assert found is not None and expected is not None and found.start == expected.start
