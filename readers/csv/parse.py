@@ -270,7 +270,8 @@ class Parser:
                     file=self.path,
                     expected=f"{width} fields: {', '.join(self.names[:8])}{', ...' if width > 8 else ''}",
                     found=f"{len(fields)} fields: {self.dialect.sep.join(fields)[:200]!r}",
-                    remedy="correct the line, or give sep=, quotechar=, skiprows= or comment=; or header=0 and names= of all columns",
+                    remedy="correct the line, or give sep=, quotechar=, skiprows= or comment=, or header=0 with names= "
+                    "of all columns",
                 )
             if len(fields) < width:
                 self._warn_of_short_records(first_line, len(fields))
