@@ -29,9 +29,10 @@ from matex_data.index.columns import (
 )
 from matex_data.index.descriptors import OF_JOB, Descriptor, Origin, Separated, damaged, pickled_class, separate
 from matex_data.index.layout import Layout
-from matex_data.index.stamps import Stamp
+from matex_data.index.stamps import NO_INODE, Stamp
 from matex_data.locks import cached_property
 from matex_data.lru import LeastRecentlyUsed
+from matex_data.storage.objects import is_url
 
 KEPT = 4096  # entries of a table that stay made: chunks of a file are found in the cache by its layout
 
@@ -395,7 +396,8 @@ class FileColumns(FileTable):
         if not n.known[number]:
             return None
         parts = self._groups[n.group[number]].parts
-        return Stamp(int(n.size[number]), int(n.mtime_ns[number]), int(n.inode[number]), parts)
+        told = self._origin.of_job or parts or is_url(self.paths[number])  # else by another job, perhaps of a copy
+        return Stamp(int(n.size[number]), int(n.mtime_ns[number]), int(n.inode[number]) if told else NO_INODE, parts)
 
     @property
     def all_stamped(self) -> bool:

@@ -13,6 +13,7 @@ from matex_data.declared import declared
 from matex_data.errors import ChangedFile
 from matex_data.storage import objects
 
+NO_INODE = 0
 MOST_NAMED = 8  # parts of a file in a message
 
 
@@ -29,7 +30,8 @@ class Stamp:
     ----------
     size : bytes.
     mtime_ns : time of the last modification, in nanoseconds since 1970-01-01 UTC.
-    inode : inode number; differs for another file of the same name. With parts: a digest of all states.
+    inode : inode number; differs for another file of the same name. With parts: a digest of all states. ``NO_INODE``:
+        not known, as of files that an earlier job has indexed, perhaps elsewhere, before they were copied.
     parts : names of other files whose states belong to that of the file, see `part_state`.
     """
 
@@ -88,7 +90,7 @@ class Stamp:
     def __str__(self) -> str:
         second, rest = divmod(self.mtime_ns, 10**9)
         time = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
-        number = f"inode {self.inode}"
+        number = f"inode {self.inode or 'not known'}"
         if self.parts:
             named = ", ".join(self.parts[:MOST_NAMED]) + (", ..." if len(self.parts) > MOST_NAMED else "")
             number = f"state {self.inode:x} together with {named}"
@@ -138,7 +140,7 @@ def check_stamp(path: str, stamp: Stamp | None, own: bool = True) -> ChangedFile
         found = Stamp.of(path, stamp.parts)
     except OSError as error:
         return changed(path, stamp, error)
-    same = found == stamp if own else stamp.is_of(path, found)
+    same = found == stamp if own and stamp.inode != NO_INODE else stamp.is_of(path, found)
     return None if same else changed(path, stamp, found)
 
 

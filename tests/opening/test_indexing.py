@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import warnings
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from mpi4py import MPI
 from PIL import Image
 
-from matex_data import FormatError, open_dataset
+from matex_data import DataError, FormatError, open_dataset
 from matex_data.fields import Field
 from matex_data.index.columns import MAGIC
 from matex_data.index.descriptors import Origin
@@ -139,6 +140,26 @@ def test_the_fields_of_all_files_do_not_depend_on_what_a_file_was(tmp_path: Path
         if path == paths[1]:
             data = open_dataset(paths, index=index, comm=MPI.COMM_SELF)
     assert {name: array.tolist() for name, array in data.load().items()} == {"run": [0, 0], "x": [2**60 + 1, 7]}
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_copies_that_keep_their_times_are_the_files_of_a_stored_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    first.mkdir()
+    for number in range(3):
+        np.save(first / f"{number}.npy", np.full(2, number))
+    monkeypatch.chdir(first)
+    open_dataset("*.npy", index="run.matex", comm=MPI.COMM_SELF)
+    shutil.copytree(first, second)
+    monkeypatch.chdir(second)
+    for changed in (1, 7):  # before the second time a file is another one, which is indexed anew
+        data = open_dataset("*.npy", index="run.matex", comm=MPI.COMM_SELF)
+        assert data.load()["data"].tolist() == [0, 0, changed, changed, 2, 2]
+        np.save("1.npy", np.full(2, 7))
+        with pytest.raises(DataError, match="has changed since it was opened"):
+            data.load()
 
 
 @pytest.mark.rank_counts(1)
