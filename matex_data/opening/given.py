@@ -214,10 +214,11 @@ def _expand_url(url: str, format: str | None) -> list[str]:
                 file for folder in folders for file in _expand_url(folder, format)
             ]
         else:
-            if folder_format(url, format):
-                return [url.rstrip("/")]
-            names = [name for name in objects.names_below(url) if _is_partitioned(name)]
-            files = files_of_folder([f"{url.rstrip('/')}/{name}" for name in names])
+            folder = url.rstrip("/")
+            if folder_format(folder, format):
+                return [folder]
+            names = [name for name in objects.names_below(folder) if _is_partitioned(name)]
+            files = files_of_folder([f"{folder}/{name}" for name in names])
     except OSError as error:
         raise _unreadable(url, error) from error
     if not files:
@@ -236,7 +237,7 @@ def _existing_objects(urls: Sequence[str]) -> set[str]:
 
 
 def _unreadable(url: str, error: OSError) -> DataError:
-    remedy = "set the variables of the store: docs/guides/stores.md"
+    remedy = "check the URL, and the variables of the store: docs/guides/stores.md"
     return DataError("the store cannot be read", file=url, found=error, remedy=remedy)
 
 

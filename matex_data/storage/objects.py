@@ -154,6 +154,8 @@ def check_url(url: str) -> None:
 def state(url: str) -> ObjectState:
     """Ask for the state of an object; raise ``OSError`` if there is none, or the store does not tell."""
     store, key = _located(url)
+    if not key.strip("/") and not is_web(url):  # the bucket, of which a store tells the state as well
+        raise FileNotFoundError(errno.ENOENT, "there is no such object", url)
     with _as_os_errors(url):
         found = store.head(key)
     return ObjectState(int(found["size"]), found["last_modified"], found["e_tag"] or "")
@@ -244,7 +246,8 @@ def names_below(url: str) -> Iterator[str]:
     prefix = key.rstrip("/")
     if is_web(url):
         raise OSError(errno.ENOTSUP, "a web server does not list its files: name them, such as run-{000..255}.h5", url)
-    pages = store.list(prefix or None, chunk_size=PAGE)
+    with _as_os_errors(url):
+        pages = store.list(prefix or None, chunk_size=PAGE)
     while True:
         with _as_os_errors(url):
             page = next(pages, None)
@@ -270,7 +273,7 @@ def existing_objects(urls: Sequence[str]) -> set[str]:
     """
     by_folder: dict[str, list[str]] = {}
     for url in urls:
-        if not has_wildcard(url):
+        if not (is_web(url) and has_wildcard(url)):  # a store may have an object with this name
             by_folder.setdefault(url.rpartition("/")[0], []).append(url)
     found: set[str] = set()
     for folder, of_folder in by_folder.items():
@@ -322,14 +325,14 @@ def matching(url: str) -> tuple[list[str], list[str]]:
     OSError : the store cannot be listed.
     """
     folder = url[: _WILDCARD.search(url).start()].rpartition("/")[0]  # type: ignore[union-attr]
-    words = url[len(folder) + 1 :].split("/")
+    words = url[len(folder) + 1 :].rstrip("/").split("/")
     found, folders = list[str](), dict[str, bool]()
     for name in names_below(folder):
         for end in re.finditer("/", name):
             above = name[: end.start()]
             if above not in folders:
                 folders[above] = _fits(above.split("/"), words)
-        if _fits(name.split("/"), words):
+        if not url.endswith("/") and _fits(name.split("/"), words):
             found.append(f"{folder}/{name}")
     return found, [f"{folder}/{path}" for path, fits in folders.items() if fits]
 
@@ -476,8 +479,8 @@ def _as_os_errors(url: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise FileNotFoundError(errno.ENOENT, "there is no such object", url) from error
     except (PermissionDeniedError, UnauthenticatedError) as error:
-        text = "the store does not permit it: set its environment variables, or AWS_SKIP_SIGNATURE=true if it is public"
-        raise PermissionError(errno.EACCES, text, url) from error
+        remedy = "" if is_web(url) else ": set its environment variables, or AWS_SKIP_SIGNATURE=true if it is public"
+        raise PermissionError(errno.EACCES, f"the store does not permit it{remedy}", url) from error
     except PreconditionError as error:
         raise ChangedObject(errno.ESTALE, "the object has changed", url) from error
     except (BaseError, ValueError) as error:
