@@ -90,7 +90,7 @@ def add_partitions(
     chosen = list(fields) if names is None else list(names)
     return Index(
         {name: fields[name] for name in chosen},
-        [FileIndex(path, file.rows, {name: layouts[name] for name in chosen})],
+        [FileIndex(path, file.rows, {name: layouts[name] for name in chosen}, file.stamp)],
     )
 
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from mpi4py import MPI
 from PIL import Image
@@ -160,6 +162,22 @@ def test_copies_that_keep_their_times_are_the_files_of_a_stored_index(
         np.save("1.npy", np.full(2, 7))
         with pytest.raises(DataError, match="has changed since it was opened"):
             data.load()
+
+
+def test_files_in_partitions_are_stored_and_their_changes_noticed(tmp_path: Path) -> None:
+    folder, index = tmp_path / "table", tmp_path / "run.matex"
+    for year in (2020, 2021):
+        (folder / f"year={year}").mkdir(parents=True)
+        pq.write_table(pa.table({"x": [year]}), folder / f"year={year}" / "x.parquet")
+    for stored in (None, index, index):
+        data = open_dataset(folder, index=stored, comm=MPI.COMM_SELF)
+        assert {name: array.tolist() for name, array in data.load().items()} == {
+            "x": [2020, 2021],
+            "year": [2020, 2021],
+        }
+    pq.write_table(pa.table({"x": [7]}), folder / "year=2020" / "x.parquet")
+    with pytest.raises(DataError, match="has changed since it was opened"):
+        data.load()
 
 
 @pytest.mark.rank_counts(1)
