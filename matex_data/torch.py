@@ -222,4 +222,7 @@ def _row(element: Any, row: int) -> Any:
     """Return one sample of a batch."""
     if isinstance(element, Mapping):
         return {name: _row(value, row) for name, value in element.items()}
-    return tuple(_row(value, row) for value in element) if isinstance(element, tuple) else np.asarray(element)[row]
+    if isinstance(element, tuple):
+        return tuple(_row(value, row) for value in element)
+    array = np.asarray(element)
+    return array[row, ...] if array.dtype == np.uint64 else array[row]  # of such a scalar PyTorch makes no tensor

@@ -117,6 +117,8 @@ def test_tensors_and_texts(path: Path) -> None:
     assert batch["name"][7] == b"sample 7"
     batch = next(iter(DataLoader(matex_data.torch.Dataset(data), sampler=[70, 3], batch_size=2)))
     assert batch["x"].tolist() == [[140.0, 141.0], [6.0, 7.0]] and batch["name"] == [b"sample 70", b"sample 3"]
+    numbers = matex_data.torch.Dataset(open_dataset({"number": np.array([3, 2**64 - 1], "u8")}))
+    assert next(iter(DataLoader(numbers, batch_size=2)))["number"].tolist() == [3, 2**64 - 1]
 
 
 DISTRIBUTED = """

@@ -155,13 +155,15 @@ def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
     """
     shorter = isinstance(found, Stamp) and found.size < stamp.size
     problem = "the file has changed since it was opened"
-    remedy = "open it again; do not write to the data while it is read"
+    remedy: str | None = "open it again; do not write to the data while it is read"
     if shorter:
         problem = "the file is shorter than when it was opened"
     elif isinstance(found, FileNotFoundError):
         problem = "the file is no longer where it was opened"
         if not Path(path).is_absolute():
             remedy = f"its path begins at the working directory, now {str(Path.cwd())!r}: open it by its whole path"
+    elif isinstance(found, OSError) and not isinstance(found, objects.ChangedObject):
+        problem, remedy = "the system does not tell whether the file has changed since it was opened", None
     return ChangedFile(
         problem,
         file=path,

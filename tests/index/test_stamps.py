@@ -83,6 +83,17 @@ def test_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert f"the working directory, now '{tmp_path}/run': open it by its whole path" in str(error)
 
 
+def test_a_state_that_the_system_does_not_tell_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = _opened(tmp_path / "x.npy")
+
+    def refuse(*_: Any) -> Stamp:
+        raise PermissionError(13, "not permitted")
+
+    monkeypatch.setattr(Stamp, "of", refuse)
+    error = check_stamp(file.path, file.stamp)
+    assert "does not tell" in str(error) and "not permitted" in str(error) and "open it again" not in str(error)
+
+
 def test_change_during_indexing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "x.npy"
     np.save(path, np.arange(24.0).reshape(8, 3))
