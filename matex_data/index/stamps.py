@@ -160,7 +160,7 @@ def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
         problem = "the file is shorter than when it was opened"
     elif isinstance(found, FileNotFoundError):
         problem = "the file is no longer where it was opened"
-        if not Path(path).is_absolute():
+        if not objects.is_url(path) and not Path(path).is_absolute():
             remedy = f"its path begins at the working directory, now {str(Path.cwd())!r}: open it by its whole path"
     elif isinstance(found, OSError) and not isinstance(found, objects.ChangedObject):
         problem, remedy = "the system does not tell whether the file has changed since it was opened", None

@@ -14,7 +14,7 @@ import pytest
 from matex_data import DataError
 from matex_data.fields import ElementSpec
 from matex_data.index.model import FileIndex
-from matex_data.index.stamps import Stamp, check_stamp
+from matex_data.index.stamps import Stamp, changed, check_stamp
 from matex_data.index.united import concatenate
 from matex_data.readers import collective_reader, reader
 from matex_data.transforms.sequences import sequence_shape, sliding_sequences
@@ -81,6 +81,7 @@ def test_another_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     error = check_stamp(file.path, file.stamp)
     assert "no longer where it was opened (file 'x.npy')" in str(error)
     assert f"the working directory, now '{tmp_path}/run': open it by its whole path" in str(error)
+    assert "working directory" not in str(changed("s3://data/x.npy", Stamp(1, 2, 3), FileNotFoundError()))
 
 
 def test_a_state_that_the_system_does_not_tell_is_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
