@@ -205,8 +205,8 @@ class Dialect:
 
 
 def is_blank(record: Sequence[str]) -> bool:
-    """Return whether a record is a line without fields, or of blanks."""
-    return not record or (len(record) == 1 and not record[0].strip())
+    """Return whether a record is a line without fields, or of blanks; others than these are text, as in pandas."""
+    return not record or (len(record) == 1 and not record[0].strip(" \t"))
 
 
 def byte_set(codes: Iterable[int]) -> NDArray[np.bool_]:

@@ -629,3 +629,11 @@ def test_a_byte_order_mark_inside_a_text_is_text(tmp_path: Path) -> None:
     path.write_bytes(b"a,b\n" + "".join(f"\ufeffx{i},{i}\n" for i in range(40)).encode())
     expected = pd.read_csv(path)["a"].tolist()
     assert [text.decode() for text in open_dataset(str(path)).load()["a"]] == expected
+
+
+@pytest.mark.parametrize("text", ["a,b\nx,2\n\f\n3,4\n", "a\nx\n\f\ny\n", "a\n\x1c\n\f\n"])
+def test_a_line_of_other_space_is_a_record(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    found = open_dataset(path, comm=MPI.COMM_SELF).load()
+    assert [value.decode() for value in found["a"]] == pd.read_csv(path)["a"].tolist()
