@@ -7,7 +7,6 @@ import sys
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, date
-from fnmatch import fnmatchcase
 from itertools import chain
 from numbers import Integral
 from typing import Any, NamedTuple
@@ -16,7 +15,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names
+from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names, matching
 from matex_data.index.combined import exact, in_row
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
@@ -69,7 +68,7 @@ def index_arrays(data: Any, sample_dim: str | None = None, wanted: Sequence[str]
         that have names; ``xarray.Dataset``, of which the dimension of the samples may be any axis.
     sample_dim : dimension of the samples, of an ``xarray.Dataset``. None: the one whose coordinate is a time, else the
         first one of its first variable.
-    wanted : names of the variables, or patterns, of which the latter is a dimension; none: all.
+    wanted : names or patterns of the variables that decide it; none: all.
 
     Raises
     ------
@@ -203,7 +202,8 @@ def _variables(data: Any, dimension: str) -> tuple[dict[str, tuple[Any, dict[str
 
 def _sample_dimension(data: Any, wanted: Sequence[str]) -> Any:
     """Return the one dimension whose coordinate is a time, as in files; else the first one of the first variable."""
-    chosen = [name for name in data.data_vars if any(fnmatchcase(str(name), pattern) for pattern in wanted)]
+    names = {str(name): name for name in data.data_vars}
+    chosen = [names[name] for pattern in wanted for name in matching(pattern, names)]
     dims = [data[name].dims for name in chosen or data.data_vars if data[name].dims]
     times = [name for name in dict.fromkeys(chain(*dims)) if _is_time(data.indexes.get(name))]
     return times[0] if len(times) == 1 else next((names[0] for names in dims), None)
