@@ -8,6 +8,7 @@ import os
 import stat
 import threading
 from collections import defaultdict
+from collections.abc import Iterable
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
@@ -89,9 +90,16 @@ class Journal:
         with self._lock:  # the thread that answers closes changes
             return any(change.path == path for change in self._unclosed.values())
 
-    def add(self, change: Change) -> None:
-        """Add the next change."""
+    def add(self, change: Change, moves: Iterable[tuple[str, str]] = ()) -> None:
+        """Add the next change.
+
+        Parameters
+        ----------
+        moves : files to rename, and their new paths: whoever misses one of them finds the change in the next reply.
+        """
         with self._lock:
+            for source, path in moves:
+                os.rename(source, path)  # noqa: PTH104
             change.number = len(self._changes)
             if not change.closed:
                 self._unclosed[change.number] = change
@@ -115,9 +123,9 @@ class Journal:
     def reply(self, known: tuple[int, list[int]]) -> Numbered:
         """Return the changes that another rank does not know; runs in another thread of rank 0."""
         begin, unclosed = known
-        end = len(self._changes)
-        self.close()
-        return [(number, self._changes[number]) for number in (*unclosed, *range(begin, end))]
+        with self._lock:
+            self.close()
+            return [(number, self._changes[number]) for number in (*unclosed, *range(begin, len(self._changes)))]
 
     def take(self, answer: Numbered) -> None:
         """Take in an answer of rank 0."""

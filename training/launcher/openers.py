@@ -81,8 +81,8 @@ def patch_openers(files: Overlay) -> None:
         connect = opening(files, _kind_for_sqlite, "database")
         everywhere += [(module, connect, ["connect"]) for module in (sqlite3, sqlite3.dbapi2)]
     elsewhere: list[tuple[Any, Replacement, list[str]]] = [
-        (os, looking(files, lambda path: files.look(path).path), ["stat", "lstat", "access", "readlink"]),
-        (os, looking(files, files.to_change), ["chmod", "chown", "utime"]),
+        (os, looking(files, files.view), ["stat", "lstat", "access", "readlink"]),
+        (os, looking(files, lambda path, call: call(files.to_change(path))), ["chmod", "chown", "utime"]),
         (os, functools.partial(_chdir, files), ["chdir", "fchdir"]),
         (os, lambda original: files.working or original(), ["getcwd"]),
     ]
@@ -201,21 +201,21 @@ def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> R
     return call
 
 
-def looking(files: Overlay, where: Callable[[str], str]) -> Replacement:
+def looking(files: Overlay, find: Callable[[str, Callable[[str], Any]], Any]) -> Replacement:
     """Return what replaces a function that looks at a file, or passes its name on, on ranks other than 0.
 
     Parameters
     ----------
-    where : returns the path to call it with.
+    find : gets a path, and what to call with that of the file to look at.
     """
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         file, *rest = _positional(["path"], args, kwargs) or [None]
         follow = kwargs.get("follow_symlinks", original.__name__ not in ("lstat", "readlink"))
         path = "" if kwargs.get("dir_fd") else files.path_of(file, follow)
-        if path and (files.is_private(path) or is_called_by_script()):
-            file = files.argument(file, path, where(path))
-        return original(file, *rest, **kwargs)
+        if not path or not (files.is_private(path) or is_called_by_script()):
+            return original(file, *rest, **kwargs)
+        return find(path, lambda target: original(files.argument(file, path, target), *rest, **kwargs))
 
     return call
 

@@ -69,6 +69,11 @@ class Seen(NamedTuple):
     inode: int = 0
     size: int = 0
 
+    def is_current(self) -> bool:
+        """Return whether rank 0 has not put another file at the path, nor moved this one away."""
+        status = status_of(self.path)
+        return not self.inode or (status is not None and status.st_ino == self.inode)
+
 
 class Overlay:
     """Files of the script.
@@ -195,25 +200,32 @@ class Overlay:
         read = path in self._read or (kind == "remove" and bool(_within(self._read, path)))
         self._read.discard(path)
         with unpatched():
+            moves: list[tuple[str, str]] = []
             if change.existed and kind != "make" and (read or kind in ("change", "remove")):
-                change.kept = "" if self._journal.is_held(path) else self._keep(path, kind, with_content=read)
-            self._journal.add(change)
+                change.kept, moves = ("", []) if self._journal.is_held(path) else self._keep(path, kind, read)
+            self._journal.add(change, moves)
             try:
                 yield change
             except Exception as failed:
                 change.error = pickle_error(failed)
                 if change.kept and status_of(path) is None and kind != "remove":
                     os.rename(change.kept, path)  # noqa: PTH104
+                    change.kept = ""
                 raise
             finally:
                 change.ended = True
 
-    def _keep(self, path: str, kind: str, with_content: bool) -> str:
-        """Keep a file as it is for other ranks, and return its path; what is written next is another file.
+    def _keep(self, path: str, kind: str, with_content: bool) -> tuple[str, list[tuple[str, str]]]:
+        """Keep a file as it is for other ranks; what is written next is another file.
 
         Parameters
         ----------
         with_content : otherwise other ranks look for what is removed, but do not read it.
+
+        Returns
+        -------
+        kept : where it is.
+        moves : files that are still to be renamed, as for ``Journal.add``.
         """
         parent, name = os.path.split(path)
         kept = f"{self._keeping_folder(parent)}/{len(self._journal)}-{name}"
@@ -225,11 +237,12 @@ class Overlay:
             shutil.copytree(path, kept, copy_function=copy) if stat.S_ISDIR(mode) else copy(path, kept)
         elif os.lstat(path).st_nlink > 1 or is_open(path, also_reading=True):  # the script sees the change there, too
             shutil.copy2(path, kept)
+        elif kind == "replace":
+            return kept, [(path, kept)]
         else:
-            os.rename(path, kept)  # noqa: PTH104
-            if kind != "replace":
-                shutil.copy2(kept, path)
-        return kept
+            shutil.copy2(path, fresh := f"{kept}-fresh")
+            return kept, [(path, kept), (fresh, path)]
+        return kept, []
 
     def _keeping_folder(self, parent: str) -> str:
         """Return the folder for what is kept of a folder: where a file can be moved to, and libraries look for no data.
@@ -318,8 +331,7 @@ class Overlay:
             return Seen(True, path, size=later[0].size)
         if status is None:
             return Seen(False, path)
-        done = self._journal.of(path)
-        return Seen(True, path, done[-1].inode if done and done[-1].closed else 0, status.st_size)
+        return Seen(True, path, status.st_ino, status.st_size)
 
     def _known_status(self, path: str) -> os.stat_result | None:
         """Return the status of a file at a time until which this rank knows what rank 0 has done with it."""
@@ -361,7 +373,7 @@ class Overlay:
             copy = str(Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name))
             before = self._state(path) if kind != "replace" else Seen(False, "")
             if before.exists and kind == "change":
-                shutil.copyfile(before.path, copy)
+                self._steady(path, self._state, lambda at: shutil.copyfile(at, copy))
             elif before.exists:
                 with Path(copy).open("wb") as file:
                     file.truncate(before.size)  # for the position in the file; it takes no space
@@ -374,7 +386,11 @@ class Overlay:
         copy = self._mine.get(path, "")
         left = self._holes.pop(copy, 0)
         if left:
-            with unpatched(), Path(self._state(path).path).open("rb") as file, Path(copy).open("r+b") as filled:
+            with (
+                unpatched(),
+                self._steady(path, self._state, lambda at: Path(at).open("rb")) as file,
+                Path(copy).open("r+b") as filled,
+            ):
                 while left and (block := file.read(min(left, BLOCK))):
                     left -= filled.write(block)
 
@@ -425,13 +441,34 @@ class Overlay:
         if self.rank == 0:
             self._read.add(path)
             return open_file(path)
-        while True:
-            seen = self.look(path)
+
+        def call(target: str) -> T:
             self._fill(path)
-            opened = open_file(seen.path)
-            status = status_of(seen.path)
-            if not seen.inode or (status is not None and status.st_ino == seen.inode):
-                return opened  # otherwise rank 0 has changed the file meanwhile
+            return open_file(target)
+
+        return self.view(path, call)
+
+    def view(self, path: str, call: Callable[[str], T]) -> T:
+        """Return what a function returns, or raise what it raises, for a file as this rank has to see it.
+
+        Parameters
+        ----------
+        call : looks at the file of the path that it gets, or opens it.
+        """
+        return self._steady(path, self.look, call)
+
+    def _steady(self, path: str, find: Callable[[str], Seen], call: Callable[[str], T]) -> T:
+        """Call a function with the path of a file, again if rank 0 has put another one there meanwhile."""
+        while True:
+            seen = find(path)
+            try:
+                result = call(seen.path)
+            except OSError:
+                if seen.is_current():
+                    raise
+            else:
+                if seen.is_current():
+                    return result
 
     def look(self, path: str) -> Seen:
         """Return a file as this rank has to see it."""
@@ -477,10 +514,16 @@ class Overlay:
         while True:
             where = self._state(folder).path
             first, _ = self._first(folder)
-            names = list_names(where)
+            names, missing = [], None
+            try:
+                names = list_names(where)
+            except OSError as error:
+                missing = error
             self._refresh()  # whatever the list shows of what rank 0 has done, the journal has as well
             if self._first(folder)[0] is first:
                 break
+        if missing is not None:
+            raise missing
         shown = {name for name in names if not name.startswith(HIDDEN)}
         for path in self._journal.paths():
             parent, name = os.path.split(path)

@@ -553,6 +553,58 @@ def test_nothing_is_left_of_what_was_kept_by_a_script_that_fails(failing: str, t
     assert list(folder.iterdir()) == []
 
 
+SLOW_TO_MOVE = """
+import os, sys, time
+from matex_data import training
+from matex_data.training.launcher.overlay import Overlay
+
+rank, late, pause = int(os.environ._data[b"PMI_RANK"]), sys.argv[2], time.sleep
+os.chdir(sys.argv[1])
+
+
+def slow(call, at_rank):
+    def wrapped(*args, **kwargs):
+        result = call(*args, **kwargs)
+        if rank == at_rank:
+            pause(0.2)
+        return result
+
+    return wrapped
+
+
+if late == "rank 0":  # between moving a file away and going on
+    os.rename = slow(os.rename, 0)
+else:  # between asking where a file is and opening it, or looking at it
+    Overlay.look = slow(Overlay.look, 1)
+
+text = open("old.txt").read()
+assert text == "old", text
+for number in range(3):
+    with open("old.txt", "w") as file:
+        file.write(f"written {number}")
+    text = open("old.txt").read()
+    assert text == f"written {number}", text
+    with open("old.txt", "a") as file:
+        file.write(" and more")
+    size = os.path.getsize("old.txt")
+    text = open("old.txt").read()
+    assert (size, text) == (18, f"written {number} and more"), (size, text)
+os.remove("old.txt")
+training.allreduce([1.0])
+"""
+
+
+@pytest.mark.parametrize("late", ["rank 0", "rank 1"])
+def test_files_that_are_moved_away_while_another_rank_opens_them(late: str, tmp_path: Path) -> None:
+    folder, script = tmp_path / "files", tmp_path / "script.py"
+    folder.mkdir()
+    (folder / "old.txt").write_text("old")
+    os.utime(folder / "old.txt", (0, 0))
+    script.write_text(SLOW_TO_MOVE)
+    done = run_script(2, LAUNCHER, str(script), str(folder), late, timeout=60)
+    assert (done.returncode, list(folder.iterdir())) == (0, []), done.stderr
+
+
 class _RootThatMakes:
     """Rank 0 that has done nothing when it is asked, and makes a file right afterwards."""
 
