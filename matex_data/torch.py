@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from matex_data._types import Remainder
+from matex_data.arguments import check_arguments
 from matex_data.batching import Shuffle
 from matex_data.dataset import Dataset as Samples
 from matex_data.errors import PartitionError, install_command
@@ -60,6 +61,7 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
 
     Raises
     ------
+    ArgumentError : see ``Dataset.batches``; ``dataset`` is none.
     PartitionError : see ``Dataset.batches``; MPI and ``torch.distributed`` have different numbers of ranks;
         ``torch.distributed`` was initialised after this data set was made.
     ModuleNotFoundError : PyTorch is not installed.
@@ -85,6 +87,7 @@ class IterableDataset(BatchBase):  # type: ignore[misc]  # not checked against P
         start: State | None = None,
     ) -> None:
         super().__init__()
+        check_arguments(IterableDataset.__init__, locals(), "matex_data.torch.IterableDataset")
         shared = _of_process_group(dataset)
         self._batches = shared.batches(batch_size, shuffle=shuffle, seed=seed, remainder=remainder, start=start)
 
@@ -144,6 +147,7 @@ class Dataset(SampleBase):  # type: ignore[misc]
 
     Raises
     ------
+    ArgumentError : ``dataset`` is none.
     ModuleNotFoundError : PyTorch is not installed.
 
     Examples
@@ -158,6 +162,7 @@ class Dataset(SampleBase):  # type: ignore[misc]
 
     def __init__(self, dataset: Samples) -> None:
         super().__init__()
+        check_arguments(Dataset.__init__, locals(), "matex_data.torch.Dataset")
         self._dataset = dataset
 
     def __len__(self) -> int:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from matex_data import open_dataset
+from matex_data.errors import ArgumentError
 from tests.support.frameworks import needs
 from tests.support.launch import environment, run_script
 
@@ -181,6 +182,15 @@ def test_other_ranks_than_torch_distributed(path: Path) -> None:
     done = run_script(2, code, str(path))
     assert done.returncode and "torch.distributed has another number of ranks than this data set" in done.stderr
     assert "expected: 2 of the data set" in done.stderr and "found: 3 of torch.distributed" in done.stderr
+
+
+@needs("torch")
+def test_what_is_no_data_set_is_refused(path: Path) -> None:
+    import matex_data.torch
+
+    for make in (matex_data.torch.Dataset, lambda data: matex_data.torch.IterableDataset(data, 12)):
+        with pytest.raises(ArgumentError, match=r"takes no dataset= of this kind\n  expected: Dataset\n  found: '"):
+            make(str(path))
 
 
 def test_without_pytorch(path: Path) -> None:

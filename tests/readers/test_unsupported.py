@@ -102,6 +102,7 @@ BEGINS: dict[str, tuple[bytes, str, str]] = {
     "rds": (gzip.compress(b"X\n\0\0\0\3\0\4\1\2"), "objects of R", "readRDS"),
     "rdata": (bz2.compress(b"RDX3\nX\n\0\0\0\3"), "objects of R", "load()"),
     "xls": (bytes.fromhex("d0cf11e0a1b11ae1") + bytes(500), "before 2007", "read_excel"),
+    "arff": (b"% of flowers\n\n@relation iris\n@attribute length numeric\n\n@data\n5.1\n4.9\n", "Weka", "loadarff"),
     "avro": (b"Obj\x01\x04\x14avro.codec", "Avro", "polars"),
     "shape": (struct.pack(">i", 9994) + bytes(96), "shapefile", "geopandas"),
     "lmdb": (bytes(16) + bytes.fromhex("dec0efbe01000000"), "LMDB", "lmdb.open"),
