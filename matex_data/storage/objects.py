@@ -138,6 +138,9 @@ def check_url(url: str) -> None:
             file=f"{scheme}://{host.rpartition('@')[2]}/{key.partition('?')[0]}",
             remedy="set the environment variables of the store, such as AWS_ACCESS_KEY_ID, or AWS_SKIP_SIGNATURE=true",
         )
+    if scheme in STORES and has_wildcard(host):
+        remedy = "name it: patterns are those of the objects in one bucket; a list may name several"
+        raise DataError("the name of the bucket is a pattern", file=url, found=repr(host), remedy=remedy)
     if scheme not in SCHEMES:
         raise DataError(
             "there is no reader of such URLs",
@@ -484,5 +487,7 @@ def _as_os_errors(url: str) -> Iterator[None]:
     except PreconditionError as error:
         raise ChangedObject(errno.ESTALE, "the object has changed", url) from error
     except (BaseError, ValueError) as error:
-        first = str(error).partition("\n")[0]
-        raise OSError(errno.EIO, re.sub(r"\?\S*", "?...", first), url) from error
+        first = re.sub(r"\?\S*", "?...", str(error).partition("\n")[0].partition(": <?xml")[0])
+        if first.endswith("404 Not Found"):
+            raise FileNotFoundError(errno.ENOENT, "there is no such bucket", url) from error
+        raise OSError(errno.EIO, first, url) from error
