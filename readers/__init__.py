@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from functools import wraps
 from typing import Any
 
-from matex_data.errors import DataError, FieldNotFound, FormatError
+from matex_data.errors import FieldNotFound, FormatError
 from matex_data.fields import NO_MATCH, expand_names, is_pattern
 from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
@@ -42,6 +42,7 @@ from matex_data.readers.formats import (
 from matex_data.readers.options import TRUST, check_options, takes_names
 from matex_data.readers.zarr.stores import is_repository
 from matex_data.sampling.schedule import rank_range
+from matex_data.storage.files import unreadable
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import Trust
 
@@ -162,7 +163,7 @@ def _indexed(
     except ModuleNotFoundError as error:
         raise missing_package(name, error, path) from error
     except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+        raise unreadable(path, error) from error
     except UnicodeDecodeError as error:
         raise no_text(path, error) from error
 

@@ -32,7 +32,14 @@ from matex_data.machine import check_fits
 from matex_data.readers.catalogue import Catalogue, Entry, shown
 from matex_data.readers.decoding import Decoding
 from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows, wrong_length
-from matex_data.storage.files import is_of_system, open_binary, open_sequential, open_zip, size_of, size_of_open
+from matex_data.storage.files import (
+    open_binary,
+    open_sequential,
+    open_zip,
+    size_of,
+    size_of_open,
+    undecodable,
+)
 
 NUMPY_MAGIC, ZIP_MAGIC = b"\x93NUMPY", b"PK\x03\x04"
 EMPTY_ZIP_MAGIC = b"PK\x05\x06"
@@ -194,7 +201,7 @@ def read_header(file: IO[bytes], path: str, member: str | None, size: int) -> St
         text = file.read(length).decode("utf-8" if magic[6] == 3 else "latin-1")
         array = StoredArray(*_parse_header(text), 8 + width + length)
     except Exception as error:  # Python and NumPy raise many kinds on arbitrary text
-        raise FormatError("the header of the array is damaged", file=path, field=member, found=error) from error
+        raise undecodable(FormatError, "the header of the array is damaged", path, error, field=member) from error
     if array.dtype.hasobject:
         raise FormatError(
             OBJECTS,
@@ -285,9 +292,7 @@ def _zip_errors(path: str) -> Iterator[None]:
     except (DataError, MemoryError):
         raise
     except Exception as error:  # of many kinds
-        if is_of_system(error):
-            raise
-        raise FormatError("the file is a damaged zip file", file=path, found=error, remedy=RESTORE) from error
+        raise undecodable(FormatError, "the file is a damaged zip file", path, error) from error
 
 
 def _member_array(archive: zipfile.ZipFile, path: str, name: str, info: zipfile.ZipInfo) -> StoredArray:
@@ -357,11 +362,7 @@ class ZipMember(UnpackedFile):
         except MemoryError:
             raise
         except Exception as error:  # the libraries raise many kinds on a damaged stream
-            if is_of_system(error):
-                raise DataError("the file cannot be read", file=self.path, field=field, found=error) from error
-            raise DecodeError(
-                "the array does not decompress", file=self.path, field=field, found=error, remedy=RESTORE
-            ) from error
+            raise undecodable(DecodeError, "the array does not decompress", self.path, error, field=field) from error
         if found < nbytes:
             raise wrong_length(self.path, field, nbytes, found)
         return data

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import Layout
@@ -21,7 +21,7 @@ from matex_data.machine import check_fits
 from matex_data.readers import pickles
 from matex_data.readers.catalogue import Catalogue, of_subset
 from matex_data.readers.kept import KeptRows
-from matex_data.storage.files import is_of_system, open_binary, read_bytes, size_of
+from matex_data.storage.files import open_binary, read_bytes, size_of, undecodable
 
 IMAGE_SHAPE = (3, 32, 32)  # as stored: one plane per colour
 IMAGE_BYTES = 3072
@@ -113,13 +113,12 @@ def _unpickle(path: str) -> dict[bytes, Any]:
         if not isinstance(images, np.ndarray) or images.dtype != BYTE or images.shape[1:] != (IMAGE_BYTES,):
             raise ValueError("its data are no images")
     except Exception as error:  # a damaged pickle may raise any kind
-        if is_of_system(error):
-            raise DataError("the file cannot be read", file=path, found=error) from error
-        raise FormatError(
+        raise undecodable(
+            FormatError,
             "the file is not a CIFAR file",
-            file=path,
+            path,
+            error,
             expected="a pickled dict with uint8 images of 3072 bytes and their labels",
-            found=f"{type(error).__name__}: {error}",
             remedy="get the file again from its source; pickles of other objects than arrays are never read",
         ) from error
     return dict(content)

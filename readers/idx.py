@@ -24,7 +24,7 @@ from matex_data.index.stamps import Stamp
 from matex_data.readers.arrays import MAX_DEFLATE_RATIO, StoredArray, check_shape
 from matex_data.readers.catalogue import Catalogue, Entry, of_subset
 from matex_data.readers.text.unpacked import UnpackedFile, UnpackedRows
-from matex_data.storage.files import exists, is_of_system, open_binary, read_into, size_of_open
+from matex_data.storage.files import exists, open_binary, read_into, size_of_open, undecodable
 
 TYPES = {0x08: "u1", 0x09: "i1", 0x0B: ">i2", 0x0C: ">i4", 0x0D: ">f4", 0x0E: ">f8"}
 GZIP_MAGIC = b"\x1f\x8b"
@@ -110,9 +110,7 @@ def _read_header(path: str) -> _IdxArray:
             if len(lengths) < 4 * head[3]:
                 raise _error(path, "the file ends within its header", f"{head[3]} lengths", f"{len(lengths)} bytes")
     except (EOFError, OSError, struct.error, zlib.error) as error:
-        if is_of_system(error):
-            raise
-        raise FormatError("the file cannot be read", file=path, found=error) from error
+        raise undecodable(FormatError, "the file does not decompress", path, error) from error
     shape = struct.unpack(f">{head[3]}I", lengths)
     array = _IdxArray(np.dtype(TYPES[head[2]]), shape, False, 4 + len(lengths), path, gzipped)
     expected = array.end

@@ -21,7 +21,7 @@ from google.protobuf.message import DecodeError as ProtobufError
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError, NoSamples
-from matex_data.fields import Field
+from matex_data.fields import LISTS, Field
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.index.model import Index
 from matex_data.index.ragged import RaggedArray, nested
@@ -88,7 +88,7 @@ def _field(path: str, name: str, feature: _Feature, shapes: Mapping[str, Sequenc
     else:
         shape = None if len(counts) > 1 else () if counts == {1} else tuple(counts)
     if not feature.is_list:
-        return Field(name, (), dtype, True) if shape is None else Field(name, shape, dtype)
+        return Field(name, shape or (), dtype, shape is None, {} if name in shapes else {LISTS: True})
     if shape is None or (shape and dtype.hasobject):
         return Field(name, (), dtype, True, {"nested": True})
     return Field(name, (), dtype, True, inner=(None, *shape))

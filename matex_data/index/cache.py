@@ -190,7 +190,8 @@ class ChunkCache:
         Examples
         --------
         >>> cache = ChunkCache(1000)
-        >>> cache.of_window().reserve("chunk 7", 400).complete("decoded")
+        >>> window = cache.of_window()
+        >>> window.reserve("chunk 7", 400).complete("decoded")
         >>> cache.get("chunk 7").value
         'decoded'
         """

@@ -16,6 +16,7 @@ from matex_data.fields import (
     ALL_ROWS,
     AS_TEXT,
     COORDINATES,
+    LISTS,
     NAMES_OF_CODES,
     PARTLY_MISSING,
     UNITS,
@@ -326,6 +327,8 @@ def united(first: Field, other: Field) -> Field | None:
     if first.attributes.get(ALL_ROWS) and other.attributes.get(ALL_ROWS) and first.nested == other.nested:
         shape = _common_shape(first.sample_shape, other.sample_shape)
         return None if shape is None else ragged_field(replace(first, dtype=dtype), shape)
+    if first.attributes.get(LISTS) and other.attributes.get(LISTS):
+        return replace(first, dtype=dtype, shape=(), ragged=True)
     lists = [field for field in (first, other) if field.ragged]
     arrays = [field for field in (first, other) if not field.ragged and len(field.shape) == 1]
     if len(lists) == len(arrays) == 1 and lists[0].inner == (None,) and not lists[0].shape and not lists[0].nested:

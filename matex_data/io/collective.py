@@ -22,7 +22,7 @@ from matex_data.io.counters import Profile
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.deadlines import reading, waiting_for
 from matex_data.mpi.library import MPI
-from matex_data.storage.files import exists, size_of
+from matex_data.storage.files import exists, size_of, unreadable
 
 
 def hints() -> dict[str, str]:
@@ -182,11 +182,6 @@ def _mpi_buffers(task: ReadTask) -> Iterator[list[tuple[int, Any, MPI.Status]]]:
     finally:
         for datatype in datatypes:
             datatype.Free()
-
-
-def unreadable(path: str, error: Exception) -> DataError:
-    """Return the error of a file that the system cannot read."""
-    return DataError("the file cannot be read", file=path, found=error)
 
 
 def too_short(path: str, task: ReadTask) -> DecodeError:

@@ -15,13 +15,14 @@ from matex_data._types import Integers
 from matex_data.index.stamps import Stamp, changed, check_stamp, part_state
 from matex_data.io import preadv, probe
 from matex_data.io.coalesce import ReadTask
-from matex_data.io.collective import CollectiveFiles, too_short, unreadable
+from matex_data.io.collective import CollectiveFiles, too_short
 from matex_data.io.counters import Profile
 from matex_data.io.modes import choose
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.mpi.communicator import Communicator
 from matex_data.mpi.library import MPI
 from matex_data.storage import objects
+from matex_data.storage.files import unreadable
 from matex_data.storage.objects import is_url
 
 OBJECT_BYTES = 64 << 20  # about, of an object that are in memory for one task, with those between its ranges

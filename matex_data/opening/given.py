@@ -21,7 +21,7 @@ from matex_data.opening.folders import roots
 from matex_data.paths import count_numbered, existing_files, natural_sorted, numbered, partitioned_files
 from matex_data.readers import data_folders, files_of_folder, folder_format, refuse_folder
 from matex_data.storage import objects
-from matex_data.storage.files import check_link
+from matex_data.storage.files import check_link, unreadable
 from matex_data.storage.trust import NONE, Trust
 from matex_data.transforms.categories import without_categories
 
@@ -164,7 +164,7 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
             for path, whole in block:
                 expanded += [path] if path in files else _expand_one(path, format, whole)
         except OSError as error:
-            raise _inaccessible(error) from error
+            raise unreadable(os.fsdecode(error.filename or ""), error, "the path") from error
         size *= 2
     if not expanded:
         raise DataError("the list of files is empty", expected="at least one path", found=paths)
@@ -193,16 +193,7 @@ def _exists(path: str) -> bool:
     try:
         return Path(path).exists()
     except OSError as error:
-        raise _inaccessible(error) from error
-
-
-def _inaccessible(error: OSError) -> DataError:
-    return DataError(
-        "the system does not show what is at this path",
-        file=os.fsdecode(error.filename or ""),
-        found=error.strerror,
-        remedy="check its name, and the permissions of its folders (ls -ld)",
-    )
+        raise unreadable(os.fsdecode(error.filename or ""), error, "the path") from error
 
 
 def _expand_url(url: str, format: str | None) -> list[str]:
@@ -220,7 +211,7 @@ def _expand_url(url: str, format: str | None) -> list[str]:
             names = [name for name in objects.names_below(folder) if _is_partitioned(name)]
             files = files_of_folder([f"{folder}/{name}" for name in names])
     except OSError as error:
-        raise _unreadable(url, error) from error
+        raise unreadable(url, error, "the store") from error
     if not files:
         remedy = "check the name of the bucket, and the path in it"
         raise DataError(
@@ -233,12 +224,7 @@ def _existing_objects(urls: Sequence[str]) -> set[str]:
     try:
         return objects.existing_objects(urls)
     except OSError as error:
-        raise _unreadable(urls[0], error) from error
-
-
-def _unreadable(url: str, error: OSError) -> DataError:
-    remedy = "check the URL, and the variables of the store: docs/guides/stores.md"
-    return DataError("the store cannot be read", file=url, found=error, remedy=remedy)
+        raise unreadable(urls[0], error, "the store") from error
 
 
 def _is_partitioned(name: str) -> bool:

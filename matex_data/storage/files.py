@@ -9,10 +9,10 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, BinaryIO, cast
+from typing import IO, Any, BinaryIO, cast
 
 from matex_data._types import Bytes
-from matex_data.errors import DataError
+from matex_data.errors import RESTORE, DataError
 from matex_data.paths import leads_nowhere
 from matex_data.storage import objects
 
@@ -115,12 +115,59 @@ def reading(path: str) -> Iterator[None]:
     Traceback (most recent call last):
     matex_data.errors.DataError: the file cannot be read (file 'nowhere.csv')
       found: [Errno 2] No such file or directory: 'nowhere.csv'
+      remedy: check the path, which has to lead there on all machines of the job
     """
     try:
         yield
     except OSError as error:
-        check_link(path)
-        raise DataError("the file cannot be read", file=path, found=error) from error
+        raise unreadable(path, error) from error
+
+
+def unreadable(path: str, error: Exception, what: str = "the file", **where: Any) -> DataError:
+    """Return the error of something that the system, or a store, does not let this process read.
+
+    Parameters
+    ----------
+    path : of a file or a folder, or a URL.
+    error : of the system; of a store, or of MPI.
+    what : is at the path.
+    where : ``field`` and ``row``.
+
+    Raises
+    ------
+    DataError : the path is a link that leads to no file.
+    """
+    check_link(path)
+    number = error.errno if isinstance(error, OSError) else None
+    remedy = _REMEDIES.get(number, "try again: the file system may be overloaded")
+    if objects.is_url(path):
+        remedy = "check the URL, and the variables of the store: docs/guides/stores.md"
+    return DataError(f"{what} cannot be read", file=path, found=error, remedy=remedy, **where)
+
+
+_REMEDIES: dict[int | None, str] = {
+    **dict.fromkeys((errno.EACCES, errno.EPERM), "check the permissions of it and of the folders above it: ls -ld"),
+    **dict.fromkeys((errno.EMFILE, errno.ENFILE), "allow more open files: ulimit -n"),
+    **dict.fromkeys(
+        (errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENAMETOOLONG),
+        "check the path, which has to lead there on all machines of the job",
+    ),
+}
+"""By numbers of errors of the system."""
+
+
+def undecodable(kind: type[DataError], problem: str, path: str, error: Exception, **where: Any) -> DataError:
+    """Return the error of a file that a library cannot decode; that of the system, if it has raised this error.
+
+    Parameters
+    ----------
+    kind, problem : of the error of a damaged file.
+    where : ``field`` and ``row``; ``expected``, ``found`` and ``remedy`` of a damaged file.
+    """
+    if is_of_system(error):
+        return unreadable(path, error, **{name: where[name] for name in ("field", "row") if name in where})
+    found = error if isinstance(error, DataError) else f"{type(error).__name__}: {error}"
+    return kind(problem, file=path, **{"found": found, "remedy": RESTORE, **where})
 
 
 @contextmanager

@@ -20,8 +20,9 @@ import numpy as np
 from matex_data._types import Array, Integers
 from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
-from matex_data.readers.atoms.frames import BLOCK_ROWS, FrameValues, LibraryFrames, frames_of, looked_at, unreadable
+from matex_data.readers.atoms.frames import BLOCK_ROWS, FrameValues, LibraryFrames, frames_of, looked_at
 from matex_data.readers.catalogue import Catalogue
+from matex_data.storage.files import undecodable
 
 VERSIONS = range(5, 10)
 TABLES = ("systems", "information", "sqlite_master")
@@ -45,7 +46,7 @@ def index(path: str) -> Catalogue:
     FormatError : the file is damaged, being written, no database of ASE, or of a version that ASE has to convert.
     """
     try:
-        with _opened(path) as connection:
+        with Path(path).open("rb"), _opened(path) as connection:  # SQLite does not say why it cannot open a file
             _check(path, connection)
             names = _columns(path, connection)
             ids = _ids(connection, os.stat(path).st_size)  # noqa: PTH116
@@ -56,7 +57,9 @@ def index(path: str) -> Catalogue:
     except DataError:
         raise
     except Exception as error:  # of SQLite, NumPy and JSON
-        raise unreadable(path, error, expected="a database of ASE") from error
+        raise undecodable(
+            FormatError, "the frames cannot be read", path, error, expected="a database of ASE"
+        ) from error
     if not frames:
         raise FormatError("the database has no rows", file=path)
     edges = np.append(np.arange(0, len(ids), BLOCK_ROWS), len(ids))

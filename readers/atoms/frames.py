@@ -16,7 +16,7 @@ from ase import Atoms
 from ase.io.extxyz import per_atom_properties
 
 from matex_data._types import Array, Bytes
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DecodeError
 from matex_data.fields import PARTLY_MISSING, Field
 from matex_data.index.combined import exact, in_row, missing_value
 from matex_data.index.decoded import SingleBlocks
@@ -24,6 +24,7 @@ from matex_data.index.model import Index
 from matex_data.index.table import Outputs, Table
 from matex_data.index.united import united
 from matex_data.readers.catalogue import Catalogue, file_of_table
+from matex_data.storage.files import undecodable
 
 UNITS = {
     **dict.fromkeys(("positions", "cell"), "Angstrom"),
@@ -212,10 +213,5 @@ class LibraryFrames(SingleBlocks):
             if len(frames) != stop - start:
                 raise ValueError(f"{len(frames)} frames, not {stop - start}")
         except Exception as error:  # libraries raise errors of many kinds
-            raise DecodeError("the frames cannot be read", file=self.path, row=start, found=error) from error
+            raise undecodable(DecodeError, "the frames cannot be read", self.path, error, row=start) from error
         return columns_of(self.path, start, frames, {name: self.fields[name] for name in names})
-
-
-def unreadable(path: str, error: Exception, **facts: Any) -> FormatError:
-    """Return the error of a file that ASE cannot read."""
-    return FormatError("the frames cannot be read", file=path, found=f"{type(error).__name__}: {error}", **facts)

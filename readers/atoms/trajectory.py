@@ -10,9 +10,10 @@ import numpy as np
 from ase.io.trajectory import Trajectory
 
 from matex_data.declared import declared
-from matex_data.readers.atoms.frames import BLOCK_ROWS, FrameValues, LibraryFrames, frames_of, looked_at, unreadable
+from matex_data.errors import FormatError
+from matex_data.readers.atoms.frames import BLOCK_ROWS, FrameValues, LibraryFrames, frames_of, looked_at
 from matex_data.readers.catalogue import Catalogue
-from matex_data.storage.files import is_of_system, open_binary
+from matex_data.storage.files import open_binary, undecodable
 
 EXAMPLES = 64  # frames with other properties
 
@@ -29,9 +30,9 @@ def index(path: str) -> Catalogue:
             rows = len(trajectory)
             frames = [FrameValues.of(trajectory[row]) for row in _examples(trajectory, rows)]
     except Exception as error:  # ASE raises errors of many kinds
-        if is_of_system(error):
-            raise
-        raise unreadable(path, error, expected="a trajectory of ASE") from error
+        raise undecodable(
+            FormatError, "the frames cannot be read", path, error, expected="a trajectory of ASE"
+        ) from error
     edges = np.append(np.arange(0, rows, BLOCK_ROWS), rows)
     return frames_of(
         path, frames, lambda fields: TrajectoryBlocks(path, edges, fields, 64 * len(frames[0].of_atoms["positions"]))

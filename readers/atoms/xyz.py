@@ -20,11 +20,11 @@ from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
-from matex_data.readers.atoms.frames import FrameValues, columns_of, frames_of, unreadable
+from matex_data.readers.atoms.frames import FrameValues, columns_of, frames_of
 from matex_data.readers.catalogue import Catalogue
 from matex_data.readers.text.scan import Borders
 from matex_data.readers.text.unpacked import content, of_content
-from matex_data.storage.files import open_sequential, reading
+from matex_data.storage.files import open_sequential, reading, undecodable
 
 BLOCK_BYTES = 64 << 10  # of whole frames
 MOST_COLUMNS = 10_000  # of frames without atoms
@@ -59,7 +59,9 @@ def index(path: str) -> Catalogue:
     except DataError:
         raise
     except Exception as error:
-        raise unreadable(path, error, expected="frames of extended XYZ") from error
+        raise undecodable(
+            FormatError, "the frames cannot be read", path, error, expected="frames of extended XYZ"
+        ) from error
     return frames_of(
         path, frames, lambda fields: of_content(path, stored, FrameBlocks(path, edges, offset, nbytes, fields))
     )

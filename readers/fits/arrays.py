@@ -13,7 +13,7 @@ import numpy as np
 from matex_data._types import Array
 from matex_data.codecs.pipeline import Pipeline
 from matex_data.declared import declared
-from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DecodeError, FormatError
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, OpenFiles
@@ -24,7 +24,7 @@ from matex_data.locks import Lock
 from matex_data.readers.fits.columns import decoded
 from matex_data.readers.fits.headers import Unit
 from matex_data.readers.text.unpacked import content
-from matex_data.storage.files import is_of_system, open_binary
+from matex_data.storage.files import open_binary, undecodable
 from matex_data.storage.objects import is_url
 
 DTYPES = {8: "u1", 16: ">i2", 32: ">i4", 64: ">i8", -32: ">f4", -64: ">f8"}
@@ -119,9 +119,7 @@ def _compressed(path: str, unit: Unit, field: str, axis: int) -> tuple[Field, La
             shape = tuple(section.shape)
             dtype = section[tuple(slice(0, 1) for _ in shape)].dtype.newbyteorder("=")
     except Exception as error:  # astropy raises errors of many kinds
-        if is_of_system(error):
-            raise
-        raise FormatError("the compressed image cannot be read", file=path, found=error, remedy=RESTORE) from error
+        raise undecodable(FormatError, "the compressed image cannot be read", path, error) from error
     axis = _checked_axis(path, shape, axis)
     sample = (*shape[:axis], *shape[axis + 1 :])
     rows, tile = shape[axis], unit.cards.get(f"ZTILE{len(shape) - axis}", 1)
@@ -173,10 +171,8 @@ class CompressedImageRows(LibraryRows):
                 rows = image.section[(*(slice(None),) * self.axis, slice(begin, end))]
                 image.block = number, np.moveaxis(rows, self.axis, 0).astype(self.dtype)
         except Exception as error:  # astropy raises errors of many kinds
-            if is_of_system(error):
-                raise DataError("the file cannot be read", file=self.path, row=begin, found=error) from error
-            raise DecodeError(
-                "the compressed image cannot be read", file=self.path, row=begin, found=error, remedy=RESTORE
+            raise undecodable(
+                DecodeError, "the compressed image cannot be read", self.path, error, row=begin
             ) from error
         found: Array = image.block[1]
         return found

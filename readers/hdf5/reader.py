@@ -61,7 +61,7 @@ from matex_data.readers.hdf5.types import (
     read_first,
     unreadable_members,
 )
-from matex_data.storage.files import exists
+from matex_data.storage.files import undecodable
 from matex_data.storage.objects import is_url
 from matex_data.storage.trust import Trust
 
@@ -599,11 +599,9 @@ def _attribute(dataset: h5py.Dataset, key: str) -> Any:
     return value if isinstance(value, str | np.number | np.bool_ | np.ndarray) else None
 
 
-def _file_error(path: str, error: Exception) -> FormatError:
+def _file_error(path: str, error: Exception) -> DataError:
     """Return the error for a file that HDF5 cannot open, with the cause where its message has it."""
     text = str(error)
-    if not exists(path):
-        return FormatError("there is no such file", file=path, found=error)
     ends = re.search(r"truncated file: eof = (\d+).*stored_eof = (\d+)", text)
     if ends:
         return FormatError(
@@ -618,4 +616,6 @@ def _file_error(path: str, error: Exception) -> FormatError:
         if "already open for SWMR" not in text:  # its writer allows readers
             remedy = f"give swmr=True for the samples so far; or {remedy}"
         return FormatError("the file is marked as open for writing", file=path, found=error, remedy=remedy)
-    return FormatError("the file cannot be opened as HDF5", file=path, expected="an HDF5 file", found=error)
+    return undecodable(
+        FormatError, "the file cannot be opened as HDF5", path, error, expected="an HDF5 file", found=error
+    )

@@ -25,7 +25,7 @@ from scipy.io.matlab import MatlabFunction, MatlabOpaque
 from matex_data._types import Array
 from matex_data.codecs.bounded import decompress
 from matex_data.declared import declared
-from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.fields import Field, Schema, is_pattern
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index, Layout
@@ -35,7 +35,7 @@ from matex_data.machine import check_fits
 from matex_data.readers.catalogue import Catalogue, Unreadable
 from matex_data.readers.kept import BLOCK_BYTES, kept_file
 from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
-from matex_data.storage.files import is_of_system, open_whole, reading
+from matex_data.storage.files import open_whole, reading, undecodable
 
 HEADER = 128  # bytes of a file in front of its elements
 TAG = 8  # bytes
@@ -202,10 +202,7 @@ class MatlabFile:
         except (MemoryError, DataError):
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
-            if is_of_system(error):
-                raise DataError("the file cannot be read", file=self.path, found=error) from error
-            problem = "the file cannot be read as MATLAB's"
-            raise FormatError(problem, file=self.path, found=error, remedy=RESTORE) from error
+            raise undecodable(FormatError, "the file cannot be read as MATLAB's", self.path, error) from error
         arrays: dict[str, Array] = {}
         unread: dict[str, str] = {}
         for name, value in variables.items():

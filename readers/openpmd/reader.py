@@ -23,6 +23,7 @@ from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.openpmd.components import UNITS, Component, read_component
 from matex_data.readers.openpmd.series import Iteration, components, read_iterations, select_iterations
+from matex_data.storage.files import undecodable
 from matex_data.storage.trust import Trust
 from matex_data.warning import warn
 
@@ -81,9 +82,8 @@ def index(
     except DataError:
         raise
     except HDF5_ERRORS as error:
-        raise FormatError(
-            "the openPMD series cannot be read", file=path, expected="an HDF5 file by the standard", found=error
-        ) from error
+        problem, expected = "the openPMD series cannot be read", "an HDF5 file by the standard"
+        raise undecodable(FormatError, problem, path, error, expected=expected, found=error, remedy=None) from error
     rows = next(iter(layouts.values())).rows
     return Index(fields, [FileIndex(path, rows, layouts)])
 

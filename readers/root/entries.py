@@ -21,6 +21,7 @@ from matex_data.locks import Lock
 from matex_data.readers.root.files import open_tree
 from matex_data.readers.root.members import BranchField
 from matex_data.readers.root.probe import first_line
+from matex_data.storage.files import undecodable
 
 Entries: TypeAlias = Any
 """Decoded entries of a branch, in either byte order: an array, a `RaggedArray` (strings: of bytes), or an ``ak.Array``,
@@ -204,9 +205,11 @@ class Clusters(BranchBlocks, SingleBlocks):
             if invalid := ak.validity_error(entries):  # lists beyond their content
                 raise ValueError(invalid)
         except Exception as error:  # uproot and the codecs raise errors of many kinds
-            raise DecodeError(
+            raise undecodable(
+                DecodeError,
                 "uproot cannot read the entries",
-                file=self.path,
+                self.path,
+                error,
                 field=self.branch,
                 row=start,
                 found=first_line(error),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from collections.abc import Mapping
 from typing import Any
 
 import uproot
 
-from matex_data.errors import FormatError, near_matches
+from matex_data.errors import DataError, FormatError, near_matches
 from matex_data.index.library import OpenFiles
 from matex_data.index.stamps import Stamp
-from matex_data.storage.files import exists, open_binary
+from matex_data.storage.files import exists, open_binary, undecodable
 from matex_data.storage.objects import is_url
 
 TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
@@ -36,16 +38,17 @@ def open_file(path: str) -> Any:
         raise file_error(path, error) from error
 
 
-def file_error(path: str, error: Exception) -> FormatError:
+def file_error(path: str, error: Exception) -> DataError:
     """Return the error for a file that uproot cannot read."""
     if not exists(path):
-        return FormatError("there is no such file", file=path, found=error)
+        error = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
     is_old = "unsupported compression" in str(error)
-    return FormatError(
+    return undecodable(
+        FormatError,
         "the file cannot be read as ROOT",
-        file=path,
+        path,
+        error,
         expected="a ROOT file",
-        found=f"{type(error).__name__}: {error}",
         remedy="let ROOT write it anew: hadd -f404 new.root old.root"
         if is_old
         else "if it is a ROOT file, it is damaged: copy it again from its source",

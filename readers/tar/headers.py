@@ -15,7 +15,7 @@ from typing import IO, Any, NamedTuple
 from matex_data.errors import RESTORE, DataError, FormatError, NoSamples
 from matex_data.locks import Lock
 from matex_data.readers.text.compression import stored_as, unpacked
-from matex_data.storage.files import open_binary, size_of_open
+from matex_data.storage.files import open_binary, size_of_open, unreadable
 from matex_data.warning import warn
 
 BLOCK_BYTES = 512  # of which an archive consists
@@ -235,4 +235,4 @@ def open_archive(path: str) -> Iterator[Archive]:
         error.at(path, None).within(CONTENT)
         raise
     except OSError as error:
-        raise DataError("the file cannot be read", file=path, found=error) from error
+        raise unreadable(path, error) from error

@@ -19,10 +19,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from matex_data.declared import declared
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.zarr.stores import Extent, Keys, ListedStore, Store, size_of
-from matex_data.storage.files import names_in, read_bytes, reading
+from matex_data.storage.files import names_in, read_bytes, reading, unreadable
 from matex_data.storage.objects import check_url, is_url
 from matex_data.storage.trust import NONE, Trust, folder_of, resolved
 
@@ -102,7 +102,7 @@ class ParquetReferences(Store):
         try:
             found = [_RECORDS.match(name) for name in names_in(inner)]
         except OSError as error:
-            raise DataError("the folder cannot be read", file=inner, found=error) from error
+            raise unreadable(inner, error, "the folder") from error
         for number in sorted(int(name[1]) for name in found if name):  # of those that exist, whatever the shape claims
             if number * step < prod(counts):
                 yield from self._read(f"{inner}/refs.{number}.parq", number * step, counts, targets)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 from matex_data import abc
-from matex_data.errors import FieldNotFound, FormatError
+from matex_data.errors import DataError, FieldNotFound, FormatError
 from matex_data.readers import formats, reader
 from matex_data.readers.catalogue import of_subset
 
@@ -109,3 +110,13 @@ def test_files_of_a_subset_are_told_by_their_names(name: str, subset: str) -> No
     for wanted in ("train", "test"):
         index = of_subset(f"/tests/{name}", wanted)({"x": field}, {"x": make_layout()})
         assert len(index) == (2 if wanted == subset else 0)
+
+
+@pytest.mark.parametrize("name", [name for name in formats.FORMATS if name not in ("images", "raw", "zarr")])
+def test_what_the_system_does_not_read_is_no_damage(name: str, tmp_path: Path) -> None:
+    for path, problem in ((tmp_path, "Is a directory"), (tmp_path / "absent", "No such file or directory")):
+        with pytest.raises(
+            DataError, match=rf"the file cannot be read .*\n  found: .*{problem}: .*\n  remedy: check the path"
+        ) as caught:
+            reader(name)(str(path))
+        assert type(caught.value) is DataError

@@ -61,7 +61,7 @@ class TestTfRecord(FormatSuite):
         paths = [
             write(folder / f"part{i}.tfrecord", rows, at) for i, (rows, at) in enumerate(zip(ROWS, first, strict=True))
         ]
-        return Case(paths, expected(paths), "event", {"shapes": {"pt": None}})
+        return Case(paths, expected(paths), "event")  # pt has one length in a file of one record
 
     def damage(self, folder: Path) -> Case:
         case = self.write(folder)
@@ -93,6 +93,31 @@ def test_shapes(tmp_path: Path) -> None:
     same(load(path, inputs="image", shapes={"im*": (2, 3), "x*": None})["image"], found["image"])
     with pytest.raises(FieldNotFound, match=r"shapes= names a feature.*'imgae'(.|\n)*one of 'image'"):
         load(path, shapes={"imgae": (2, 3)})
+
+
+@pytest.mark.parametrize(
+    ("first", "other", "wanted"),
+    [
+        ([[2.0], []], [[7.0], [8.0]], [[2.0], [], [7.0], [8.0]]),
+        ([[7.0], [8.0]], [[], [2.0]], [[7.0], [8.0], [], [2.0]]),
+        ([[1.0, 2.0]], [[3.0]], [[1.0, 2.0], [3.0]]),
+        ([[b"a", b"b"]], [[b"c"], [b"d"]], [[b"a", b"b"], [b"c"], [b"d"]]),
+    ],
+)
+def test_files_that_differ_in_the_length_of_a_feature(tmp_path: Path, first: Any, other: Any, wanted: Any) -> None:
+    for name, rows in (("a", first), ("b", other)):
+        with tf.io.TFRecordWriter(str(tmp_path / f"{name}.tfrecord")) as file:
+            for row in rows:
+                feature = {"n": _ints(3), "x": _floats(*row) if row and isinstance(row[0], float) else _bytes(*row)}
+                if not row:
+                    del feature["x"]
+                file.write(tf.train.Example(features=tf.train.Features(feature=feature)).SerializeToString())
+    found = load(tmp_path)
+    assert [list(row) for row in found["x"]] == wanted and found["n"].tolist() == [3] * len(wanted)
+
+
+def _bytes(*values: bytes) -> tf.train.Feature:
+    return tf.train.Feature(bytes_list=tf.train.BytesList(value=values))
 
 
 def _ints(*values: int) -> tf.train.Feature:

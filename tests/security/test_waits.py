@@ -292,11 +292,11 @@ def _error(comm: Any, case: str, folder: str) -> str:
 @pytest.mark.parametrize(
     ("case", "told"),
     [
-        ("long", "DataError: the system does not show"),
-        ("long folder", "DataError: the system does not show"),
-        ("braces", "DataError: the system does not show"),
+        ("long", "DataError: the path cannot be read"),
+        ("long folder", "DataError: the path cannot be read"),
+        ("braces", "DataError: the path cannot be read"),
         ("empty", "DataError: a path is empty"),
-        ("closed", "DataError: the system does not show"),
+        ("closed", "DataError: the path cannot be read"),
         ("no path", "ArgumentError: open_dataset() takes no paths="),
         ("warning", "UserWarning: "),
     ],

@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.paths import natural_sorted
 from matex_data.readers.formats import IMAGE_SUFFIXES, JSON_LINES_SUFFIXES, TABLE_SUFFIXES
+from matex_data.storage.files import unreadable
 from matex_data.storage.objects import is_url, names_below
 from matex_data.warning import warn
 
@@ -90,7 +91,7 @@ def _names_below(url: str) -> Iterator[str]:
     try:
         yield from names_below(url)
     except OSError as error:
-        raise DataError("the folder cannot be read", file=url, found=error) from error
+        raise unreadable(url, error, "the folder") from error
 
 
 def _folder_of(name: str, names: Sequence[str]) -> Folder:
@@ -120,7 +121,7 @@ def _entries(path: str) -> list[os.DirEntry[str]]:
         with os.scandir(path) as entries:
             return list(entries)
     except OSError as error:
-        raise DataError("the folder cannot be read", file=path, found=error) from error
+        raise unreadable(path, error, "the folder") from error
 
 
 def report_others(root: str, others: Sequence[str], reason: str = "are no images") -> None:

@@ -22,7 +22,7 @@ from matex_data.readers.images.folders.members import ManifestValues, columns_of
 from matex_data.readers.images.texts import Texts
 from matex_data.readers.text.compression import plain_head
 from matex_data.readers.text.unpacked import content
-from matex_data.storage.files import open_binary
+from matex_data.storage.files import open_binary, unreadable
 from matex_data.storage.objects import check_url, existing_objects, is_url
 from matex_data.storage.trust import NONE, Trust, resolved
 
@@ -119,7 +119,7 @@ def _text(path: str) -> bytes:
         with open_binary(path) as file:
             return _in_utf_8(np.frombuffer(content(path, file, None)[0].read(), np.uint8))
     except OSError as error:
-        raise DataError("the manifest cannot be read", file=path, found=error) from error
+        raise unreadable(path, error, "the manifest") from error
 
 
 def _in_utf_8(text: Bytes) -> bytes:
@@ -287,7 +287,7 @@ def _existing(path: str, files: Sequence[str]) -> set[str]:
     try:
         return existing_files(local) | existing_objects(urls)
     except OSError as error:
-        raise DataError("the images of the manifest cannot be read", file=path, found=error) from error
+        raise unreadable(path, error, "the images of the manifest") from error
 
 
 def _others(names: Sequence[str] | None, at: Sequence[int], count: int) -> dict[int, str]:
