@@ -244,6 +244,8 @@ OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
 }
 """Attributes that methods of a class give its objects."""
 
+GATE_OF_ATTENTION = ("_use_gate", "_gate_dense")
+"""Attributes of attention layers in newer versions of Keras: whether there is a gate, and its layer."""
 INITIALIZER = "_initializer"
 """Attribute of a variable without values: the function that returns them."""
 STATELESS = "stateless_scope"

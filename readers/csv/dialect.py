@@ -7,8 +7,8 @@ import csv
 import importlib.util
 import io
 import re
-from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from itertools import chain, pairwise
@@ -101,21 +101,29 @@ class Dialect:
         """Return the bytes that may stand before the first field of a line and before a comment."""
         return b" \t" if self.sep == SPACES else b" \t".replace(self.separators, b"")
 
-    def reader(self, text: bytes, encoding: str = "latin-1") -> _csv.Reader:
-        """Return Python's own parser over a text in this dialect, without its comments."""
+    def parsed(self, text: bytes, encoding: str = "latin-1") -> Iterator[tuple[int, list[str]]]:
+        """Yield the line in which each record begins, counted from 1, and its fields, as Python's parser reads them.
+
+        Comments, and lines of blanks, are no records; a quoted field without a character is one, as in pandas.
+        """
         decoded = self.single(self.without_comments(text)).decode(encoding, "surrogateescape")
+        lines = deque[str](maxlen=1)  # the last one that the parser has taken
         rows: _csv.Reader = _parser().reader(
-            io.StringIO(decoded, newline=""),
+            (lines.append(line) or line for line in io.StringIO(decoded, newline="")),  # type: ignore[func-returns-value]
             delimiter=self.delimiter,
             quotechar=self.quotechar,
             quoting=csv.QUOTE_MINIMAL if self.quotechar else csv.QUOTE_NONE,
             escapechar=self.escapechar,
         )
-        return rows
+        begin = 1
+        for fields in rows:
+            if lines[0].strip(" \t\r\n") or len(fields) > 1 or "".join(fields).strip(" \t"):
+                yield begin, fields
+            begin = rows.line_num + 1
 
     def records(self, text: bytes) -> list[list[str]]:
-        """Return the fields of every record, decoded as Latin-1; skip blank lines."""
-        return [record for record in self.reader(text) if not is_blank(record)]
+        """Return the fields of every record, decoded as Latin-1."""
+        return [fields for _, fields in self.parsed(text)]
 
     def without_comments(self, text: bytes) -> bytes:
         """Return a text that begins outside quotes without its comments; its line ends stay."""
@@ -202,11 +210,6 @@ class Dialect:
     def _begins_line(self, text: bytes, at: int) -> bool:
         begin = max(text.rfind(b"\n", 0, at), text.rfind(b"\r", 0, at)) + 1
         return not text[begin:at].strip(self.blanks)
-
-
-def is_blank(record: Sequence[str]) -> bool:
-    """Return whether a record is a line without fields, or of blanks; others than these are text, as in pandas."""
-    return not record or (len(record) == 1 and not record[0].strip(" \t"))
 
 
 def byte_set(codes: Iterable[int]) -> NDArray[np.bool_]:

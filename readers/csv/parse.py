@@ -18,7 +18,7 @@ import pyarrow.csv
 from matex_data._types import Bytes
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
-from matex_data.readers.csv.dialect import Dialect, is_blank
+from matex_data.readers.csv.dialect import Dialect
 from matex_data.readers.csv.options import BOOLEANS, MISSING, numbers
 from matex_data.readers.csv.records import line_ends
 from matex_data.warning import warn
@@ -258,12 +258,9 @@ class Parser:
     def _records(self, data: Bytes, line: int) -> tuple[list[list[str]], list[int]]:
         """Return all records, as wide as there are columns, and the line in which each begins, counted from 1."""
         width = len(self.names)
-        reader = self.dialect.reader(data.tobytes(), self.dialect.encoding)
-        records, lines, last_line = [], [], line
-        for fields in reader:
-            first_line, last_line = last_line + 1, line + reader.line_num
-            if is_blank(fields):
-                continue
+        records, lines = [], []
+        for begin, fields in self.dialect.parsed(data.tobytes(), self.dialect.encoding):
+            first_line = line + begin
             if len(fields) > width:
                 raise DecodeError(
                     f"the record in line {first_line} has too many fields, column {width + 1}",

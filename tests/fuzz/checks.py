@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import csv
 import gzip
 import io
@@ -553,7 +554,7 @@ def _is_time(value: float, text: str) -> bool:
 def _by_csv(path: Path, said: Any) -> list[list[str]]:
     """Records as Python's csv cuts them, without the header, blank lines and comments."""
     packed = {".gz": gzip.decompress}.get(path.suffix, bytes)
-    text = packed(path.read_bytes()).decode(said["encoding"]).removeprefix("\ufeff")
+    text = packed(path.read_bytes()).removeprefix(codecs.BOM_UTF8).decode(said["encoding"])
     if said["comment"]:
         text = "".join(line for line in text.splitlines(True) if not line.lstrip().startswith(said["comment"]))
     spaced = said["sep"] == r"\s+"
@@ -565,7 +566,7 @@ def _by_csv(path: Path, said: Any) -> list[list[str]]:
         escapechar=said["escapechar"],
         skipinitialspace=spaced,
     )
-    records = [record for record in reader if record and not (len(record) == 1 and not record[0].strip())]
+    records = [record for record in reader if record and (len(record) > 1 or not record[0].isspace())]
     if spaced:
         records = [record[:-1] if not record[-1] else record for record in records]
     return records if said["header"] is None else records[said["header"] + 1 :]

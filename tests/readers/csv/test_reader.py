@@ -631,6 +631,19 @@ def test_a_byte_order_mark_inside_a_text_is_text(tmp_path: Path) -> None:
     assert [text.decode() for text in open_dataset(str(path)).load()["a"]] == expected
 
 
+@pytest.mark.parametrize(
+    "text", ['""', '""\n', '# prose\n""', '""\n""\n', 'x\n" "\ny\n \n', '" "\nx\n"a\n "\n', '1\n""\n\t\n2']
+)
+def test_a_quoted_field_alone_is_a_record(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text(text)
+    found = open_dataset(path, header=None, names=["x"], comm=MPI.COMM_SELF).load()["x"]
+    wanted = pd.read_csv(path, header=None, names=["x"], comment="#")["x"]
+    if found.dtype == object:
+        found, wanted = [value.decode() for value in found], wanted.fillna("")
+    np.testing.assert_array_equal(found, wanted.to_numpy())
+
+
 @pytest.mark.parametrize("text", ["a,b\nx,2\n\f\n3,4\n", "a\nx\n\f\ny\n", "a\n\x1c\n\f\n"])
 def test_a_line_of_other_space_is_a_record(tmp_path: Path, text: str) -> None:
     path = tmp_path / "a.csv"
