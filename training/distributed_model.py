@@ -218,10 +218,10 @@ class DistributedModel:
         equal = self._equal_weights(element_spec)
         with assignments_of_build(self.model.optimizer) as assigned:
             build(self.model, element_spec)
-        if assigned and self.channel.rank == 0:
+        if assigned and not self.model.run_eagerly and self.channel.rank == 0:
             log.warning(
-                "build() of %s assigns to %s before the first step; in one process it runs in each step, and assigns "
-                "again\n"
+                "build() of %s assigns to %s before the first step; one process traces build() with the first step, "
+                "and the variable keeps its initial value, mostly zeros\n"
                 "  remedy: give variables their values by add_variable(initializer=...), or call "
                 "optimizer.build(model.trainable_variables) before fit",
                 type(self.model.optimizer).__name__,

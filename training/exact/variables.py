@@ -118,7 +118,10 @@ def _build_layers(model: Any, element_spec: Any) -> None:
 
 @contextlib.contextmanager
 def assignments_of_build(optimizer: Any) -> Iterator[list[str]]:
-    """Context manager: list the variables to which ``build`` of an optimizer assigns values, in Keras in each step."""
+    """Context manager: list the variables to which ``build`` of an optimizer assigns values.
+
+    In one process Keras builds it while it traces the first step, and what is assigned there never runs.
+    """
     assigned: list[str] = []
     original = keras.Variable.assign
 
@@ -126,8 +129,12 @@ def assignments_of_build(optimizer: Any) -> Iterator[list[str]]:
         assigned.append(variable.path)
         return original(variable, value)
 
+    def assign_of_optimizer(variable: Any, value: Any) -> None:
+        assigned.append(getattr(variable, "path", variable.name))
+        type(optimizer).assign(optimizer, variable, value)
+
     def build(variables: Any) -> None:
-        with replaced(keras.Variable, assign=assign):
+        with replaced(keras.Variable, assign=assign), replaced(optimizer, assign=assign_of_optimizer):
             type(optimizer).build(optimizer, variables)
 
     with contextlib.nullcontext() if optimizer is None else replaced(optimizer, build=build):

@@ -234,8 +234,8 @@ def test_optimizers_copy_the_weights_of_rank_0(ranks: Pools, pool: Pool, kind: s
     problems.assert_same_weights(pool.run(_copying, kind, True), expected)
 
 
-def _building(comm: Any, assigns: bool) -> list[str]:
-    """Train by an optimizer that averages weights; return what is logged of its ``build``."""
+def _building(comm: Any, assigns: str, eager: bool = False) -> list[str]:
+    """Train by an optimizer that averages weights, and assigns by its method of that name; return what is logged."""
     import keras
 
     class Averaging(keras.optimizers.SGD):  # type: ignore[misc]
@@ -243,11 +243,14 @@ def _building(comm: Any, assigns: bool) -> list[str]:
             super().build(variables)
             self.averages = [self.add_variable_from_reference(v, name="average") for v in variables]
             for average, variable in zip(self.averages, variables, strict=True):
-                if assigns:
+                if assigns == "variable":
                     average.assign(variable)
+                elif assigns == "optimizer":
+                    self.assign(average, variable)
 
     model = problems.perceptron()
     problems.compiled(model, Averaging(0.1, use_ema=True))
+    model.run_eagerly = eager
     with logged() as messages:
         _fit(comm, model, problems.table(24), True)
     return [message for message in messages if "build()" in message]
@@ -256,10 +259,12 @@ def _building(comm: Any, assigns: bool) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.rank_counts(2)
 def test_builds_that_assign_are_said_once(pool: Pool) -> None:
-    assert pool.run(_building, False) == [[], []]
-    (message,), others = pool.run(_building, True)
-    assert "build() of Averaging assigns to" in message and "average" in message and "add_variable" in message
-    assert others == []
+    assert pool.run(_building, "nothing") == [[], []]
+    assert pool.run(_building, "variable", eager=True) == [[], []]
+    for by in ("variable", "optimizer"):
+        (message,), others = pool.run(_building, by)
+        assert "build() of Averaging assigns to" in message and "average" in message and "add_variable" in message
+        assert others == []
 
 
 def _decay(comm: Any, shard_optimizer: bool) -> Any:
