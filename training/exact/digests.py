@@ -86,7 +86,8 @@ def difference(channel: Channel, data: Any) -> Difference | None:
 def compared(channel: Channel, leaves: Sequence[LeafDigest]) -> Difference | None:
     """Return the difference between digests of the ranks; None if they are equal. *Collective*."""
     number = int.from_bytes(hashlib.blake2b(repr(leaves).encode(), digest_size=7).digest(), "little")
-    if channel.host.same(np.array([number], np.int64))[0]:
+    # Not by channel.host, where a rank that evaluates alone in a callback would meet others in another operation.
+    if channel.communicator.same(number)[0]:
         return None
     by_rank: list[list[LeafDigest]] = channel.host.allgather_object(list(leaves))
     counts = Counter(map(tuple, by_rank))

@@ -37,7 +37,8 @@ def allreduce(tensors: Any, op: Op = "mean", *, comm: MPI.Intracomm | None = Non
     ----------
     tensors : tensor, or nested structure of tensors, of the same shapes and dtypes on every rank. None stays None.
         Of ``tf.IndexedSlices``, "mean" and "sum" gather the slices of all ranks. The sum of integers is exact.
-    op : "mean", "sum", "max" or "min". All of them are NaN where any rank has NaN.
+    op : "mean", "sum", "max" or "min". All of them are NaN where any rank has NaN. In a mean each rank counts once,
+        whatever the number of its rows: the mean over rows is a sum of sums, divided by the sum of their numbers.
     comm : communicator; None: all ranks of the job.
 
     Returns

@@ -159,6 +159,37 @@ def test_error_names_a_call_on_one_rank_alone(tmp_path: Path) -> None:
     assert f"this rank is at {script}, line 7" in done.stderr
 
 
+LONE_IN_A_CALLBACK = """
+import sys, keras, numpy as np
+from matex_data import training
+
+x = np.ones((64, 3))
+model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+
+
+class Lone(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        if training.world().rank == 0:
+            getattr(self.model, sys.argv[1])(x, verbose=0)
+
+
+model.fit(x, x[:, :1], epochs=2, verbose=0, callbacks=[Lone()])
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("call", ["evaluate", "predict"])
+def test_error_names_a_call_in_a_callback_of_one_rank_alone(call: str, tmp_path: Path) -> None:
+    """MPI ended the job, by messages of another length than the other rank waited for."""
+    script = tmp_path / "script.py"
+    script.write_text(LONE_IN_A_CALLBACK)
+    done = run_script(2, LAUNCHER, str(script), call, timeout=150, env={"MATEX_TIMEOUT": "60"})
+    assert done.returncode != 0
+    assert "the ranks wait for one another in different calls" in done.stderr
+    assert f"this rank is at {script}, line 13" in done.stderr
+
+
 LATE = """
 import os, sys, time, keras
 from matex_data import training
