@@ -481,6 +481,7 @@ def mapped_elements(elements: ElementSpec, before: Schema, after: Schema, inputs
     Raises
     ------
     FieldNotFound : there is no such field.
+    FormatError : the weights are no numbers any more, one for each sample.
 
     Examples
     --------
@@ -488,6 +489,7 @@ def mapped_elements(elements: ElementSpec, before: Schema, after: Schema, inputs
     >>> mapped_elements(ElementSpec("a", "b"), {name: fields[name] for name in "ab"}, fields, None, None).inputs
     ['a', 'c']
     """
+    check_weights(elements, after)
     if inputs is not None or targets is not None:
         chosen = replace(elements, inputs=inputs, targets=targets).expanded(after)
         for name in chosen.names or ():
@@ -497,6 +499,40 @@ def mapped_elements(elements: ElementSpec, before: Schema, after: Schema, inputs
     if elements.names is None or not new:
         return elements
     return replace(elements, inputs=[*as_list(elements.inputs), *new])
+
+
+def check_weights(elements: ElementSpec, fields: Schema) -> None:
+    """Raise an error unless the weights are numbers, one for each sample.
+
+    Raises
+    ------
+    FieldNotFound : there is no such field.
+    FormatError : the field has several numbers for each sample, or none, or codes; in dicts, another field has the name
+        of the weights.
+    """
+    name = elements.weights
+    if name is None:
+        return
+    field = fields.get(name)
+    if field is None:
+        raise FieldNotFound("weights= names no field", field=name, expected=f"one of {near_matches(name, fields)}")
+    classes = is_category(field)
+    if classes or field.ragged or field.shape or field.dtype.kind not in "biuf":
+        raise FormatError(
+            "weights= needs one number for each sample",
+            field=name,
+            expected="integers or floats of shape ()",
+            found="codes of categories" if classes else field.description,
+            remedy="leave the field out of dtype= and one_hot="
+            if classes
+            else "name a field of the events, or make the objects the samples with flatten=",
+        )
+    if elements.names is None and WEIGHT in fields and name != WEIGHT:
+        raise FormatError(
+            f"the data already have a field with the name of the weights, {WEIGHT!r}",
+            field=WEIGHT,
+            remedy="select fields with inputs= and targets=",
+        )
 
 
 def _expanded(names: Names, available: Collection[str]) -> Names:

@@ -8,8 +8,8 @@ from functools import partial
 from typing import Any
 
 from matex_data._types import Array
-from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
-from matex_data.fields import LISTED, WEIGHT, ElementSpec, Names, Schema, as_list, matching
+from matex_data.errors import FormatError, PartitionError
+from matex_data.fields import LISTED, ElementSpec, Names, as_list, check_weights, matching
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples
 from matex_data.locks import cached_property
@@ -199,8 +199,8 @@ def assemble(
     if request.pad:
         index = pad_fields(index, request.pad, request.keep, elements.names)
     index = _only(index, elements.required)
-    check_weights(elements, index.fields)
     rows = encode_categories(index, as_list(request.one_hot), opened)
+    check_weights(elements, rows.fields)
     if request.missing == "drop":
         samples = find_complete(opened, _slid(request, continues, rows, elements)[0].index, samples)
     whole, arranged = _arranged(request, continues, rows, elements)
@@ -279,35 +279,4 @@ def check_elements(elements: ElementSpec) -> None:
             expected="inputs= and targets=, for elements (x, y, w); or neither, for dicts",
             found=f"inputs={elements.inputs!r}, targets={elements.targets!r}",
             remedy=f"name the {side}, or leave out weights= and name the weights as a field",
-        )
-
-
-def check_weights(elements: ElementSpec, fields: Schema) -> None:
-    """Raise an error unless the weights are numbers, one for each sample.
-
-    Raises
-    ------
-    FieldNotFound : there is no such field.
-    FormatError : the field has several numbers for each sample, or none; in dicts, another field has the name of the
-        weights.
-    """
-    name = elements.weights
-    if name is None:
-        return
-    field = fields.get(name)
-    if field is None:
-        raise FieldNotFound("weights= names no field", field=name, expected=f"one of {near_matches(name, fields)}")
-    if field.ragged or field.shape or field.dtype.kind not in "biuf":
-        raise FormatError(
-            "weights= needs one number for each sample",
-            field=name,
-            expected="integers or floats of shape ()",
-            found=field.description,
-            remedy="name a field of the events, or make the objects the samples with flatten=",
-        )
-    if elements.names is None and WEIGHT in fields and name != WEIGHT:
-        raise FormatError(
-            f"the data already have a field with the name of the weights, {WEIGHT!r}",
-            field=WEIGHT,
-            remedy="select fields with inputs= and targets=",
         )

@@ -84,6 +84,19 @@ def test_wrong_weights(folder: Path, events: ak.Array, options: Any, kind: type[
         open_dataset(str(folder), comm=SELF, **options)
 
 
+@pytest.mark.parametrize("options", [{"one_hot": "w"}, {"dtype": {"w": "category"}}])
+def test_codes_are_no_weights(options: Any) -> None:
+    data = {"x": np.arange(6.0), "w": np.array([1, 2, 3] * 2), "y": np.arange(6)}
+    with pytest.raises(FormatError, match=r"found: codes of categories\n.*remedy: leave the field out of dtype= and"):
+        open_dataset(data, inputs="x", targets="y", weights="w", comm=SELF, **options)
+
+
+def test_weights_that_map_makes_are_numbers() -> None:
+    data = open_dataset({"x": np.arange(6.0), "w": np.ones(6)}, weights="w", comm=SELF)
+    with pytest.raises(FormatError, match="weights= needs one number for each sample"):
+        data.map(lambda arrays: {"w": arrays["w"][:, None]}, schema={"w": ((1,), "f8")})
+
+
 def test_a_state_belongs_to_the_same_weights(folder: Path, events: ak.Array) -> None:
     state = open_dataset(str(folder), weights="genWeight", comm=SELF, **XY).state(1)
     with pytest.raises(PartitionError, match="another fields"):
