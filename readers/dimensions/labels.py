@@ -6,6 +6,7 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
+from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
 
@@ -91,10 +92,26 @@ class Labels:
             return self._between(wanted, empty=True)
         if self._calendar is not None and isinstance(wanted, str):
             return self._between(slice(wanted, wanted), empty=True)  # "2015": all samples of the year
-        found = [n for entries in self._equal(self._listed(wanted)) for n in entries.tolist()]
-        if sorted(set(found)) != found:
-            raise no_entry(self.path, self.name, wanted, "values in the order of the samples")
+        values = self._listed(wanted)
+        found = [n for entries in self._equal(values) for n in entries.tolist()]
+        if sorted(set(found)) != found or not self._in_order(values):
+            raise FormatError(
+                f"sel= lists samples of {self.name!r} in another order than theirs, or twice",
+                file=self.path,
+                field=self.name,
+                expected="values in the order of the samples, each once",
+                found=repr(wanted),
+                remedy="list them in the order of the files; data[[2, 0, 1]] gives samples in any order",
+            )
         return tuple(found)
+
+    def _in_order(self, wanted: Sequence[Any]) -> bool:
+        """Return whether values, of which other files may have some, ascend or descend as those of this file do."""
+        pairs = list(pairwise(map(self._number, wanted)))
+        if len(self.values) > 1 and bool((self.values[1:] > self.values[:-1]).all()):
+            return all(one < other for one, other in pairs)
+        descending = len(self.values) > 1 and bool((self.values[1:] < self.values[:-1]).all())
+        return not descending or all(one > other for one, other in pairs)
 
     def _listed(self, wanted: Any) -> Sequence[Any]:
         """Return a value as a list of one."""

@@ -339,3 +339,16 @@ def test_a_stepwise_calendar(tmp_path: Path) -> None:
         for wanted in (slice("2000-02", "2000-02-30"), slice("2000-12-16", "2001"), "2001-02"):
             data = open_dataset(tmp_path / "a.nc", inputs="t", sel={"time": wanted}, comm=SELF)
             np.testing.assert_array_equal(data.load()["t"], file.t.sel(time=wanted))
+
+
+@pytest.mark.parametrize("files", [1, 2])
+def test_listed_samples_are_in_their_order_in_one_file_and_in_several(tmp_path: Path, files: int) -> None:
+    days = xr.Dataset({"b": ("day", np.arange(8.0))}, {"day": np.arange(8)})
+    for number, part in enumerate(np.array_split(np.arange(8), files)):
+        days.isel(day=part).to_netcdf(tmp_path / f"{number}.nc")
+    options = {"inputs": "b", "sample_dim": "day", "comm": SELF}
+    assert open_dataset(str(tmp_path), sel={"day": [1, 5]}, **options).load()["b"].tolist() == [1, 5]
+    for wanted in ([5, 1], [1, 1]):
+        with pytest.raises(FormatError, match="in another order than theirs, or twice") as raised:
+            open_dataset(str(tmp_path), sel={"day": wanted}, **options)
+        assert "remedy: list them in the order of the files" in str(raised.value)
