@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
+from matex_data.errors import FieldNotFound, FormatError, near_matches
 from matex_data.fields import (
     EMPTY_IS_MISSING,
     MASK,
@@ -73,26 +73,42 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
     Raises
     ------
     FormatError : the data already has a field with the name of a mask.
+    FieldNotFound : a requested mask is that of no number.
     """
     if isinstance(missing, str) and missing != "mask":
         if missing == KEEP:
             check_no_integers(index.fields)
         return index
     by_field = isinstance(missing, Mapping)
-    floats = [field for field in index.fields.values() if is_nullable(field) and not field.ragged]
+    numbers = [field for field in index.fields.values() if _is_number(field)]
+    floats = [field for field in numbers if is_nullable(field)]
     requested = set(names or ()).difference(index.fields if by_field else ())
     whole = names is None and not by_field
     remedy = 'select fields with inputs= and targets=; with pad=, give missing= a number or "nan"'
     steps: list[ComputedFields] = []
-    for field in floats if by_field or missing == "mask" else ():
+    for field in (floats if whole else numbers) if by_field or missing == "mask" else ():
         if whole or MASK.format(field.name) in requested:
             name, raw_given = mask_of(field.name, index.fields, remedy), [field.name] if by_field else []
             mask = Field(name, field.shape, np.dtype(bool))
             steps.append(ComputedFields(partial(_mask, field), [field.name], {name: mask}, raw_given=raw_given))
+            requested.discard(name)
+    unmade = next((name for name in requested if name not in index.fields), None)
+    if unmade is not None:
+        raise FieldNotFound(
+            "no field has this mask",
+            field=unmade,
+            expected=f"one of {near_matches(unmade, [MASK.format(field.name) for field in numbers])}, of numbers",
+            remedy="name the field as well, on the same side, inputs= or targets=; lists have a mask with pad=",
+        )
     if not isinstance(missing, Mapping):  # in the memory that the masks are made of
-        numbers = {field.name: field.dtype.type(0 if isinstance(missing, str) else missing) for field in floats}
-        steps += [filling(field, numbers[field.name], f"missing {numbers[field.name]}") for field in floats]
+        stored = {field.name: field.dtype.type(0 if isinstance(missing, str) else missing) for field in floats}
+        steps += [filling(field, stored[field.name], f"missing {stored[field.name]}") for field in floats]
     return compute_all(index, steps)
+
+
+def _is_number(field: Field) -> bool:
+    """Return whether a mask of a field tells its numbers; those that cannot be missing are all there."""
+    return not field.ragged and (is_nullable(field) or (field.dtype.kind in "biu" and not is_category(field)))
 
 
 def check_no_integers(fields: Mapping[str, Field]) -> None:

@@ -69,8 +69,12 @@ def named_by_rules(rules: Collection[str], fields: Schema, option: str) -> dict[
     """
     unknown = next((rule for rule in rules if rule not in fields and not is_pattern(rule)), None)
     if unknown is not None:
-        expected = f"one of {near_matches(unknown, fields)}"
-        raise FieldNotFound(f"{option} names no field", field=unknown, expected=expected)
+        raise FieldNotFound(
+            f"{option} names no field among those that are read",
+            field=unknown,
+            expected=f"one of {near_matches(unknown, fields)}",
+            remedy=f"correct the name, or select the field with inputs= and targets=, or leave it out of {option}",
+        )
     return by_pattern(rules, fields)
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import ElementSpec, Field, Names, Schema, as_list
+from matex_data.fields import MASK, ElementSpec, Field, Names, Schema, as_list
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Finish, FromOne, Index, Read, Wanted
@@ -203,7 +203,8 @@ def sliding_sequences(
     ----------
     index : index of samples in a meaningful order, such as time.
     elements : inputs are fields of a sequence window, of shape (length, *field shape); targets those of its target, of
-        shape (horizon, *field shape). Without targets, these are the inputs if there is a horizon.
+        shape (horizon, *field shape). Without targets, these are the inputs if there is a horizon. Masks that the index
+        does not have are left to `fill_missing`.
     shape : extent of the sequence windows, of `sequence_shape`.
     continues : bool[files], whether one may reach from the file before into each file; None: into none.
 
@@ -214,8 +215,9 @@ def sliding_sequences(
     inputs, targets = elements.inputs, elements.targets
     names = list(index.fields) if inputs is None else as_list(inputs)
     ahead = (as_list(targets) or names) if shape.horizon else []
-    fields = {name: _extended(index.fields[name], name, shape.length) for name in names}
-    fields |= {AHEAD.format(n): _extended(index.fields[n], AHEAD.format(n), shape.horizon) for n in ahead}
+    rows = index.fields  # which have no masks that are yet to be made
+    fields = {name: _extended(rows[name], name, shape.length) for name in names if name in rows}
+    fields |= {AHEAD.format(n): _extended(rows[n], AHEAD.format(n), shape.horizon) for n in ahead if n in rows}
     chains = Chains.of(index.files.rows, shape, continues)
     if not chains.counts.any():
         raise FormatError(
@@ -225,9 +227,11 @@ def sliding_sequences(
             found=f"{index.files.rows.max()} rows in the longest of {len(index.files)} files",
         )
     bare = isinstance(targets, str) or (targets is None and isinstance(inputs, str))
-    renamed = [AHEAD.format(name) for name in ahead]
+    bases = [name if name in rows else name.removesuffix(MASK.format("")) for name in ahead]
+    renamed = [AHEAD.format(b) if b == n else MASK.format(AHEAD.format(b)) for n, b in zip(ahead, bases, strict=True)]
     targets_ahead = (renamed[0] if bare else renamed) if ahead else None
-    columns = {name: (name, False) for name in names} | {AHEAD.format(name): (name, True) for name in ahead}
+    columns = {name: (name, False) for name in names if name in rows}
+    columns |= {AHEAD.format(name): (name, True) for name in ahead if name in rows}
     slid = Slid(index, columns, shape, chains).index(fields)
     ties = Ties(shape.overlap, slid.first_row[chains.heads])
     given = names if ahead and inputs is None and targets is None else inputs  # a target is one of something

@@ -11,7 +11,7 @@ import pandas as pd
 import pytest
 from mpi4py import MPI
 
-from matex_data import DecodeError, FormatError, PartitionError, open_dataset
+from matex_data import DecodeError, FieldNotFound, FormatError, PartitionError, open_dataset
 from tests.support.ranks import Pool
 
 ROWS = 203
@@ -124,6 +124,18 @@ def test_windows_of_missing_numbers(stored: Any, missing: Any) -> None:
     found = np.concatenate([batch.copy() for batch in data.batches(16, remainder="keep")])
     filled = np.where(np.isnan(x), 0 if missing == "mask" else missing, x)
     np.testing.assert_array_equal(found, filled[starts[:, None] + np.arange(5)])
+
+
+@pytest.mark.parametrize("missing", ["mask", {"x": 0.0}])
+def test_named_masks_of_windows_and_of_integers(missing: Any) -> None:
+    table = {"x": np.array([1, np.nan, 3, 4]), "n": np.arange(4), "name": np.array(list("abca"))}
+    names = ["x", "x_mask", "n", "n_mask"]
+    first, then = open_dataset(table, inputs=names, window=2, horizon=1, missing=missing, comm=MPI.COMM_SELF).head(1)
+    assert [first["x_mask"].tolist(), first["n_mask"].tolist()] == [[[True, False]], [[True, True]]]
+    assert [then["x_ahead"].tolist(), then["x_ahead_mask"].tolist()] == [[[3]], [[True]]]
+    for sides in ({"inputs": ["x", "name", "name_mask"]}, {"inputs": "x", "targets": "x_mask", "window": 2}):
+        with pytest.raises(FieldNotFound, match="no field has this mask"):
+            open_dataset(table, missing=missing, comm=MPI.COMM_SELF, **sides)
 
 
 def test_splits_of_complete_samples_are_disjoint(stored: Any) -> None:
