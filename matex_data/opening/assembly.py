@@ -23,7 +23,7 @@ from matex_data.transforms.file_fields import add_static_fields
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.imputing import Imputation, find_rules
 from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
-from matex_data.transforms.names import fields_to_read
+from matex_data.transforms.names import fields_to_read, named_by_rules
 from matex_data.transforms.new_fields import NewFields
 from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
 from matex_data.transforms.patches import PatchShape, patch_shape, ties_of
@@ -193,13 +193,18 @@ def assemble(
     made: Remade | None = None
     if request.expression is not None:
         samples = find_where(opened, index, Runs.between(0, len(index)), request.expression)
+    whole: Index | None = None
     if request.flatten:
-        made = flatten_fields(opened(index), samples or Runs.between(0, len(index)), as_list(request.flatten))
+        every, objects = Runs.between(0, len(index)), partial(flatten_fields, opened(index))
+        if samples is not None and request.one_hot:  # whose categories no condition changes
+            whole = objects(every, as_list(request.flatten)).index
+        made = objects(samples or every, as_list(request.flatten))
         index, samples = made.index, None
     if request.pad:
         index = pad_fields(index, request.pad, request.keep, elements.names)
     index = _only(index, elements.required)
-    rows = encode_categories(index, as_list(request.one_hot), opened)
+    named_by_rules(as_list(request.one_hot), index.fields, "one_hot=")
+    rows = encode_categories(index, as_list(request.one_hot), opened, whole)
     check_weights(elements, rows.fields)
     if request.missing == "drop":
         samples = find_complete(opened, _slid(request, continues, rows, elements)[0].index, samples)

@@ -35,7 +35,7 @@ def without_categories(options: Mapping[str, Any]) -> tuple[list[str], dict[str,
     return names, {**others, "dtype": rest} if rest else others
 
 
-def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Index:
+def encode_categories(index: Index, names: Sequence[str], opened: Opened, whole: Index | None = None) -> Index:
     """Return the index with codes in place of texts or integers. *Collective*: each rank reads its block once.
 
     Codes are positions in the sorted values of all samples, -1 for missing ones, and the attribute ``categories`` has
@@ -46,6 +46,7 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Ind
     index : of the data set.
     names : of the fields.
     opened : opens the files of an index. *Collective*.
+    whole : of all samples of the files, where the data set has the objects of selected ones; None: it has all.
 
     Raises
     ------
@@ -57,7 +58,8 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened) -> Ind
     fields = {name: one for name, one in fields.items() if not isinstance(one.attributes.get(CATEGORIES), list)}
     if not fields:
         return index
-    counts = counts_of(opened(index.select(list(fields))), list(fields), Runs.between(0, len(index)))
+    counted = (whole or index).select(list(fields))
+    counts = counts_of(opened(counted), list(fields), Runs.between(0, len(counted)))
     steps: list[ComputedFields] = []
     for name, field in fields.items():
         values = sorted(counts[name])

@@ -237,3 +237,13 @@ def test_vocabularies_take_one_read(table: tuple[Path, pd.DataFrame], monkeypatc
     monkeypatch.setattr(Source, "use_block", lambda *given: (reads.append(given[2]), use_block(*given))[1])
     open_dataset(str(table[0] / "*.h5"), one_hot=["species", "sex", "class"], comm=SELF)
     assert reads == [["species", "sex", "class"]]
+
+
+@pytest.mark.parametrize("vectors", ["site", "pt"])
+def test_categories_of_objects_do_not_depend_on_the_condition(vectors: str) -> None:
+    lists = [np.array(numbers, "i4") for numbers in ([4, 5], [], [6])]
+    events = {"site": np.array(["a", "b", "c"]), "n": np.arange(3), "pt": lists}
+    data = open_dataset(events, flatten="pt", one_hot=vectors, where="n > 1", comm=SELF)
+    names = {"site": ["a", "c"], "pt": ["4", "5", "6"]}[vectors]  # of all objects
+    assert data.schema[vectors].attributes["categories"] == names
+    assert data.load()[vectors].tolist() == [[0.0] * (len(names) - 1) + [1.0]]
