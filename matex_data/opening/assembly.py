@@ -193,18 +193,18 @@ def assemble(
     made: Remade | None = None
     if request.expression is not None:
         samples = find_where(opened, index, Runs.between(0, len(index)), request.expression)
-    whole: Index | None = None
+    of_all: Index | None = None
     if request.flatten:
         every, objects = Runs.between(0, len(index)), partial(flatten_fields, opened(index))
         if samples is not None and request.one_hot:  # whose categories no condition changes
-            whole = objects(every, as_list(request.flatten)).index
+            of_all = objects(every, as_list(request.flatten)).index
         made = objects(samples or every, as_list(request.flatten))
         index, samples = made.index, None
     if request.pad:
         index = pad_fields(index, request.pad, request.keep, elements.names)
     index = _only(index, elements.required)
     named_by_rules(as_list(request.one_hot), index.fields, "one_hot=")
-    rows = encode_categories(index, as_list(request.one_hot), opened, whole)
+    rows = encode_categories(index, as_list(request.one_hot), opened, of_all)
     check_weights(elements, rows.fields)
     if request.missing == "drop":
         samples = find_complete(opened, _slid(request, continues, rows, elements)[0].index, samples)
