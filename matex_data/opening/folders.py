@@ -14,7 +14,7 @@ from urllib.parse import unquote
 import numpy as np
 
 from matex_data.errors import FieldNotFound, FormatError
-from matex_data.fields import ALL_MISSING, AS_TEXT, EMPTY_IS_MISSING, Field, is_pattern
+from matex_data.fields import ALL_MISSING, AS_TEXT, EMPTY_IS_MISSING, Field, is_pattern, matching
 from matex_data.index.library import FolderValue
 from matex_data.index.model import FileIndex, Index, Layout
 
@@ -87,7 +87,8 @@ def add_partitions(
     made = {name: _constant(path, name, values[name], file.rows, dtype) for name in wanted}
     layouts: dict[str, Layout] = {**file.layouts, **{name: layout for name, (_, layout) in made.items()}}
     fields = {**index.fields, **{name: field for name, (field, _) in made.items()}}
-    chosen = list(fields) if names is None else list(names)
+    requested = list(fields) if names is None else names
+    chosen = list(dict.fromkeys(name for one in requested for name in matching(one, fields)))
     return Index(
         {name: fields[name] for name in chosen},
         [FileIndex(path, file.rows, {name: layouts[name] for name in chosen}, file.stamp)],

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FieldNotFound, FormatError, without_hints
-from matex_data.fields import WEIGHT, ElementSpec, name_taken
+from matex_data.fields import WEIGHT, ElementSpec, field_of, name_taken
 from matex_data.index.model import Index
 from matex_data.mpi.communicator import Communicator
 from matex_data.opening.indexing import WITH_COORDINATE, Reading, index_files, resolve_format
@@ -86,7 +86,7 @@ class FurtherFields:
                 warnings.simplefilter("ignore")
             index = index_files(self.comm, self.files, reading, self._path(name or "coordinate"))
         index = index if name is None else self.created.add(index, [name])
-        found = name or sample_coordinate(index.fields)
+        found = field_of(index.fields, name).name if name else sample_coordinate(index.fields)
         if found is None:
             raise FieldNotFound(
                 "the files have no coordinate of their samples",

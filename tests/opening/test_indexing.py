@@ -15,7 +15,7 @@ import pytest
 from mpi4py import MPI
 from PIL import Image
 
-from matex_data import DataError, FormatError, open_dataset
+from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.fields import Field
 from matex_data.index.columns import MAGIC
 from matex_data.index.descriptors import Origin
@@ -313,3 +313,12 @@ def test_derived_files_are_looked_at_by_one_rank(pool: Pool, tmp_path: Path, mon
     for _, borders, made in by_rank:
         assert borders == by_rank[0][1]
         assert made <= SHARED_FACTS // 2 or pool.size == 1
+
+
+def test_patterns_beside_fields_of_folders_and_of_further_fields(tmp_path: Path) -> None:
+    (tmp_path / "year=2020").mkdir()
+    pq.write_table(pa.table({"x": [7], "y": [8]}), tmp_path / "year=2020" / "0.parquet")
+    data = open_dataset(str(tmp_path), inputs=["year", "x*"], comm=MPI.COMM_SELF)
+    assert {name: values.tolist() for name, values in data.load().items()} == {"year": [2020], "x": [7]}
+    with pytest.raises(FieldNotFound, match=r"no such field \(field 'y\*'\)"):
+        data.load(fields=["y*"])
