@@ -121,7 +121,7 @@ def ragged_fields(fields: Schema, patterns: Collection[str], option: str, of_arr
     FieldNotFound : a name is no ragged field that is read, or a pattern fits none.
     FormatError : the samples of a named field are no lists, but have several axes.
     """
-    axes = {name: field.inner for name, field in fields.items() if field.ragged}
+    axes = {name: field.inner for name, field in fields.items() if field.ragged and not field.nested}
     ragged = [
         name
         for name, inner in axes.items()

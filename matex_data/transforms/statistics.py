@@ -222,7 +222,7 @@ def _groups(field: Field, values: Array) -> Iterator[tuple[Any, Any]]:
 
 
 def _numeric(field: Field) -> bool:
-    return field.dtype.kind in "biuf"
+    return field.dtype.kind in "biuf" and not field.nested
 
 
 def _check(schema: Mapping[str, Field], name: str) -> None:
@@ -231,10 +231,10 @@ def _check(schema: Mapping[str, Field], name: str) -> None:
         raise FormatError("a mask has no statistics", field=name, remedy="use the count of missing values of its field")
     if not _numeric(schema[name]):
         raise FormatError(
-            "the field has no numbers",
+            "the field has no numbers, or lists of lists",
             field=name,
-            expected="integers, floats or booleans",
-            found=schema[name].description,
+            expected="integers, floats or booleans, or lists of these",
+            found=f"lists of {schema[name].description}" if schema[name].nested else schema[name].description,
         )
 
 

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from functools import reduce
+from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import xarray as xr
 from hypothesis import given
@@ -118,3 +121,14 @@ def test_normalization_begins_a_model_without_an_input(path: str) -> None:
     model.compile("sgd", "mse")
     history = model.fit(data.tf_dataset(2), epochs=2, verbose=0)  # the second epoch traces no new graph
     assert len(history.history["loss"]) == 2
+
+
+def test_lists_of_lists_are_left_out_or_refused(tmp_path: Path) -> None:
+    table = pa.table({"x": [1.0, 2.0], "lists": [[[1.0, 2.0], [3.0]], [[4.0]]]})
+    pq.write_table(table, tmp_path / "a.parquet")
+    data = open_dataset(str(tmp_path / "a.parquet"), comm=MPI.COMM_SELF)
+    assert list(data.statistics()) == ["x"]
+    calls = (lambda: data.statistics("lists"), lambda: data.flatten("lists"), lambda: data.pad({"lists": 2}))
+    for call in calls:
+        with pytest.raises(FormatError, match=r"field 'lists'"):
+            call()
