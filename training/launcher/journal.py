@@ -42,7 +42,7 @@ class Change:
     kept : path at which rank 0 keeps it as it was; empty if nobody needs it.
     ended : the call has returned.
     closed : the change is complete.
-    inode : of the file afterwards; 0: there is none.
+    version : of the file afterwards; see ``version_of``.
     error : pickled error of the call, if it failed.
     real : path to which the path leads afterwards.
     result : of the call, if other ranks need it.
@@ -55,7 +55,7 @@ class Change:
     kept: str = ""
     ended: bool = False
     closed: bool = False
-    inode: int = 0
+    version: tuple[int, ...] = ()
     error: bytes | None = None
     real: str = ""
     result: Any = None
@@ -111,8 +111,7 @@ class Journal:
         with self._lock:
             for number, change in list(self._unclosed.items()):
                 if change.ended and path in ("", change.path) and not is_open(change.path):
-                    status = status_of(change.path)
-                    change.inode = 0 if status is None else status.st_ino
+                    change.version = version_of(status_of(change.path))
                     change.closed = True
                     del self._unclosed[number]
 
@@ -145,6 +144,11 @@ def status_of(path: str) -> os.stat_result | None:
         return _lstat(path)
     except OSError:
         return None
+
+
+def version_of(status: os.stat_result | None) -> tuple[int, ...]:
+    """Return inode, size and time of a file: another one, or one that has been written, differs. Empty: no file."""
+    return () if status is None else (status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 def is_regular(path: str) -> bool:

@@ -11,6 +11,7 @@ import io
 import logging
 import os
 import shutil
+import stat
 import tarfile
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
@@ -32,6 +33,7 @@ log = logging.getLogger("matex_data.training")
 
 Replacement = Callable[..., Any]
 """Function that gets the original one, and its arguments."""
+LOOKING = [name for name in ("stat", "lstat", "access", "readlink", "listxattr", "getxattr") if hasattr(os, name)]
 
 
 def shared_files(channel: Channel) -> tuple[Root, Overlay | None]:
@@ -74,6 +76,7 @@ def patch_openers(files: Overlay) -> None:
         (tempfile, functools.partial(_make_temporary, files), ["mkdtemp", "mkstemp", "NamedTemporaryFile"]),
         (os, functools.partial(_listdir, files), ["listdir"]),
         (os, functools.partial(_scandir, files), ["scandir"]),
+        (os, looking(files, files.view), LOOKING),
     ]
     with contextlib.suppress(ImportError):  # Python may be built without it
         import sqlite3
@@ -81,8 +84,7 @@ def patch_openers(files: Overlay) -> None:
         connect = opening(files, _kind_for_sqlite, "database")
         everywhere += [(module, connect, ["connect"]) for module in (sqlite3, sqlite3.dbapi2)]
     elsewhere: list[tuple[Any, Replacement, list[str]]] = [
-        (os, looking(files, files.view), ["stat", "lstat", "access", "readlink"]),
-        (os, looking(files, lambda path, call: call(files.to_change(path))), ["chmod", "chown", "utime"]),
+        (os, looking(files, files.touch), ["chmod", "chown", "utime"]),
         (os, functools.partial(_chdir, files), ["chdir", "fchdir"]),
         (os, lambda original: files.working or original(), ["getcwd"]),
     ]
@@ -112,11 +114,14 @@ def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Rep
 
     at = len(names) - 1
 
+    def is_file(path: str) -> bool:
+        return is_regular(path) or is_regular(files.look(path).path)  # rank 0 may have made a folder of it meanwhile
+
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         given = _positional(names, args, kwargs)
         how = kind(*given, **kwargs) if len(given) > at else None
         path = "" if how is None else files.path_of(given[at])
-        if not path or is_called_by_package() or not (how == "load" or is_regular(path)):
+        if not path or is_called_by_package() or not (how == "load" or is_file(path)):
             return original(*given, **kwargs)
         if how == "create" and files.look(path).exists:
             raise FileExistsError(17, "File exists", os.fsdecode(given[at]))
@@ -202,7 +207,7 @@ def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> R
 
 
 def looking(files: Overlay, find: Callable[[str, Callable[[str], Any]], Any]) -> Replacement:
-    """Return what replaces a function that looks at a file, or passes its name on, on ranks other than 0.
+    """Return what replaces a function that looks at a file, or passes its name on.
 
     Parameters
     ----------
@@ -223,7 +228,7 @@ def looking(files: Overlay, find: Callable[[str, Callable[[str], Any]], Any]) ->
 def _chdir(files: Overlay, original: Any, path: Any) -> None:
     """Change the working directory, which rank 0 may have removed already, or may remove while this rank is there."""
     folder = files.path_of(path)
-    original(files.look(folder).path if folder else path)
+    files.view(folder, original) if folder else original(path)
     files.working = folder
 
 
@@ -264,14 +269,12 @@ def _scandir(files: Overlay, original: Any, path: Any = None) -> Any:
     by_name: dict[str, Any] = {}
 
     def list_names(where: str) -> list[str]:
-        argument = files.argument(path, folder, where)
-        with original(argument) as entries:
+        with original(files.argument(path, folder, where)) as entries:
             found = {os.fsdecode(entry.name): entry for entry in entries}
-        by_name.update(found if argument is path else {})
+        by_name.update(found)
         return list(found)
 
-    names = files.names(folder, list_names)
-    return _Scan([by_name[name] if name in by_name else _Entry(files, folder, path, name) for name in names])
+    return _Scan([_Entry(folder, path, name, by_name.get(name)) for name in files.names(folder, list_names)])
 
 
 class _Scan(contextlib.AbstractContextManager[Any]):
@@ -295,26 +298,43 @@ class _Scan(contextlib.AbstractContextManager[Any]):
 
 
 class _Entry:
-    """Entry of a folder that rank 0 has removed already, or has not made yet."""
+    """Entry of a folder, which rank 0 may have removed or changed already, or has not made yet.
 
-    def __init__(self, files: Overlay, folder: str, path: Any, name: str) -> None:
+    Parameters
+    ----------
+    folder : absolute path.
+    path : of the folder, as the script gives it.
+    listed : what the file system has listed; None: nothing.
+    """
+
+    def __init__(self, folder: str, path: Any, name: str, listed: Any) -> None:
         self.path: Any = name if isinstance(path, int) else os.path.join(os.fsdecode(path or "."), name)  # noqa: PTH118
         self.name: Any = name
         if isinstance(path, bytes):
             self.name, self.path = os.fsencode(name), os.fsencode(self.path)
-        self._real = Path(files.look(str(Path(folder, name))).path)
+        self._file, self._listed = os.path.join(folder, name), listed  # noqa: PTH118
+
+    def _is(self, kind: int, follow: bool) -> bool:
+        if self._listed is not None and not self._listed.is_symlink():  # without looking at the file
+            return bool({stat.S_IFDIR: self._listed.is_dir, stat.S_IFREG: self._listed.is_file}.get(kind, bool)())
+        with contextlib.suppress(OSError):
+            return stat.S_IFMT(self.stat(follow_symlinks=follow).st_mode) == kind
+        return False
 
     def is_dir(self, *, follow_symlinks: bool = True) -> bool:
-        return self._real.is_dir()
+        return self._is(stat.S_IFDIR, follow_symlinks)
 
     def is_file(self, *, follow_symlinks: bool = True) -> bool:
-        return self._real.is_file()
+        return self._is(stat.S_IFREG, follow_symlinks)
 
     def is_symlink(self) -> bool:
-        return self._real.is_symlink()
+        return self._is(stat.S_IFLNK, follow=False)
 
     def stat(self, *, follow_symlinks: bool = True) -> os.stat_result:
-        return self._real.stat()
+        return os.stat(self._file, follow_symlinks=follow_symlinks)  # noqa: PTH116
+
+    def inode(self) -> int:
+        return self.stat(follow_symlinks=False).st_ino if self._listed is None else int(self._listed.inode())
 
     def __fspath__(self) -> Any:
         return self.path

@@ -41,6 +41,7 @@ from matex_data.training.launcher.journal import (
     is_unpatched,
     status_of,
     unpatched,
+    version_of,
 )
 from matex_data.training.launcher.root import Root
 
@@ -60,19 +61,23 @@ class Seen(NamedTuple):
     ----------
     exists : there is one.
     path : where to read it; if there is none, a path at which there is no file either.
-    inode : of the version to read; 0: any.
     size : bytes of it.
+    version : of ``version_of``; empty: any.
     """
 
     exists: bool
     path: str
-    inode: int = 0
     size: int = 0
+    version: tuple[int, ...] = ()
 
     def is_current(self) -> bool:
-        """Return whether rank 0 has not put another file at the path, nor moved this one away."""
-        status = status_of(self.path)
-        return not self.inode or (status is not None and status.st_ino == self.inode)
+        """Return whether the file is as it was seen."""
+        version = version_of(status_of(self.path))
+        return bool(version) == self.exists and self.version in ((), version)
+
+    def is_same(self, other: Seen) -> bool:
+        """Return whether this is the same file as one that was seen at another time."""
+        return (self.exists, self.path, self.version[:1]) == (other.exists, other.path, other.version[:1])
 
 
 class Overlay:
@@ -93,6 +98,7 @@ class Overlay:
         self._journal = Journal()
         self._known = time.time()  # when this rank has last asked
         self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
+        self._viewed: set[str] = set()  # and those whose status it has looked at
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
         self._mine: dict[str, str] = {}  # private copies, by path
         self._holes: dict[str, int] = {}  # bytes that a file had before this rank appended to its copy, by the copy
@@ -198,10 +204,12 @@ class Overlay:
         self._note_change(path)
         self._journal.close(path)
         read = path in self._read or (kind == "remove" and bool(_within(self._read, path)))
+        seen = read or path in self._viewed
         self._read.discard(path)
+        self._viewed.discard(path)
         with unpatched():
             moves: list[tuple[str, str]] = []
-            if change.existed and kind != "make" and (read or kind in ("change", "remove")):
+            if change.existed and kind != "make" and (seen or kind in ("change", "remove")):
                 change.kept, moves = ("", []) if self._journal.is_held(path) else self._keep(path, kind, read)
             self._journal.add(change, moves)
             try:
@@ -220,7 +228,7 @@ class Overlay:
 
         Parameters
         ----------
-        with_content : otherwise other ranks look for what is removed, but do not read it.
+        with_content : otherwise other ranks look at the file, but do not read it.
 
         Returns
         -------
@@ -235,6 +243,8 @@ class Overlay:
         elif kind == "remove":
             copy = os.link if with_content else _copy_hollow
             shutil.copytree(path, kept, copy_function=copy) if stat.S_ISDIR(mode) else copy(path, kept)
+        elif not with_content and kind != "change":
+            _copy_hollow(path, kept)
         elif os.lstat(path).st_nlink > 1 or is_open(path, also_reading=True):  # the script sees the change there, too
             shutil.copy2(path, kept)
         elif kind == "replace":
@@ -324,21 +334,20 @@ class Overlay:
         if first is not None and not first.existed:
             return Seen(False, str(Path(self.private_folder(), "absent", "file")))
         if first is not None:
-            found = status_of(first.kept + below)
-            size = later[0].size if later else 0 if found is None else found.st_size
-            return Seen(found is not None, first.kept + below, size=size)
-        if later:
+            path = first.kept + below
+            status = status_of(path)
+        elif later and status is None:
             return Seen(True, path, size=later[0].size)
         if status is None:
             return Seen(False, path)
-        return Seen(True, path, status.st_ino, status.st_size)
+        return Seen(True, path, later[0].size if later else status.st_size, version_of(status))
 
     def _known_status(self, path: str) -> os.stat_result | None:
         """Return the status of a file at a time until which this rank knows what rank 0 has done with it."""
         while True:
             status, changes = status_of(path), self._journal.of(path)
             known = len(changes), bool(changes) and changes[-1].closed
-            current = known[1] and status is not None and status.st_ino == changes[-1].inode
+            current = known[1] and status is not None and version_of(status) == changes[-1].version
             if current or not (changes or status is None or status.st_ctime > self._known - SLACK):
                 return status
             self._refresh()
@@ -364,12 +373,10 @@ class Overlay:
             elif kind == "change":
                 self._fill(path)
             return self._mine[path]
-        status, parent = status_of(path), str(Path(path).parent)
         with unpatched():
-            if status is not None and (stat.S_ISDIR(status.st_mode) or not os.access(path, os.W_OK)):
-                return path
-            if not os.access(parent, os.W_OK) and not os.access(self._state(parent).path, os.W_OK):
-                return path
+            for at, refuses in ((path, _is_no_file_to_write), (str(Path(path).parent), _is_read_only)):
+                if refuses(at) and self._steady(at, self._state, refuses):  # not because rank 0 has gone on
+                    return path
             copy = str(Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name))
             before = self._state(path) if kind != "replace" else Seen(False, "")
             if before.exists and kind == "change":
@@ -455,20 +462,34 @@ class Overlay:
         ----------
         call : looks at the file of the path that it gets, or opens it.
         """
+        if self.rank == 0:
+            self._viewed.add(path)
+            return call(path)
         return self._steady(path, self.look, call)
+
+    def touch(self, path: str, call: Callable[[str], T]) -> T:
+        """Like ``view``, for a file whose mode and times this rank may change: its copy, or the one that it sees."""
+
+        def find(path: str) -> Seen:
+            return Seen(True, self._mine[path]) if path in self._mine else self._state(path)
+
+        return self._steady(path, find, call)
 
     def _steady(self, path: str, find: Callable[[str], Seen], call: Callable[[str], T]) -> T:
         """Call a function with the path of a file, again if rank 0 has put another one there meanwhile."""
+        seen = find(path)
         while True:
-            seen = find(path)
+            called, error = seen, None
             try:
                 result = call(seen.path)
-            except OSError:
-                if seen.is_current():
-                    raise
-            else:
-                if seen.is_current():
-                    return result
+            except OSError as failed:
+                error = failed
+            if not seen.is_current():
+                seen = find(path)  # by what rank 0 has done meanwhile; others may write files as well
+            if seen.is_same(called):
+                if error is not None:
+                    raise error
+                return result
 
     def look(self, path: str) -> Seen:
         """Return a file as this rank has to see it."""
@@ -484,10 +505,6 @@ class Overlay:
     def is_private(self, path: str) -> bool:
         """Return whether this rank has a private copy of a file."""
         return path in self._mine
-
-    def to_change(self, path: str) -> str:
-        """Return the path of the file whose mode and times this rank may change: its copy, or the one that it sees."""
-        return self._mine.get(path) or self._state(path).path
 
     def _note_change(self, path: str) -> None:
         self._changed_in.add(os.path.dirname(path))  # noqa: PTH120
@@ -611,6 +628,15 @@ def _remove_abandoned(parent: Path) -> None:
         process = folder.name.split("-")[-2]
         if process.isdecimal() and not is_running(int(process)):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_read_only(path: str) -> bool:
+    return not os.access(path, os.W_OK)
+
+
+def _is_no_file_to_write(path: str) -> bool:
+    status = status_of(path)
+    return status is not None and (stat.S_ISDIR(status.st_mode) or _is_read_only(path))
 
 
 def _copy_hollow(path: str, copy: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import os
 import pickle
 import platform
@@ -17,6 +18,7 @@ import h5py
 import numpy as np
 import pytest
 
+from matex_data.training.launcher import openers
 from matex_data.training.launcher.journal import Change
 from matex_data.training.launcher.overlay import Overlay
 from tests.support.launch import run_script
@@ -605,6 +607,52 @@ def test_files_that_are_moved_away_while_another_rank_opens_them(late: str, tmp_
     assert (done.returncode, list(folder.iterdir())) == (0, []), done.stderr
 
 
+LATE = """
+import os, shutil, sys, time
+from matex_data import training
+
+rank = int(os.environ._data[b"PMI_RANK"])
+os.chdir(sys.argv[1])
+
+
+def late():
+    time.sleep(0.2 * rank)
+
+
+entries = sorted(os.scandir("."), key=lambda entry: entry.name)
+late()
+assert [(entry.name, entry.stat().st_size, entry.is_file()) for entry in entries] == [("a", 1, True), ("b", 2, True)]
+for entry in entries:
+    os.rename(entry, f"{entry.path}-{entry.inode() > 0}")
+assert not any(os.path.exists(entry) for entry in entries)
+os.rename("b-True", "b")
+late()
+shutil.copy2("b", "c")
+os.remove("b")
+late()
+with open("b", "w") as file:
+    file.write("a file")
+os.remove("b")
+os.mkdir("b")
+shutil.copy2("c", "b")
+late()
+shutil.copytree("b", "d")
+shutil.rmtree("b")
+assert sorted(name for name in os.listdir() if name > "b") == ["c", "d"]
+training.allreduce([1.0])
+"""
+
+
+def test_a_late_rank_looks_at_files_that_rank_0_has_removed_or_replaced(tmp_path: Path) -> None:
+    folder, script = tmp_path / "files", tmp_path / "script.py"
+    folder.mkdir()
+    for name, text in {"a": "1", "b": "22"}.items():
+        (folder / name).write_text(text)
+    script.write_text(LATE)
+    done = run_script(2, LAUNCHER, str(script), str(folder), timeout=60)
+    assert done.returncode == 0, done.stderr
+
+
 class _RootThatMakes:
     """Rank 0 that has done nothing when it is asked, and makes a file right afterwards."""
 
@@ -664,9 +712,10 @@ def two_ranks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple
         atexit.unregister(files._end)
 
 
-def _written(files: Overlay, path: Path, kind: str = "replace") -> None:
+def _written(files: Overlay, path: Path, kind: str = "replace", text: str = "") -> None:
     def write(target: str) -> None:
-        Path(target).write_text(f"{files.rank}")
+        with Path(target).open("a" if kind == "append" else "w") as file:
+            file.write(text or f"{files.rank}")
 
     files.open(str(path), kind, write)
 
@@ -696,6 +745,72 @@ def test_a_late_rank_sees_a_folder_that_rank_0_has_removed_and_made_once_more(
     assert late.names(str(folder), os.listdir) == []
     _written(late, folder / "log")
     assert _read(late, folder / "log") == "0"
+
+
+def test_a_late_rank_sees_the_sizes_that_rank_0_has_seen(two_ranks: tuple[Overlay, Overlay], tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    log.write_text("12")
+    two_ranks[1].view(str(log), os.path.getsize)
+    sizes: list[list[int]] = []
+    for files in two_ranks:
+        sizes.append([])
+        for _ in range(3):
+            sizes[-1].append(files.view(str(log), os.path.getsize))
+            _written(files, log, "append", "345")
+    assert sizes == [[2, 5, 8], [2, 5, 8]]
+
+
+def test_what_rank_0_makes_or_appends_meanwhile_is_not_seen(two_ranks: tuple[Overlay, Overlay], tmp_path: Path) -> None:
+    path, (ahead, late) = tmp_path / "file", two_ranks
+    calls: list[str] = []
+
+    def found(target: str) -> int | None:
+        calls.append(target)
+        if len(calls) == 1:
+            ahead.view(str(path), os.path.exists)
+            _written(ahead, path, "append", "more")
+        return Path(target).stat().st_size if Path(target).exists() else None
+
+    assert late.view(str(path), found) is None
+    _written(late, path, "append", "more")
+    calls.clear()
+    assert late.view(str(path), found) == 4
+
+
+def test_a_file_that_rank_0_removes_meanwhile_is_not_written_by_another_rank(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, access, (ahead, late) = tmp_path / "file", os.access, two_ranks
+    path.write_text("old")
+
+    def slow_access(at: str, mode: int) -> bool:
+        if Path(at) == path and path.exists():
+            _written(ahead, path)
+            ahead.change(at, path.unlink, "remove")
+        return access(at, mode)
+
+    monkeypatch.setattr(os, "access", slow_access)
+    _written(late, path)
+    assert not path.exists() and late.look(str(path)).exists
+
+
+def test_a_folder_that_rank_0_removes_meanwhile_can_be_entered_and_changed(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    folder, (ahead, late) = tmp_path / "folder", two_ranks
+    found: list[str] = []
+
+    def find(target: str) -> None:
+        if len(found) % 2 == 0:
+            ahead.change(str(folder), folder.rmdir, "remove")
+        found.append(target)
+        Path(target).stat()
+
+    for look in (functools.partial(openers._chdir, late, find), lambda path: late.touch(path, find)):
+        folder.mkdir()
+        look(str(folder))
+        late.change(str(folder), folder.rmdir, "remove")
+    assert len(found) == 4 and not folder.exists()
 
 
 def test_a_save_into_a_folder_leaves_the_open_files_of_it_alone(
