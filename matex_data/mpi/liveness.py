@@ -172,7 +172,7 @@ class Liveness:
         _ALL.discard(self)
         if not self.ended:
             self._ended.set()
-            self._in_thread(self._leave)
+            self._in_thread(self._loop.stop)
             self._thread.join(ANSWER_TIME)
 
     def leave(self) -> MPI.Request:
@@ -196,17 +196,24 @@ class Liveness:
             if not self.ended:
                 self._on_failure(f"rank {self.rank} of {self.size} ends the job: its liveness thread fails: {error!r}")
         finally:
+            with suppress(Exception):
+                self._leave()
             self._close_sockets()
             with suppress(RuntimeError):
                 self._loop.close()
 
     def _leave(self) -> None:
-        for task in asyncio.all_tasks(self._loop):
-            task.cancel()
-        for connection in self._neighbours.values():
+        """Say goodbye, and end all tasks: between two rounds of the loop, so that none goes on in between.
+
+        Within a round a task may connect another neighbour, or the loop accept a caller whom nobody waits for any more.
+        """
+        for connection in self._neighbours.values() if self.ended else ():
             _send(connection, "goodbye")
             connection.close()
-        self._loop.call_soon(self._loop.stop)
+        while tasks := asyncio.all_tasks(self._loop):
+            for task in tasks:
+                task.cancel()
+            self._loop.run_until_complete(asyncio.gather(*tasks, return_exceptions=True))
 
     def _close_sockets(self) -> None:
         for connection in list(self._sockets):

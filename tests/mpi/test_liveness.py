@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import gc
 import logging
 import queue
 import re
@@ -113,11 +115,14 @@ def test_a_thread_that_cannot_go_on_ends_the_job() -> None:
     reasons = queue.SimpleQueue[str]()
 
     def fail(_: float | None) -> None:
+        del first._loop._selector.select  # type: ignore[attr-defined]
         raise OSError("no descriptor is left")
 
     with connected(on_failure=reasons.put) as (first, _):
         first._loop._selector.select = fail  # type: ignore[attr-defined]
         assert "rank 0 of 2 ends the job" in reasons.get(timeout=scaled(20))
+        first._thread.join(scaled(20))
+    assert not asyncio.all_tasks(first._loop)
 
 
 def test_the_death_of_a_rank_is_told_to_all_and_a_goodbye_is_none(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,6 +166,29 @@ def test_threads_that_end_leave_no_message(caplog: pytest.LogCaptureFixture) -> 
         ranks[1].states([0])
     assert all(rank.ended for rank in ranks)
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
+
+
+def test_a_caller_that_comes_as_the_thread_ends_leaves_no_message(caplog: pytest.LogCaptureFixture) -> None:
+    go_on = threading.Event()
+    with connected() as (called, other):
+        assert other.states([0])[0][0] is not RankState.SILENT
+        called._in_thread(go_on.wait, 20)  # the next round of its loop finds the caller, and the end
+        with socket.create_connection(called._listener.getsockname()):
+            threading.Timer(0.1, go_on.set).start()
+            called.stop()
+    assert not [record for record in caplog.records if record.levelno >= logging.ERROR]
+
+
+def test_a_task_that_begins_as_the_thread_ends_is_not_left_behind(recwarn: pytest.WarningsRecorder) -> None:
+    async def begin() -> None:
+        """Do nothing."""
+
+    with connected() as (leaving, _):
+        leaving._in_thread(leaving._loop.stop)
+        leaving._in_thread(leaving._loop.create_task, begin())
+        leaving.stop()
+    gc.collect()
+    assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
 
 
 RANKS = """
