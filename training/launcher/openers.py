@@ -215,10 +215,13 @@ def looking(files: Overlay, find: Callable[[str, Callable[[str], Any]], Any]) ->
     """
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
+        by_script = not is_unpatched() and is_called_by_script()
+        if not (by_script or files.is_private()):  # first, since libraries look at many files
+            return original(*args, **kwargs)
         file, *rest = _positional(["path"], args, kwargs) or [None]
         follow = kwargs.get("follow_symlinks", original.__name__ not in ("lstat", "readlink"))
         path = "" if kwargs.get("dir_fd") else files.path_of(file, follow)
-        if not path or not (files.is_private(path) or is_called_by_script()):
+        if not path or not (by_script or files.is_private(path)):
             return original(file, *rest, **kwargs)
         return find(path, lambda target: original(files.argument(file, path, target), *rest, **kwargs))
 

@@ -502,9 +502,9 @@ class Overlay:
             self._meet(path)
         return self._state(path)
 
-    def is_private(self, path: str) -> bool:
-        """Return whether this rank has a private copy of a file."""
-        return path in self._mine
+    def is_private(self, path: str = "") -> bool:
+        """Return whether this rank has a private copy of a file; "": of any."""
+        return path in self._mine if path else bool(self._mine)
 
     def _note_change(self, path: str) -> None:
         self._changed_in.add(os.path.dirname(path))  # noqa: PTH120
