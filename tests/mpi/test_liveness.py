@@ -184,8 +184,12 @@ def test_a_task_that_begins_as_the_thread_ends_is_not_left_behind(recwarn: pytes
         """Do nothing."""
 
     with connected() as (leaving, _):
-        leaving._in_thread(leaving._loop.stop)
-        leaving._in_thread(leaving._loop.create_task, begin())
+
+        def begin_last() -> None:
+            leaving._loop.stop()
+            leaving._loop.create_task(begin())
+
+        leaving._in_thread(begin_last)
         leaving.stop()
     gc.collect()
     assert not [warning for warning in recwarn if "never awaited" in str(warning.message)]
