@@ -2,7 +2,8 @@
 
 Format: https://arxiv.org/abs/1912.08005 (version 3) and https://cds.cern.ch/record/684090 (version 2). HepMC finds
 entries by single spaces, reads a word as 0, wraps large integers, and follows references without a check: a vertex of
-version 2 with fewer particles than it announces, or an id in a list of particles beyond the last one, ends the process.
+version 2 with fewer particles than it announces, an id in a list of particles beyond the last one, or a line of version
+3 that ends with the backslash of an escaped character ends the process.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ _PARTONS = _I * 2 + _R * 5 + b"(?:" + _I * 2 + b")"
 _SPACES = "with single spaces between the entries"
 _PARTICLE_3, _VERTEX_3 = _I * 3 + _R * 5 + _I, _I * 2 + rb" \[(\d++(?:,\d++)*+)\](?: @" + _R * 4 + b")?"
 _PARTICLE_2, _VERTEX_2 = _I * 2 + _R * 5 + _I + _R * 2 + _I * 2 + rb"((?: \S++)*+)", _I * 2 + _R * 4 + _I * 3
-_ANY = rb".*"
+_ANY, _ESCAPED = rb".*", rb"(?:[^\\]|\\.)*+"
+CUT_ESCAPE = re.compile(rb"(?<!\\)(?:\\\\)*+\\\n")
+"""End of a line of version 3 that cuts an escaped character off."""
 _FORMS = {
     "hepmc3": {
         b"E": (_I * 3 + b"(?: @" + _R * 4 + b")?", "three integers, perhaps @ and four numbers"),
@@ -28,8 +31,8 @@ _FORMS = {
         b"V": (_VERTEX_3, f"two integers, a list of particles, and @ with four numbers or none, {_SPACES}"),
         b"U": (rb" (?:GEV|MEV) (?:MM|CM)", "GEV or MEV, and MM or CM"),
         b"W": (b"(?:" + _R + b")*+", "numbers"),
-        b"A": (rb" (?!0 GenPdfInfo ).*| 0 GenPdfInfo" + _PARTONS, "nine numbers of partons"),
-        b"T": (_ANY, ""),
+        b"A": (rb" (?!0 GenPdfInfo )" + _ESCAPED + b"| 0 GenPdfInfo" + _PARTONS, "a text, or nine numbers of partons"),
+        b"T": (_ESCAPED, "a text whose last backslash is no other than the first of two characters"),
     },
     "hepmc2": {
         b"E": (_I * 2 + _R * 3 + _I * 6 + b"((?:" + _R + b")*+)", "eleven numbers, and two lists"),

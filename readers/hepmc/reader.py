@@ -22,7 +22,7 @@ from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.collective import IndexingRanks, SingleRank
 from matex_data.readers.formats import no_text
-from matex_data.readers.hepmc.lines import check_lines
+from matex_data.readers.hepmc.lines import CUT_ESCAPE, check_lines
 from matex_data.readers.text.events import (
     HEADER_BYTES,
     READ_BYTES,
@@ -141,6 +141,10 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
     if stray is not None:
         line = _first_line(header[stray.start() + 1 :])
         raise header_error(path, "a line of an event before the first event", byte=stray.start() + 1, found=line)
+    cut = CUT_ESCAPE.search(header) if listing[1] == b"Asciiv3" else None
+    if cut is not None:
+        line = header[header.rfind(b"\n", 0, cut.start()) + 1 : cut.end() - 1]
+        raise header_error(path, "a line ends within an escaped character", byte=cut.start(), found=line)
     run = HepmcParser(header, KINDS[bytes(listing[1])], "", "")
     if not starts:
         if b"-END_EVENT_LISTING" not in data:

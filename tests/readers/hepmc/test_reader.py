@@ -243,6 +243,10 @@ DAMAGE = {
     "another format": (lambda text: text.replace(b"::Asciiv3", b"::IO_Ascii"), "no list of HepMC events"),
     "a header alone": (lambda text: text[: text.index(b"\nE ")], "truncated"),
     "a particle before all events": (lambda text: text.replace(b"\nE 0", b"\nP 1\nE 0", 1), "before the first event"),
+    "half of an escaped character": (
+        lambda text: text.replace(b"LISTING\n", b"LISTING\nW a\\\n", 1),
+        "an escaped character",
+    ),
     "nothing": (lambda text: b"", "no list of HepMC events"),
 }
 
@@ -290,6 +294,7 @@ LINES_3 = {
     "another unit": (rb"\nU GEV", rb"\nU TEV", "GEV or MEV"),
     "a word for a weight": (rb"\nW (\S+) ", rb"\nW \1 x", "W and numbers"),
     "a word for a parton": (rb"GenPdfInfo 21", rb"GenPdfInfo x", "nine numbers of partons"),
+    "half of an escaped character": (rb"\nU GEV MM", rb"\nU GEV MM\nA 0 note a\\|b\\", "a text, or nine numbers"),
     "an unknown line": (rb"\nU GEV MM", rb"\nU GEV MM\nX 1", "a line that begins with E"),
 }
 LINES_2 = {
