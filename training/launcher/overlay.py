@@ -98,7 +98,7 @@ class Overlay:
         self._journal = Journal()
         self._known = time.time()  # when this rank has last asked
         self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
-        self._viewed: set[str] = set()  # and those whose status it has looked at
+        self._viewed: set[str] = set()  # and those whose status it has looked at; of folders nothing is kept for that
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
         self._mine: dict[str, str] = {}  # private copies, by path
         self._holes: dict[str, int] = {}  # bytes that a file had before this rank appended to its copy, by the copy
@@ -204,11 +204,12 @@ class Overlay:
         self._note_change(path)
         self._journal.close(path)
         read = path in self._read or (kind == "remove" and bool(_within(self._read, path)))
-        seen = read or path in self._viewed
+        viewed = path in self._viewed and status is not None and not stat.S_ISDIR(status.st_mode)
         self._read.discard(path)
         self._viewed.discard(path)
         with unpatched():
             moves: list[tuple[str, str]] = []
+            seen = read or (viewed and os.access(os.path.dirname(path), os.W_OK))  # noqa: PTH120
             if change.existed and kind != "make" and (seen or kind in ("change", "remove")):
                 change.kept, moves = ("", []) if self._journal.is_held(path) else self._keep(path, kind, read)
             self._journal.add(change, moves)
@@ -243,6 +244,8 @@ class Overlay:
         elif kind == "remove":
             copy = os.link if with_content else _copy_hollow
             shutil.copytree(path, kept, copy_function=copy) if stat.S_ISDIR(mode) else copy(path, kept)
+        elif stat.S_ISDIR(mode):  # a model that was loaded is saved into its folder again
+            shutil.copytree(path, kept)
         elif not with_content and kind != "change":
             _copy_hollow(path, kept)
         elif os.lstat(path).st_nlink > 1 or is_open(path, also_reading=True):  # the script sees the change there, too

@@ -760,6 +760,44 @@ def test_a_late_rank_sees_the_sizes_that_rank_0_has_seen(two_ranks: tuple[Overla
     assert sizes == [[2, 5, 8], [2, 5, 8]]
 
 
+def test_a_folder_that_rank_0_has_looked_at_and_saves_into_is_one_for_late_ranks(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    """A file of the folder's size stood in for it."""
+    folder, (ahead, late) = tmp_path / "checkpoints", two_ranks
+    folder.mkdir()
+    (folder / "first").write_text("1")
+    ahead.view(str(folder), os.path.isdir)
+    ahead.change(str(folder), (folder / "second").touch, "replace")
+    assert late.view(str(folder), os.path.isdir) and _read(late, folder / "first") == "1"
+
+
+def test_a_folder_that_rank_0_has_loaded_and_saves_into_is_kept(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    """Python said that it is a directory."""
+    folder, (ahead, late) = tmp_path / "model", two_ranks
+    folder.mkdir()
+    (folder / "weights").write_text("old")
+    load = lambda target: Path(target, "weights").read_text()  # noqa: E731
+    ahead.open(str(folder), "", load)
+    ahead.change(str(folder), lambda: (folder / "weights").write_text("new"), "replace")
+    assert late.open(str(folder), "", load) == "old"
+
+
+def test_a_file_that_rank_0_has_looked_at_is_written_in_a_folder_that_is_not_to_be_written(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing can be kept there; the script does not fail for that."""
+    log, access, (ahead, _) = tmp_path / "log", os.access, two_ranks
+    log.write_text("1")
+    ahead.view(str(log), os.path.exists)
+    monkeypatch.setattr(os, "access", lambda path, mode: path != str(tmp_path) and access(path, mode))
+    monkeypatch.setattr(ahead, "_keeping_folder", lambda parent: Path("/proc/no").mkdir())
+    _written(ahead, log, "append", "2")
+    assert log.read_text() == "12"
+
+
 def test_what_rank_0_makes_or_appends_meanwhile_is_not_seen(two_ranks: tuple[Overlay, Overlay], tmp_path: Path) -> None:
     path, (ahead, late) = tmp_path / "file", two_ranks
     calls: list[str] = []
