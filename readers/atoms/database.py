@@ -57,9 +57,8 @@ def index(path: str) -> Catalogue:
     except DataError:
         raise
     except Exception as error:  # of SQLite, NumPy and JSON
-        raise undecodable(
-            FormatError, "the frames cannot be read", path, error, expected="a database of ASE"
-        ) from error
+        problem, expected = "the frames cannot be read", "a database of ASE"
+        raise undecodable(FormatError, problem, path, error, expected=expected, remedy=None) from error
     if not frames:
         raise FormatError("the database has no rows", file=path)
     edges = np.append(np.arange(0, len(ids), BLOCK_ROWS), len(ids))

@@ -213,5 +213,6 @@ class LibraryFrames(SingleBlocks):
             if len(frames) != stop - start:
                 raise ValueError(f"{len(frames)} frames, not {stop - start}")
         except Exception as error:  # libraries raise errors of many kinds
-            raise undecodable(DecodeError, "the frames cannot be read", self.path, error, row=start) from error
+            problem = "the frames cannot be read"  # of damage, or by a label that ASE does not know
+            raise undecodable(DecodeError, problem, self.path, error, row=start, remedy=None) from error
         return columns_of(self.path, start, frames, {name: self.fields[name] for name in names})

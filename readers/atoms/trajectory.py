@@ -30,9 +30,8 @@ def index(path: str) -> Catalogue:
             rows = len(trajectory)
             frames = [FrameValues.of(trajectory[row]) for row in _examples(trajectory, rows)]
     except Exception as error:  # ASE raises errors of many kinds
-        raise undecodable(
-            FormatError, "the frames cannot be read", path, error, expected="a trajectory of ASE"
-        ) from error
+        problem, expected = "the frames cannot be read", "a trajectory of ASE"
+        raise undecodable(FormatError, problem, path, error, expected=expected, remedy=None) from error
     edges = np.append(np.arange(0, rows, BLOCK_ROWS), rows)
     return frames_of(
         path, frames, lambda fields: TrajectoryBlocks(path, edges, fields, 64 * len(frames[0].of_atoms["positions"]))

@@ -59,9 +59,8 @@ def index(path: str) -> Catalogue:
     except DataError:
         raise
     except Exception as error:
-        raise undecodable(
-            FormatError, "the frames cannot be read", path, error, expected="frames of extended XYZ"
-        ) from error
+        problem, expected = "the frames cannot be read", "frames of extended XYZ"
+        raise undecodable(FormatError, problem, path, error, expected=expected, remedy=None) from error
     return frames_of(
         path, frames, lambda fields: of_content(path, stored, FrameBlocks(path, edges, offset, nbytes, fields))
     )

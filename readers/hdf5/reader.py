@@ -616,6 +616,6 @@ def _file_error(path: str, error: Exception) -> DataError:
         if "already open for SWMR" not in text:  # its writer allows readers
             remedy = f"give swmr=True for the samples so far; or {remedy}"
         return FormatError("the file is marked as open for writing", file=path, found=error, remedy=remedy)
-    return undecodable(
-        FormatError, "the file cannot be opened as HDF5", path, error, expected="an HDF5 file", found=error
-    )
+    problem = "the file cannot be opened as HDF5"
+    remedy = "if it is an HDF5 file, it is damaged: restore it from its source"
+    return undecodable(FormatError, problem, path, error, expected="an HDF5 file", found=error, remedy=remedy)

@@ -195,6 +195,13 @@ def test_what_is_no_xyz_is_told(tmp_path: Path, text: str, message: str) -> None
         _load(tmp_path / "a.xyz")
 
 
+def test_a_label_that_is_no_element_is_not_called_damage(tmp_path: Path) -> None:
+    (tmp_path / "grains.xyz").write_text("1\n\nW1 0 0 0\n")
+    with pytest.raises(FormatError, match="the frames cannot be read") as caught:
+        open_dataset(str(tmp_path / "grains.xyz"))
+    assert "W1" in str(caught.value) and "damaged" not in str(caught.value)
+
+
 def test_a_frame_that_claims_more_columns_than_it_has(tmp_path: Path) -> None:
     path = tmp_path / "a.xyz"
     path.write_text("1\nProperties=species:S:1:pos:R:2147483647\nH 0 0 0\n")

@@ -91,7 +91,7 @@ def test_datasets_without_rows_are_left_out(tmp_path: Path) -> None:
 def test_files_of_other_formats(tmp_path: Path) -> None:
     (tmp_path / "text.h5").write_text("no HDF5" * 1000)
     (tmp_path / "empty.h5").touch()
-    for name, text in {"text.h5": "HDF5", "empty.h5": "HDF5", "absent.h5": "No such file", "": "directory"}.items():
+    for name, text in {"text.h5": "if it is", "empty.h5": "HDF5", "absent.h5": "No such", "": "directory"}.items():
         with pytest.raises(DataError, match=text):
             index(str(tmp_path / name), ["x"])
 
