@@ -367,7 +367,7 @@ class Overlay:
         return self._folder
 
     def _private(self, path: str, kind: str) -> str:
-        """Return the private copy of a file to write; the file itself if it cannot be written."""
+        """Return the private copy of a file to write; the file itself, as this rank sees it, if it cannot be written."""
         if kind == "change" and path in self._mine and not is_open(self._mine[path]):
             self._meet(path)
         if path in self._mine:
@@ -377,9 +377,10 @@ class Overlay:
                 self._fill(path)
             return self._mine[path]
         with unpatched():
-            for at, refuses in ((path, _is_no_file_to_write), (str(Path(path).parent), _is_read_only)):
-                if refuses(at) and self._steady(at, self._state, refuses):  # not because rank 0 has gone on
-                    return path
+            parent = os.path.dirname(path)  # noqa: PTH120  # which rank 0 may have made or removed since
+            for at, refuses in ((path, _is_no_file_to_write), (parent, _is_read_only)):
+                if (at == parent or refuses(at)) and self._steady(at, self._state, refuses):
+                    return self._state(at).path + path[len(at) :]
             copy = str(Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name))
             before = self._state(path) if kind != "replace" else Seen(False, "")
             if before.exists and kind == "change":

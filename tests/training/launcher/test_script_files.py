@@ -832,6 +832,19 @@ def test_a_file_that_rank_0_removes_meanwhile_is_not_written_by_another_rank(
     assert not path.exists() and late.look(str(path)).exists
 
 
+def test_a_folder_that_rank_0_has_made_since_is_not_there_to_write_into(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    """The late rank wrote, and had the error of rank 0 when it next looked."""
+    path, (ahead, late) = tmp_path / "made" / "file", two_ranks
+    for files in (ahead, late):
+        with pytest.raises(FileNotFoundError):
+            _written(files, path)
+        files.change(str(path.parent), path.parent.mkdir, "make")
+        _written(files, path)
+    assert _read(late, path) == "0"
+
+
 def test_a_folder_that_rank_0_removes_meanwhile_can_be_entered_and_changed(
     two_ranks: tuple[Overlay, Overlay], tmp_path: Path
 ) -> None:
