@@ -42,6 +42,8 @@ class Status(IntEnum):
 class Prefetcher:
     """Iterator over the loaded windows of one rank, read by a background thread.
 
+    The thread starts with the iteration, so that who iterates can close it from then on, whatever interrupts the start.
+
     Parameters
     ----------
     reader : windows of the epoch.
@@ -53,11 +55,14 @@ class Prefetcher:
         self._session = reader.context.session
         self._ready: deque[tuple[LoadedWindow, PendingMaximum]] = deque()
         self._change = Condition()
-        self._stopped = self._ended = False
+        self._stopped = self._begun = self._ended = False
         self._abandoned = False  # another rank has left before the end
         self._error: BaseException | None = None
         self._process = os.getpid()
         self._thread = Thread(target=self._run, name=READ_AHEAD, daemon=True)
+
+    def _begin(self) -> None:
+        """Start the thread."""
         _ALIVE.add(self)
         self._session.closers.add(self)
         try:
@@ -70,7 +75,8 @@ class Prefetcher:
             raise self._error or error from error
 
     def __iter__(self) -> Iterator[LoadedWindow]:
-        """Yield the windows in order. Raise the first error of any rank."""
+        """Yield the windows in order. Raise the first error of any rank. Once."""
+        self._begin()
         for _ in range(len(self._reader)):
             yield self._next()
         self._wait_for_end()
@@ -85,7 +91,7 @@ class Prefetcher:
             self._change.notify_all()
 
     def join(self) -> None:
-        """Wait until the thread ends, which it does when all ranks have left the epoch.
+        """Wait until the thread of a closed epoch ends, which it does when all ranks have left the epoch.
 
         Raises
         ------
@@ -95,7 +101,7 @@ class Prefetcher:
             self._session.comm.wait_until(self._ended_within)
 
     def _ended_within(self, seconds: float) -> bool:
-        if self._thread.ident is None:  # an interrupt came before it was started
+        if not self._begun:  # an interrupt came before
             return True
         self._thread.join(seconds)
         return not self._thread.is_alive()
@@ -133,7 +139,10 @@ class Prefetcher:
 
     def _run(self) -> None:
         try:
-            self._read_all()
+            with self._change:
+                self._begun = not self._stopped
+            if self._begun:
+                self._read_all()
         except BaseException as error:  # the consumer raises it
             self._error = self._error or error
         finally:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DecodeError, open_dataset
+from matex_data.mpi.activity import READ_AHEAD
 from matex_data.mpi.communicator import Communicator
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from tests.support.ranks import Pool
@@ -104,3 +106,23 @@ def test_a_rank_alone_waits_for_its_own_reads_as_long_as_they_take(
     monkeypatch.setattr(Hdf5Rows, "take", slow)
     batches = open_dataset(tmp_path / "x.h5", comm=MPI.COMM_SELF).batches(3)
     assert [batch["x"].tolist() for batch in batches] == [[b"a", b"b", b"c"]]
+
+
+def test_an_interrupt_of_the_start_of_an_epoch_leaves_no_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(thread: threading.Thread, start: Any = threading.Thread.start) -> None:
+        start(thread)
+        if thread.name == READ_AHEAD:
+            own.append(thread)
+            raise KeyboardInterrupt
+
+    own: list[threading.Thread] = []
+    np.save(tmp_path / "x.npy", np.arange(10 * BATCH))
+    batches = open_dataset(tmp_path / "x.npy", comm=MPI.COMM_SELF, window_bytes=1).batches(BATCH)
+    with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+        patched.setattr(threading.Thread, "start", interrupted)
+        next(iter(batches))
+    own[0].join(TIMEOUT)
+    assert not own[0].is_alive()
+    assert np.concatenate([x for batch in batches for x in batch.values()]).tolist() == list(range(10 * BATCH))
