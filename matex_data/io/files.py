@@ -114,11 +114,12 @@ class Files:
         ChangedFile : one of them has changed since it was indexed.
         """
         for number in numbers:
-            stamp = None if number in self._checked else self._stamp(number)
-            self._checked.add(number)
-            error = check_stamp(self.paths[number], stamp, own=False)
+            if number in self._checked:
+                continue
+            error = check_stamp(self.paths[number], self._stamp(number), own=False)
             if error is not None:
                 raise error
+            self._checked.add(number)  # not before: other threads would read it meanwhile, and later calls
 
     def renew(self) -> None:
         """Open and check files anew where they are next needed: a new epoch begins."""

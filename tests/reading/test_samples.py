@@ -13,6 +13,7 @@ import pytest
 
 import matex_data as md
 from matex_data import DataError
+from matex_data.reading import source
 from tests.support.ranks import Pool
 
 SAMPLES = 120
@@ -170,3 +171,16 @@ def test_a_pickle_of_files_that_have_changed(tmp_path: Path) -> None:
     np.save(tmp_path / "x.npy", np.arange(20))
     with pytest.raises(DataError, match="changed"):
         pickle.loads(pickled)[0]
+
+
+def test_each_sample_of_a_file_that_has_changed_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(source, "MOST_SHARED_FILES", 0)  # each file is checked when it is needed, as one of many
+    path = tmp_path / "x.h5"
+    with h5py.File(path, "w") as file:
+        file["text"] = ["a", "bb"]
+    data = md.open_dataset(path)
+    with h5py.File(path, "w") as file:
+        file["text"] = ["c", "dd", "eee"]
+    for _ in range(2):
+        with pytest.raises(DataError, match="changed"):
+            data[0]
