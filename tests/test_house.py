@@ -267,6 +267,13 @@ def test_warnings_are_given_in_one_function() -> None:
     assert callers == [ROOT / "matex_data" / "warning.py"]
 
 
+def test_filters_of_warnings_are_added_in_one_function() -> None:
+    """To replace them for a while is to lose those that other threads set meanwhile, of programs that read."""
+    changes = re.compile(r"warnings\.(catch_warnings|simplefilter|filterwarnings|resetwarnings)\(")
+    changed = [_id(path) for path in SOURCES if changes.search(path.read_text())]
+    assert [one for one in changed if "/cli/" not in one and "training/" not in one] == ["matex_data/warning.py"]
+
+
 def test_communicators_are_made_in_one_function() -> None:
     """Look at calls: ``deadlines.derived`` gets such a method, and calls it with a deadline."""
     calls = [node for path in SOURCES for node in ast.walk(_tree(path)) if isinstance(node, ast.Call)]

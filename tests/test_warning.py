@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import sys
+import threading
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import scipy.io
 from mpi4py import MPI
 
 import matex_data as md
-from matex_data.warning import warn
+from matex_data.warning import quiet, warn
 from tests.support.ranks import Pool
 
 
@@ -64,3 +67,24 @@ def test_a_warning_that_is_an_error_is_one_on_all_ranks(pool: Pool, suffix: str,
         frame.to_csv(path, index=False) if suffix == "csv" else frame.to_parquet(path)
     said = pool.run(_opened_strictly, str(tmp_path), timeout=30)
     assert len(set(said)) == 1 and "'n' in 1 of 2 files" in said[0]
+
+
+def _in_a_thread(function: Any, *arguments: Any) -> None:
+    thread = threading.Thread(target=function, args=arguments)
+    thread.start()
+    thread.join()
+
+
+def test_what_other_threads_filter_and_say_meanwhile_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def load(*arguments: Any, load: Any = scipy.io.loadmat, **options: Any) -> Any:
+        _in_a_thread(warnings.filterwarnings, "ignore", "of the user")
+        return load(*arguments, **options)
+
+    scipy.io.savemat(tmp_path / "x.mat", {"x": np.arange(3.0)[:, None]})
+    monkeypatch.setattr(scipy.io, "loadmat", load)
+    assert md.open_dataset(tmp_path / "x.mat").load()["x"].tolist() == [0, 1, 2]
+    assert any(message and message.pattern == "of the user" for _, message, *_ in warnings.filters)
+    with pytest.warns(UserWarning) as seen, quiet():
+        warn("said before")
+        _in_a_thread(warn, "of another thread")
+    assert [str(one.message) for one in seen] == ["of another thread"]

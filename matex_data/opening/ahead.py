@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from functools import partial
 from typing import TypeVar
 
@@ -45,7 +46,7 @@ def made_ahead(task: Callable[[A], T], items: Sequence[A]) -> Generator[Callable
     with ThreadPoolExecutor(count, thread_name_prefix="matex-index") as pool:
         try:
             for item in rest:
-                futures.append(pool.submit(task, item))
+                futures.append(pool.submit(copy_context().run, task, item))  # warns as this thread does
                 if len(futures) >= AHEAD * count:
                     yield futures.popleft().result
             while futures:

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import os
-import warnings
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -23,6 +22,7 @@ from matex_data.reading.source import Source
 from matex_data.transforms.continuity import sample_coordinate, warn_of_order
 from matex_data.transforms.expressions import parse
 from matex_data.transforms.new_fields import NewFields, named_by
+from matex_data.warning import quiet
 
 MOST_CHECKED = 64  # files whose order in time is looked at: to index them once more takes 5 ms each
 
@@ -81,9 +81,7 @@ class FurtherFields:
         if name is not None and names is None:  # of the names of the files alone
             names = self.reading.names
         reading = replace(self.reading, names=names, coordinate=name is None)
-        with warnings.catch_warnings():
-            if name is None:  # what is to be said of the fields has been said
-                warnings.simplefilter("ignore")
+        with nullcontext() if name else quiet():  # what is to be said of the fields has been said
             index = index_files(self.comm, self.files, reading, self._path(name or "coordinate"))
         index = index if name is None else self.created.add(index, [name])
         found = field_of(index.fields, name).name if name else sample_coordinate(index.fields)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import io
 import os
 import struct
-import warnings
 import zlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -20,7 +19,7 @@ from typing import IO, Any
 import numpy as np
 import scipy.io
 import scipy.sparse
-from scipy.io.matlab import MatlabFunction, MatlabOpaque
+from scipy.io.matlab import MatlabFunction, MatlabOpaque, MatReadWarning
 
 from matex_data._types import Array
 from matex_data.codecs.bounded import decompress
@@ -36,6 +35,7 @@ from matex_data.readers.catalogue import Catalogue, Unreadable
 from matex_data.readers.kept import BLOCK_BYTES, kept_file
 from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
 from matex_data.storage.files import open_whole, reading, undecodable
+from matex_data.warning import ignore_warnings
 
 HEADER = 128  # bytes of a file in front of its elements
 TAG = 8  # bytes
@@ -191,13 +191,13 @@ class MatlabFile:
         FormatError : SciPy does not decode the file.
         """
         try:
-            with open_whole(self.path) as stored, warnings.catch_warnings():
-                warnings.filterwarnings("ignore", 'Duplicate variable name "None"')  # of objects
+            ignore_warnings(MatReadWarning, message='Duplicate variable name "None"')  # of objects
+            ignore_warnings(np.exceptions.ComplexWarning, r"scipy\.io\.", "Casting complex values")  # of ``typed``
+            with open_whole(self.path) as stored:
                 file = inflated(stored, self.variables)
                 variables = scipy.io.loadmat(file, mat_dtype=False, variable_names=self.variables or None)
                 compact = [name for name, value in variables.items() if any(map(_is_compact, _arrays(name, value)))]
                 file.seek(0)
-                warnings.filterwarnings("ignore", category=np.exceptions.ComplexWarning)
                 typed = scipy.io.loadmat(file, mat_dtype=True, variable_names=compact) if compact else {}
         except (MemoryError, DataError):
             raise

@@ -14,7 +14,7 @@ import numpy as np
 
 from matex_data.errors import DecodeError, FormatError, install_command
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels
-from matex_data.readers.images.decoding.pillow import ignore_warnings
+from matex_data.warning import ignore_warnings
 
 
 def fits_header(data: bytes | memoryview, max_pixels: int) -> Header:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import io
 import re
-import warnings
 from typing import NamedTuple
 
 import imagecodecs
@@ -30,6 +29,7 @@ from matex_data.readers.images.decoding.picture import (
     image_orientation,
     upright,
 )
+from matex_data.warning import ignore_warnings
 
 COLOURS = {2: "RGB", 4: "LA", 6: "RGBA"}
 """Modes of the colour types with several channels."""
@@ -63,13 +63,6 @@ SEQUENTIAL = ("gif", "webp")
 """Kinds whose frames are the same in any order of access; those of APNG that are blended differ in Pillow 13."""
 OTHERS = ("AVIF", "DIB", "ICO", "JPEG2000", "PPM", "QOI")
 """Further formats with a signature of their own, as Pillow gives them."""
-
-
-def ignore_warnings(category: type[Warning], module: str = "") -> None:
-    """Ignore warnings of a library about what it reads nevertheless. Filters of the user come first."""
-    pattern = re.compile(module) if module else None
-    if ("ignore", None, category, pattern, 0) not in warnings.filters:  # adding one shows old warnings once more
-        warnings.filterwarnings("ignore", category=category, module=module, append=True)
 
 
 def open_image(data: bytes | memoryview, kind: str, max_pixels: int) -> ImageFile.ImageFile:
