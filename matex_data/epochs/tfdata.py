@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import tensorflow as tf
@@ -17,7 +18,7 @@ import tensorflow as tf
 from matex_data._types import Array, Integers
 from matex_data.epochs.adapting import refuse_own_rows
 from matex_data.epochs.batches import Batches, BatchWindow
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import ElementSpec, Field, Schema
 from matex_data.index.ragged import RaggedArray
 from matex_data.index.runs import Samples
@@ -32,13 +33,19 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     ------
     FormatError : a field has a dtype that TensorFlow does not have.
     """
-    schedule = batches.schedule
+    schedule, elements = batches.schedule, batches.elements
     rows = batches.fixed_rows
-    columns = _columns(schema, batches.elements, rows)
-    weighted = schedule.remainder == "pad" or batches.elements.weights is not None
+    columns = _columns(schema, elements, rows)
+    weighted = schedule.remainder == "pad" or elements.weights is not None
+    # TensorFlow never frees a generator: the batches, and what they keep in memory, belong to the data set.
+    # Not in a graph, which outlives it.
+    owned: Callable[[], Batches | None] = ref(batches) if tf.executing_eagerly() else (lambda: batches)
 
     def windows() -> Iterator[tuple[Array, ...]]:
-        for window in batches.windows():
+        kept = owned()
+        if kept is None:
+            raise _orphaned()
+        for window in kept.windows():
             for even in _of_equal_size(window):
                 arrays = [column.arrays(even.arrays[column.field.name], even.sizes) for column in columns]
                 weights = [] if even.weight is None else [even.weight.reshape(len(even.sizes), -1)]
@@ -47,7 +54,7 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     def slices(*tensors: Any) -> tf.data.Dataset:
         remaining = iter(tensors)
         values = {column.field.name: column.batches(remaining) for column in columns}
-        return tf.data.Dataset.from_tensor_slices(batches.elements.assemble(values, next(remaining, None)))
+        return tf.data.Dataset.from_tensor_slices(elements.assemble(values, next(remaining, None)))
 
     specs = [*chain.from_iterable(column.specs for column in columns)]
     if weighted:
@@ -63,6 +70,13 @@ def as_tf_dataset(batches: Batches, schema: Schema) -> tf.data.Dataset:
     dataset.matex_batches = batches  # for checkpoints of the training
     batches.comm.note_sharded_data()
     return marked_as_sharded(dataset, batches.comm)
+
+
+def _orphaned() -> PartitionError:
+    return PartitionError(
+        "the data set of tf_dataset() is gone, and a tensor of TensorFlow alone is left of it",
+        remedy="keep a reference to the data set, or to one made of it, as long as it is read",
+    )
 
 
 def marked_as_sharded(dataset: tf.data.Dataset, ranks: Communicator) -> tf.data.Dataset:

@@ -7,6 +7,7 @@ import threading
 import time
 from pathlib import Path
 from typing import Any
+from weakref import ref
 
 import h5py
 import numpy as np
@@ -100,6 +101,17 @@ def test_a_deleted_iterator_ends_its_epoch(data: Dataset) -> None:
     while reading() > before and time.monotonic() < deadline:
         time.sleep(0.01)
     assert reading() <= before
+
+
+def test_a_deleted_data_set_frees_what_it_keeps_in_memory(data: Dataset) -> None:
+    made = data.tf_dataset(BATCH, shuffle=True, seed=1)
+    kept, mapped = ref(made.matex_batches), made.map(lambda *batch: batch)
+    del made
+    for _ in range(2):
+        assert len(list(mapped)) == len(kept())
+    del mapped
+    gc.collect()
+    assert kept() is None
 
 
 def test_an_error_names_the_file(tmp_path: Path) -> None:
