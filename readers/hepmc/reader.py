@@ -143,8 +143,8 @@ def read_header(path: str, text: IO[bytes]) -> HepmcHeader:
         raise header_error(path, "a line of an event before the first event", byte=stray.start() + 1, found=line)
     cut = CUT_ESCAPE.search(header) if listing[1] == b"Asciiv3" else None
     if cut is not None:
-        line = header[header.rfind(b"\n", 0, cut.start()) + 1 : cut.end() - 1]
-        raise header_error(path, "a line ends within an escaped character", byte=cut.start(), found=line)
+        found = header[header.rfind(b"\n", 0, cut.start()) + 1 : cut.end() - 1]
+        raise header_error(path, "a line ends within an escaped character", byte=cut.start(), found=found)
     run = HepmcParser(header, KINDS[bytes(listing[1])], "", "")
     if not starts:
         if b"-END_EVENT_LISTING" not in data:

@@ -367,7 +367,7 @@ class Overlay:
         return self._folder
 
     def _private(self, path: str, kind: str) -> str:
-        """Return the private copy of a file to write; the file itself, as this rank sees it, if it cannot be written."""
+        """Return the private copy of a file to write; the file as this rank sees it, if it cannot be written."""
         if kind == "change" and path in self._mine and not is_open(self._mine[path]):
             self._meet(path)
         if path in self._mine:
