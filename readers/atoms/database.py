@@ -22,7 +22,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, FormatError
 from matex_data.readers.atoms.frames import BLOCK_ROWS, FrameValues, LibraryFrames, frames_of, looked_at
 from matex_data.readers.catalogue import Catalogue
-from matex_data.storage.files import undecodable
+from matex_data.storage.files import reading, undecodable
 
 VERSIONS = range(5, 10)
 TABLES = ("systems", "information", "sqlite_master")
@@ -46,7 +46,7 @@ def index(path: str) -> Catalogue:
     FormatError : the file is damaged, being written, no database of ASE, or of a version that ASE has to convert.
     """
     try:
-        with Path(path).open("rb"), _opened(path) as connection:  # SQLite does not say why it cannot open a file
+        with _opened(path) as connection:
             _check(path, connection)
             names = _columns(path, connection)
             ids = _ids(connection, os.stat(path).st_size)  # noqa: PTH116
@@ -57,6 +57,8 @@ def index(path: str) -> Catalogue:
     except DataError:
         raise
     except Exception as error:  # of SQLite, NumPy and JSON
+        with reading(path):
+            Path(path).open("rb").close()  # SQLite does not say why it cannot open a file
         problem, expected = "the frames cannot be read", "a database of ASE"
         raise undecodable(FormatError, problem, path, error, expected=expected, remedy=None) from error
     if not frames:

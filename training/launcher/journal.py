@@ -37,7 +37,7 @@ class Change:
     ----------
     path : absolute path.
     existed : there was a file before.
-    size : its bytes.
+    size, mode, times : its bytes, type and permissions, and times of its last access and change in nanoseconds.
     number : of the change, in the order of rank 0.
     kept : path at which rank 0 keeps it as it was; empty if nobody needs it.
     ended : the call has returned.
@@ -51,6 +51,8 @@ class Change:
     path: str
     existed: bool
     size: int
+    mode: int = 0
+    times: tuple[int, int] = (0, 0)
     number: int = 0
     kept: str = ""
     ended: bool = False

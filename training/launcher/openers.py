@@ -76,7 +76,6 @@ def patch_openers(files: Overlay) -> None:
         (tempfile, functools.partial(_make_temporary, files), ["mkdtemp", "mkstemp", "NamedTemporaryFile"]),
         (os, functools.partial(_listdir, files), ["listdir"]),
         (os, functools.partial(_scandir, files), ["scandir"]),
-        (os, looking(files, files.view), LOOKING),
     ]
     with contextlib.suppress(ImportError):  # Python may be built without it
         import sqlite3
@@ -84,6 +83,7 @@ def patch_openers(files: Overlay) -> None:
         connect = opening(files, _kind_for_sqlite, "database")
         everywhere += [(module, connect, ["connect"]) for module in (sqlite3, sqlite3.dbapi2)]
     elsewhere: list[tuple[Any, Replacement, list[str]]] = [
+        (os, looking(files, files.view), LOOKING),
         (os, looking(files, files.touch), ["chmod", "chown", "utime"]),
         (os, functools.partial(_chdir, files), ["chdir", "fchdir"]),
         (os, lambda original: files.working or original(), ["getcwd"]),
@@ -207,7 +207,7 @@ def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> R
 
 
 def looking(files: Overlay, find: Callable[[str, Callable[[str], Any]], Any]) -> Replacement:
-    """Return what replaces a function that looks at a file, or passes its name on.
+    """Return what replaces a function that looks at a file, or passes its name on, on ranks other than 0.
 
     Parameters
     ----------

@@ -98,9 +98,10 @@ class Overlay:
         self._journal = Journal()
         self._known = time.time()  # when this rank has last asked
         self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
-        self._viewed: set[str] = set()  # and those whose status it has looked at; of folders nothing is kept for that
+        self._linked: set[int] = set()  # inodes of files that rank 0 keeps by links, at other paths after a rename
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
         self._mine: dict[str, str] = {}  # private copies, by path
+        self._outlines: dict[str, tuple[int, str]] = {}  # files as they were before a change, without content, by path
         self._holes: dict[str, int] = {}  # bytes that a file had before this rank appended to its copy, by the copy
         of_joblib = f"joblib_memmapping_folder_{os.getpid()}_"  # arrays for the processes of this rank
         self._own_folders = [f"/dev/shm/{of_joblib}", f"{tempfile.gettempdir()}/{of_joblib}"]
@@ -200,17 +201,18 @@ class Overlay:
     def _changed(self, path: str, kind: str) -> Iterator[Change]:
         """Context manager: write a change of a file into the journal; ``kind`` as of ``open`` or ``change``."""
         status = status_of(path)
-        change = Change(path, status is not None, 0 if status is None else status.st_size)
+        change = Change(path, False, 0)
+        if status is not None:
+            times = status.st_atime_ns, status.st_mtime_ns
+            change = Change(path, True, status.st_size, status.st_mode, times)
         self._note_change(path)
         self._journal.close(path)
         read = path in self._read or (kind == "remove" and bool(_within(self._read, path)))
-        viewed = path in self._viewed and status is not None and not stat.S_ISDIR(status.st_mode)
+        read = read or (status is not None and status.st_ino in self._linked)
         self._read.discard(path)
-        self._viewed.discard(path)
         with unpatched():
             moves: list[tuple[str, str]] = []
-            seen = read or (viewed and os.access(os.path.dirname(path), os.W_OK))  # noqa: PTH120
-            if change.existed and kind != "make" and (seen or kind in ("change", "remove")):
+            if change.existed and kind != "make" and (read or kind in ("change", "remove")):
                 change.kept, moves = ("", []) if self._journal.is_held(path) else self._keep(path, kind, read)
             self._journal.add(change, moves)
             try:
@@ -242,13 +244,11 @@ class Overlay:
         if stat.S_ISLNK(mode):
             Path(kept).symlink_to(os.path.realpath(path))
         elif kind == "remove":
-            copy = os.link if with_content else _copy_hollow
+            copy = self._link if with_content else _copy_hollow
             shutil.copytree(path, kept, copy_function=copy) if stat.S_ISDIR(mode) else copy(path, kept)
         elif stat.S_ISDIR(mode):  # a model that was loaded is saved into its folder again
             shutil.copytree(path, kept)
-        elif not with_content and kind != "change":
-            _copy_hollow(path, kept)
-        elif os.lstat(path).st_nlink > 1 or is_open(path, also_reading=True):  # the script sees the change there, too
+        elif self._is_linked(path) or is_open(path, also_reading=True):  # the script sees the change there, too
             shutil.copy2(path, kept)
         elif kind == "replace":
             return kept, [(path, kept)]
@@ -256,6 +256,15 @@ class Overlay:
             shutil.copy2(path, fresh := f"{kept}-fresh")
             return kept, [(path, kept), (fresh, path)]
         return kept, []
+
+    def _link(self, path: str, kept: str) -> None:
+        self._linked.add(os.lstat(path).st_ino)
+        os.link(path, kept)
+
+    def _is_linked(self, path: str) -> bool:
+        """Return whether the script has a file at another path as well."""
+        status = os.lstat(path)
+        return status.st_nlink > 1 and status.st_ino not in self._linked
 
     def _keeping_folder(self, parent: str) -> str:
         """Return the folder for what is kept of a folder: where a file can be moved to, and libraries look for no data.
@@ -457,19 +466,34 @@ class Overlay:
             self._fill(path)
             return open_file(target)
 
-        return self.view(path, call)
+        return self._steady(path, self.look, call)
 
     def view(self, path: str, call: Callable[[str], T]) -> T:
         """Return what a function returns, or raise what it raises, for a file as this rank has to see it.
 
         Parameters
         ----------
-        call : looks at the file of the path that it gets, or opens it.
+        call : looks at the file of the path that it gets.
         """
-        if self.rank == 0:
-            self._viewed.add(path)
-            return call(path)
-        return self._steady(path, self.look, call)
+        return self._steady(path, self._outline, call)
+
+    def _outline(self, path: str) -> Seen:
+        """Return a file as this rank has to see it; without content, where rank 0 has changed it and kept nothing."""
+        seen, change = self.look(path), next(iter(self._later(path)), None)
+        if path in self._mine or change is None or change.kept or not stat.S_ISREG(change.mode):
+            return seen
+        first, _ = self._first(path)
+        if first is not None and first.number < change.number:  # of a folder above
+            return seen
+        if self._outlines.get(path, (-1, ""))[0] != change.number:
+            outline = Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name)
+            with unpatched():
+                with outline.open("wb") as file:
+                    file.truncate(change.size)
+                os.utime(outline, ns=change.times)
+                outline.chmod(stat.S_IMODE(change.mode))
+            self._outlines[path] = change.number, str(outline)
+        return Seen(True, self._outlines[path][1], size=change.size)
 
     def touch(self, path: str, call: Callable[[str], T]) -> T:
         """Like ``view``, for a file whose mode and times this rank may change: its copy, or the one that it sees."""

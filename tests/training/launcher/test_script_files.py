@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import functools
+import json
 import os
 import pickle
 import platform
 import re
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -653,6 +655,80 @@ def test_a_late_rank_looks_at_files_that_rank_0_has_removed_or_replaced(tmp_path
     assert done.returncode == 0, done.stderr
 
 
+RANDOM_CALLS = """
+import json, os, random, shutil, sys, time
+from matex_data import training
+
+rank, seed = int(os.environ._data[b"PMI_RANK"]), int(sys.argv[3])
+os.chdir(sys.argv[1])
+os.makedirs("d")
+shared, own = random.Random(seed), random.Random(seed * 10 + rank)
+calls = "write append read size exists remove list scan rename copy mkdirs change rmtree".split()
+seen = []
+for step in range(120):
+    if own.random() < 0.25:
+        time.sleep(own.random() * 0.02)
+    call, text = shared.choice(calls), f"{step}" * shared.randint(1, 4)
+    path, other = (shared.choice(["a", "b", "d/x", "d/y"]) for _ in range(2))
+    found = None
+    try:
+        if call in ("write", "append"):
+            open(path, call[0]).write(text)
+        elif call == "read":
+            found = open(path).read()
+        elif call == "size":
+            found = os.path.getsize(path)
+        elif call == "exists":
+            found = os.path.exists(path), os.path.isfile(path), os.path.isdir("d")
+        elif call == "remove":
+            os.remove(path)
+        elif call == "list":
+            found = sorted(os.listdir(".")), sorted(os.listdir("d"))
+        elif call == "scan":
+            found = sorted((entry.name, entry.is_file(), entry.stat().st_size) for entry in os.scandir("d"))
+        elif call == "rename":
+            os.rename(path, other)
+        elif call == "copy":
+            shutil.copy2(path, other)
+        elif call == "mkdirs":
+            os.makedirs("d", exist_ok=True)
+        elif call == "change":
+            with open(path, "r+") as file:
+                file.seek(0, 2)
+                file.write("+")
+                file.seek(0)
+                found = file.read()
+        elif shared.random() < 0.3:
+            shutil.rmtree("d")
+    except OSError as error:
+        found = type(error).__name__
+    seen.append([step, call, path, other, found])
+file = os.open(os.path.join(sys.argv[2], f"{rank}.json"), os.O_WRONLY | os.O_CREAT)
+os.write(file, json.dumps(seen).encode())
+os.close(file)
+training.allreduce([1.0])
+"""
+
+
+@pytest.mark.parametrize("seed", [7, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20, 26))])
+def test_random_calls_are_those_of_one_process(seed: int, tmp_path: Path) -> None:
+    script, (folder, seen, alone) = tmp_path / "script.py", (tmp_path / name for name in ("files", "seen", "alone"))
+    script.write_text(RANDOM_CALLS)
+    for made in (folder, seen, alone):
+        made.mkdir()
+    done = run_script(2, LAUNCHER, str(script), str(folder), str(seen), str(seed), timeout=60)
+    assert done.returncode == 0, done.stderr
+    shutil.rmtree(folder)
+    folder.mkdir()
+    plain = f"{RANDOM_CALLS.replace('training.allreduce([1.0])', '')}"
+    environment = {**os.environ, "PMI_RANK": "0"}
+    command = [sys.executable, "-c", plain, str(folder), str(alone), str(seed)]
+    subprocess.run(command, env=environment, check=True, timeout=60)
+    wanted = json.loads((alone / "0.json").read_text())
+    for rank in range(2):
+        assert json.loads((seen / f"{rank}.json").read_text()) == wanted
+
+
 class _RootThatMakes:
     """Rank 0 that has done nothing when it is asked, and makes a file right afterwards."""
 
@@ -755,7 +831,7 @@ def test_a_late_rank_sees_the_sizes_that_rank_0_has_seen(two_ranks: tuple[Overla
     for files in two_ranks:
         sizes.append([])
         for _ in range(3):
-            sizes[-1].append(files.view(str(log), os.path.getsize))
+            sizes[-1].append(files.view(str(log), os.path.getsize) if files.rank else log.stat().st_size)
             _written(files, log, "append", "345")
     assert sizes == [[2, 5, 8], [2, 5, 8]]
 
@@ -796,6 +872,19 @@ def test_a_file_that_rank_0_has_looked_at_is_written_in_a_folder_that_is_not_to_
     monkeypatch.setattr(ahead, "_keeping_folder", lambda parent: Path("/proc/no").mkdir())
     _written(ahead, log, "append", "2")
     assert log.read_text() == "12"
+
+
+@pytest.mark.parametrize("kind", ["replace", "append"])
+def test_a_file_that_rank_0_has_renamed_and_written_since_is_as_it_was(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path, kind: str
+) -> None:
+    path, other, (ahead, late) = tmp_path / "file", tmp_path / "other", two_ranks
+    path.write_text("old")
+    for files in (ahead, late):
+        assert _read(files, path) == "old"
+        files.change(str(other), lambda: path.rename(other), "remove", str(path))
+        _written(files, other, kind, "new")
+        assert _read(files, other) == ("oldnew" if kind == "append" else "new")
 
 
 def test_what_rank_0_makes_or_appends_meanwhile_is_not_seen(two_ranks: tuple[Overlay, Overlay], tmp_path: Path) -> None:
