@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import io
 import re
 import tarfile
 import tempfile
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -180,7 +182,7 @@ def check_manifest(path: Path, stage: Stage) -> Verdict:
     if isinstance(found, DataError):
         return refusal(found, lines)
     files = found.fields["path"].tolist()
-    known = [line for line in lines if b".png" in line]
+    known = [line for line in re.split(rb"[\r\n]+", _in_utf_8(path.read_bytes())) if b".png" in line]
     if len(known) < len(files):
         return Verdict(WRONG, f"{len(files)} samples of {len(known)} lines")
     for row, name in enumerate(files):
@@ -192,6 +194,14 @@ def check_manifest(path: Path, stage: Stage) -> Verdict:
         if not of_name or not any(_has_number(line, number) for line in of_name):
             return Verdict(WRONG, f"sample {row} has the number {number!r}, and {of_name}")
     return Verdict(EQUAL)
+
+
+def _in_utf_8(text: bytes) -> bytes:
+    marked = text.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    for encoding in ("utf-16",) if marked else ("utf-8", "cp1252"):
+        with suppress(UnicodeDecodeError):
+            return text.decode(encoding).encode()
+    return text.decode("latin-1").encode()
 
 
 def _has_number(line: bytes, number: Any) -> bool:

@@ -152,7 +152,7 @@ def _columns_of_table(path: str, text: bytes) -> tuple[list[str] | None, list[li
     if not records:
         raise _empty(path)
     header = not any(is_image(field.strip()) for field in records[0])
-    names = list(column_names([_decoded(field.strip()) for field in records[0]])) if header else None
+    names = list(column_names([_decoded(field).strip() for field in records[0]])) if header else None
     rows = records[1:] if header else records
     if not rows:
         _image_columns(path, [])  # raises

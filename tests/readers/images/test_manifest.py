@@ -92,6 +92,14 @@ def test_encodings(tmp_path: Path, encoding: str) -> None:
     same(found["image"][0], picture(0))
 
 
+@pytest.mark.parametrize("name", ["città", "Å", "n\u00ba"])
+def test_names_that_end_with_a_byte_of_space_in_latin_1(tmp_path: Path, name: str) -> None:
+    images(tmp_path, 2)
+    values = ["Forlà", "à"]
+    pd.DataFrame({"file": ["pictures/0.png", "pictures/1.png"], name: values}).to_csv(tmp_path / "a.csv", index=False)
+    assert [text.decode() for text in open_dataset(tmp_path / "a.csv").load()[name]] == values
+
+
 def test_json_lines_as_hugging_face_writes_them(tmp_path: Path) -> None:
     images(tmp_path)
     rows = [
