@@ -214,11 +214,11 @@ class Overlay:
             moves: list[tuple[str, str]] = []
             if change.existed and kind != "make" and (read or kind in ("change", "remove")):
                 change.kept, moves = ("", []) if self._journal.is_held(path) else self._keep(path, kind, read)
-            self._journal.add(change, moves)
             try:
+                self._journal.add(change, moves)
                 yield change
-            except Exception as failed:
-                change.error = pickle_error(failed)
+            except BaseException as failed:  # an interrupt as well: what is kept is removed when the ranks end
+                change.error = pickle_error(failed) if isinstance(failed, Exception) else None
                 if change.kept and status_of(path) is None and kind != "remove":
                     os.rename(change.kept, path)  # noqa: PTH104
                     change.kept = ""

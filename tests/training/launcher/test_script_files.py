@@ -875,6 +875,25 @@ def test_a_file_that_rank_0_has_looked_at_is_written_in_a_folder_that_is_not_to_
 
 
 @pytest.mark.parametrize("kind", ["replace", "append"])
+def test_an_interrupt_while_a_file_is_kept_leaves_it(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    path, rename, (ahead, _) = tmp_path / "file", os.rename, two_ranks
+    path.write_text("old")
+    _read(ahead, path)
+
+    def interrupted(source: str, target: str) -> None:
+        rename(source, target)
+        if source == str(path):
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(os, "rename", interrupted)
+        _written(ahead, path, kind, "new")
+    assert path.read_text() == "old"
+
+
+@pytest.mark.parametrize("kind", ["replace", "append"])
 def test_a_file_that_rank_0_has_renamed_and_written_since_is_as_it_was(
     two_ranks: tuple[Overlay, Overlay], tmp_path: Path, kind: str
 ) -> None:
