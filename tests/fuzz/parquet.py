@@ -52,5 +52,5 @@ def _fields(name: str, column: pa.ChunkedArray) -> list[tuple[str, Any]]:
         return [(name, np.array(column.to_pylist(), kind.value_type.to_pandas_dtype()))]
     if pa.types.is_dictionary(kind) or pa.types.is_string(kind):
         texts = column.cast(pa.string()).cast(pa.binary()).to_pylist()
-        return [(name, np.array(texts, object))]
+        return [(name, np.array([text or b"" for text in texts], object))]  # a missing text is an empty one
     return [(name, column.to_numpy())]
