@@ -223,7 +223,8 @@ NAMES_OF_CODES = ("categories", "class_names", "enum")
 COORDINATES = "the coordinates"
 """Begin of the fact with the values of a coordinate, before its name."""
 LISTED = "samples that sel= lists"
-"""Fact of an index: number of samples that the files have to have together, as text."""
+"""Fact of an index: number of samples that the files have to have together, as text; of a file that has some of them,
+also the positions of its first and last one in the list."""
 EXACT = 1 << 53
 """Magnitude up to which float64 has all integers."""
 MOST_SHOWN = 120  # characters of an attribute in an error

@@ -8,7 +8,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.metadata import entry_points, version
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from typing import Any, TypeVar
 
 import numpy as np
@@ -128,6 +128,7 @@ def _index_rows(comm: Communicator, files: Sequence[str], reading: Reading, path
         return known
     usable = known is not None and len(known.files) == len(files) and 0 not in stale
     usable &= known is not None and not reading.absent and not is_united(known)  # else their own fields are not known
+    usable &= known is not None and LISTED not in known.facts  # nor is what each file has of the list
     indexing = _Indexing.of(comm, files, reading)
     index, left_out = _index_filled(comm, replace(indexing, known=known, stale=stale) if usable else indexing)
     if left_out:
@@ -309,10 +310,24 @@ def share_facts(comm: Communicator, files: FileTable) -> None:
 
 def _joined(by_rank: Sequence[_Share], union: UnitedFields, single: bool) -> Index:
     """Return one index of the files of all ranks; of a single one, that of the first rank."""
-    _, first = by_rank[0]
+    _, first, _ = by_rank[0]
     assert first is not None
-    table = first.files if single else FileColumns.joined([files for files, _ in by_rank])
+    _check_listed([listed for _, _, of_rank in by_rank for listed in of_rank])
+    table = first.files if single else FileColumns.joined([files for files, _, _ in by_rank])
     return Index(union.fields, table, first.static, union.texts)
+
+
+def _check_listed(listed: Sequence[_Listed]) -> None:
+    """Raise ``FormatError`` unless the samples of the files are in the order of the list of ``sel=`` that has them."""
+    for (before, _, last), (path, first, _) in pairwise(listed):
+        if first <= last:
+            raise FormatError(
+                "sel= lists samples in another order than that of the files, or twice",
+                file=path,
+                expected="values in the order of the samples, each once",
+                found=f"value {first + 1} of the list, behind value {last + 1} in {before!r}",
+                remedy="list them in the order of the files; data[[2, 0, 1]] gives samples in any order",
+            )
 
 
 def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
@@ -328,8 +343,11 @@ def _on_all_ranks(comm: Communicator, index: Index | None) -> Index:
     return found.with_static(static or {})
 
 
-_Share = tuple[FileColumns, Index | None]
-"""Files that a rank has indexed, with the fields of all files, and the index of the first one."""
+_Listed = tuple[str, int, int]
+"""File, and the positions of its first and last sample in the list of ``sel=``."""
+
+_Share = tuple[FileColumns, Index | None, Sequence[_Listed]]
+"""Files that a rank has indexed, with the fields of all files, the index of the first, and what they have of a list."""
 
 
 class _Collected:
@@ -338,6 +356,7 @@ class _Collected:
     def __init__(self, fills: Mapping[str, Any]) -> None:
         self._fills = fills
         self.first: Index | None = None
+        self.listed: list[_Listed] = []
         self._builders: list[FileColumnsBuilder] = []
         self._number_of: dict[Hashable, int] = {}
         self._unions: list[UnitedFields] = []
@@ -345,6 +364,10 @@ class _Collected:
 
     def add(self, index: Index) -> None:
         """Add the files of an index."""
+        if LISTED in index.facts:
+            count, *ends = index.facts[LISTED].split()
+            self.listed += [(index.files.paths[0], *map(int, ends))] if ends else []
+            index = Index(index.fields, index.files, index.static, {**index.facts, LISTED: count})
         self.first = self.first or Index(index.fields, index.files, index.static, index.facts)
         key = schema_key(index.fields, index.facts)
         number = self._number_of.setdefault(key, len(self._unions))
@@ -370,14 +393,14 @@ class _Collected:
     def share(self, union: UnitedFields, single: bool) -> _Share:
         """Return the files with the fields of a union; none of a single one, whose index stays what it is."""
         if single or not self._builders:
-            return FileColumnsBuilder().build(), self.first
+            return FileColumnsBuilder().build(), self.first, self.listed
         tables = [builder.build() for builder in self._builders]
         if len(tables) == 1 and is_alike(self._unions[0].fields, union):
-            return tables[0], self.first
+            return tables[0], self.first, self.listed
         builder, entries = FileColumnsBuilder(), [iter(table) for table in tables]
         for number in self._numbers:
             builder.add(adapted(next(entries[number]), self._unions[number].fields, union))
-        return builder.build(), self.first
+        return builder.build(), self.first, self.listed
 
 
 def _index_share(comm: Communicator, indexing: _Indexing, concurrent: bool) -> tuple[_Share, UnitedFields]:

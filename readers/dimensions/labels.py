@@ -6,7 +6,6 @@ import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, datetime
-from itertools import pairwise
 from numbers import Integral, Real
 from typing import Any
 
@@ -84,17 +83,20 @@ class Labels:
         found = tuple(map(self._entry, values, self._equal(values)))
         return found if is_list(wanted) else found[0]
 
-    def samples(self, wanted: Any) -> Indices:
-        """Return the entries of the samples; of the values of a list, another file may have those that are not here."""
+    def samples(self, wanted: Any) -> tuple[Indices, str | None]:
+        """Return the entries of the samples, and the fact `LISTED`; other files may have the rest of a list."""
         if isinstance(wanted, slice):
             if wanted.step not in (None, 1):
                 raise no_entry(self.path, self.name, wanted, "a slice of samples without a step; windows have stride=")
-            return self._between(wanted, empty=True)
+            return self._between(wanted, empty=True), None
         if self._calendar is not None and isinstance(wanted, str):
-            return self._between(slice(wanted, wanted), empty=True)  # "2015": all samples of the year
+            return self._between(slice(wanted, wanted), empty=True), None  # "2015": all samples of the year
         values = self._listed(wanted)
-        found = [n for entries in self._equal(values) for n in entries.tolist()]
-        if sorted(set(found)) != found or not self._in_order(values):
+        equal = [entries.tolist() for entries in self._equal(values)]
+        found = [n for entries in equal for n in entries]
+        if not is_list(wanted):
+            return tuple(found), None
+        if sorted(set(found)) != found or max(map(len, equal)) > 1:
             raise FormatError(
                 f"sel= lists samples of {self.name!r} in another order than theirs, or twice",
                 file=self.path,
@@ -103,15 +105,8 @@ class Labels:
                 found=repr(wanted),
                 remedy="list them in the order of the files; data[[2, 0, 1]] gives samples in any order",
             )
-        return tuple(found)
-
-    def _in_order(self, wanted: Sequence[Any]) -> bool:
-        """Return whether values, of which other files may have some, ascend or descend as those of this file do."""
-        pairs = list(pairwise(map(self._number, wanted)))
-        if len(self.values) > 1 and bool((self.values[1:] > self.values[:-1]).all()):
-            return all(one < other for one, other in pairs)
-        descending = len(self.values) > 1 and bool((self.values[1:] < self.values[:-1]).all())
-        return not descending or all(one > other for one, other in pairs)
+        here = [position for position, entries in enumerate(equal) if entries]
+        return tuple(found), " ".join(map(str, [len(values), *here[:1], *here[-1:]]))
 
     def _listed(self, wanted: Any) -> Sequence[Any]:
         """Return a value as a list of one."""
@@ -123,13 +118,12 @@ class Labels:
     def _equal(self, wanted: Sequence[Any]) -> list[Integers]:
         """Return the entries that have each of these values."""
         numbers = np.empty(len(wanted), object)  # compared as Python does: exact also where the types differ
-        numbers[:] = [self._number(value) for value in wanted]
+        numbers[:] = [self._number(value) for value in wanted]  # of which none is NaN, which a search finds anywhere
         order = np.flatnonzero(self.values == self.values)
         order = order[np.argsort(self.values[order], kind="stable")]
         ascending = self.values[order].astype(object)
         ends = (np.searchsorted(ascending, numbers, side).tolist() for side in ("left", "right"))
-        is_number = (numbers == numbers).tolist()  # not NaN, which a search finds anywhere
-        return [order[begin : end * known] for begin, end, known in zip(*ends, is_number, strict=True)]
+        return [order[begin:end] for begin, end in zip(*ends, strict=True)]
 
     def _entry(self, value: Any, found: Integers) -> int:
         """Return the only entry of those that have a value; the nearest one if there is none, and may be another."""
@@ -166,6 +160,14 @@ class Labels:
         """Return a value as the coordinate has it. ``end``: of a date, return the end of its period: of "2015" the last
         moment of the year.
         """
+        if isinstance(value, Real | np.number | datetime | np.datetime64) and value != value:
+            raise FormatError(
+                f"sel= has a missing value for the coordinate {self.name!r}",
+                file=self.path,
+                field=self.name,
+                expected="values that the coordinate may have",
+                found=repr(value),
+            )
         if self._calendar is not None:
             return self._seconds(value, end)
         kind = self.values.dtype.kind

@@ -200,7 +200,7 @@ def _facts(
             digest = hashlib.sha256(data).hexdigest()[:16]
             facts[f"{COORDINATES} {variable.name!r}"] = f"{values.size} values (checksum {digest})"
     if selection.listed is not None:
-        facts[LISTED] = str(selection.listed)
+        facts[LISTED] = selection.listed
     return facts
 
 

@@ -28,12 +28,12 @@ class Selection:
     ----------
     axes : entries of each selected dimension, by name.
     rows : entries of the sample dimension; None: all.
-    listed : number of values that a list names along the sample dimension, of which a file has some; None: no list.
+    listed : fact `LISTED` of a list of values along the sample dimension, of which a file has some; None: no list.
     """
 
     axes: Mapping[str, Axis]
     rows: Indices | None = None
-    listed: int | None = None
+    listed: str | None = None
 
     def of_dimensions(self, names: Sequence[str]) -> tuple[Axis, ...]:
         """Return the entries along each of these dimensions."""
@@ -94,7 +94,7 @@ def selection_of(
         return Selection({})
     axes: dict[str, Axis] = {}
     rows: Indices | None = None
-    listed: int | None = None
+    listed: str | None = None
     for option, wanted in (("sel", sel), ("isel", isel)):
         for key, given in (wanted or {}).items():
             value = plain(given)
@@ -112,8 +112,7 @@ def selection_of(
             values, attributes = _coordinate(content, name, coordinate, dimension)
             labels = Labels(content.path, name, values, attributes, nearest and name != dimension)
             if name == dimension:
-                rows = labels.samples(value)
-                listed = len(value) if is_list(value) else None
+                rows, listed = labels.samples(value)
             else:
                 axes[name] = labels.entries(value)
     return Selection(axes, rows, listed)
