@@ -10,6 +10,7 @@ from typing import Any
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import LISTED, ElementSpec, Names, as_list, check_weights, matching
+from matex_data.index.computed import compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples
 from matex_data.locks import cached_property
@@ -21,8 +22,8 @@ from matex_data.transforms.continuity import continuing
 from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.file_fields import add_static_fields
 from matex_data.transforms.flatten import flatten_fields
-from matex_data.transforms.imputing import Imputation, find_rules
-from matex_data.transforms.missing import Missing, check_missing, fill_missing, find_complete
+from matex_data.transforms.imputing import Imputation, find_rules, texts_to_fill
+from matex_data.transforms.missing import KEEP, Missing, check_missing, fill_missing, filling, find_complete
 from matex_data.transforms.names import fields_to_read, named_by_rules
 from matex_data.transforms.new_fields import NewFields
 from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
@@ -203,20 +204,25 @@ def assemble(
     if request.pad:
         index = pad_fields(index, request.pad, request.keep, elements.names)
     index = _only(index, elements.required)
-    named_by_rules(as_list(request.one_hot), index.fields, "one_hot=")
-    rows = encode_categories(index, as_list(request.one_hot), opened, of_all)
+    one_hot, rules = as_list(request.one_hot), request.missing if isinstance(request.missing, Mapping) else {}
+    named_by_rules(one_hot, index.fields, "one_hot=")
+    filled = texts_to_fill(index.fields, rules, one_hot) if one_hot and rules else {}
+    steps = [filling(index.fields[name], text, f"missing {text}") for name, text in filled.items()]
+    index, of_all = compute_all(index, steps), of_all and compute_all(of_all, steps)
+    rows = encode_categories(index, one_hot, opened, of_all)
     check_weights(elements, rows.fields)
     if request.missing == "drop":
         samples = find_complete(opened, _slid(request, continues, rows, elements)[0].index, samples)
     whole, arranged = _arranged(request, continues, rows, elements)
     made = made or whole
-    identity = made.identity + (repr(request.keep) if request.keep != FIRST else "")
+    identity = made.identity + (repr(request.keep) if request.keep != FIRST else "") + (repr(filled) if filled else "")
     index = fill_missing(whole.index, request.missing, arranged.names)
     imputation: Imputation | None = None
     if isinstance(request.missing, Mapping):
-        rules, finish = find_rules(rows.fields, request.missing), partial(_finished, request, continues, elements)
+        others = find_rules(rows.fields, {**rules, **dict.fromkeys(filled, KEEP)})
+        finish = partial(_finished, request, continues, elements)
         rows_of = whole.index.made.rows_of if isinstance(whole.index.made, Slid) else None
-        imputation = Imputation(rules, rows, finish, identity, rows_of)
+        imputation = Imputation(others, rows, finish, identity, rows_of)
     return replace(made, index=index, identity=identity), arranged, samples, imputation
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Real
@@ -19,7 +19,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
-from matex_data.fields import MISSING_INTEGER, Field, Schema
+from matex_data.fields import MISSING_INTEGER, Field, Schema, is_category
 from matex_data.index.computed import compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Samples
@@ -62,6 +62,12 @@ def find_rules(fields: Schema, rules: Rules) -> dict[str, FillRule]:
     return found
 
 
+def texts_to_fill(fields: Schema, rules: Rules, names: Sequence[str]) -> dict[str, str]:
+    """Return the texts that replace missing ones of these fields before classes are made of them; see `find_rules`."""
+    found = {name: rule for name, rule in find_rules(fields, rules).items() if name in names and rule not in RULES}
+    return {name: rule for name, rule in found.items() if isinstance(rule, str)}
+
+
 def _applies(field: Field, rule: FillRule, named: bool) -> bool:
     """Return whether a rule applies to a field; raise ``FormatError`` if it is one for this field that cannot."""
     whole = MISSING_INTEGER in field.attributes and isinstance(rule, Real)
@@ -87,12 +93,17 @@ def _takes_text(field: Field, text: str, named: bool) -> bool:
     texts = kind in "SUO" and not field.ragged
     wrong = not texts and (named or (kind == "f" and not field.ragged))  # a pattern passes over what misses nothing
     expected = f"a field of texts, or one of {RULES} for numbers" if wrong else None
+    classes = "leave the field out of dtype=; one_hot= makes classes of the texts that are filled in"
     if texts and kind != "O" and np.array(text if kind == "U" else text.encode()).itemsize > room:
         expected = f"a text that fits into {field.dtype}"
     if expected is not None:
         found = f"{text!r} for {field.description}"
         raise FormatError(
-            "missing= has a text that cannot replace values", field=field.name, expected=expected, found=found
+            "missing= has a text that cannot replace values",
+            field=field.name,
+            expected=expected,
+            found=found,
+            remedy=classes if is_category(field) else None,
         )
     return texts
 

@@ -343,3 +343,29 @@ def test_filled_classes_are_classes() -> None:
     data = open_dataset(arrays, inputs="x", targets="s", missing={"s": "mode"}, comm=MPI.COMM_SELF)
     assert data.value_counts("s") == {"b": 4, "a": 2} and data.class_weights("s") == {"a": 1.5, "b": 0.75}
     assert [part.value_counts("s") for part in data.split(0.5, 0.5, stratify="s")] == [{"b": 2, "a": 1}] * 2
+
+
+def _loaded(comm: MPI.Intracomm, given: Any, options: dict[str, Any]) -> dict[str, Any]:
+    """Return the samples of this rank."""
+    return open_dataset(given, comm=comm, **options).load()
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "memory"])
+def test_texts_are_filled_in_before_classes_are_made_of_them(tmp_path: Path, pool: Pool, kind: str) -> None:
+    table = pd.DataFrame({"site": ["b", None, "a", "b"] * 3, "kind": ["x", "y"] * 6, "n": [1.0, np.nan, 2, 3] * 3})
+    path = {"csv": str(tmp_path / "a.csv"), "parquet": str(tmp_path / "a.parquet")}.get(kind)
+    if path is not None:
+        getattr(table, f"to_{kind}")(path, index=False)
+    given: Any = table if path is None else path
+    one_hot: Any = {"one_hot": ["site", "kind"], "missing": {"site": "unknown", "kind": "none", "n": 0.0, "*": "mode"}}
+    loaded = pool.run(_loaded, given, one_hot)
+    wanted = pd.get_dummies(table[["site", "kind"]].fillna({"site": "unknown"}), dtype=np.float32)
+    found = np.concatenate([np.concatenate([one[name] for one in loaded]) for name in ("site", "kind")], axis=1)
+    np.testing.assert_array_equal(found, wanted.to_numpy())
+    data = open_dataset(given, comm=MPI.COMM_SELF, **one_hot)
+    assert data.schema["site"].attributes["categories"] == ["a", "b", "unknown"]
+    assert data.value_counts("site") == {0: 3, 1: 6, 2: 3}
+    chosen = open_dataset(given, comm=MPI.COMM_SELF, where="n > 2", **one_hot)
+    assert chosen.schema["site"].shape == (3,)
+    with pytest.raises(FormatError, match=r"(?s)cannot replace values.*leave the field out of dtype="):
+        open_dataset(given, comm=MPI.COMM_SELF, dtype={"site": "category"}, missing={"site": "unknown"})
