@@ -9,7 +9,7 @@ from typing import Any
 
 from matex_data._types import Array
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import LISTED, ElementSpec, Names, as_list, check_weights, matching
+from matex_data.fields import LISTED, MASK, ElementSpec, Names, as_list, check_weights, fits_any, matching
 from matex_data.index.computed import compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs, Samples
@@ -145,6 +145,7 @@ class SampleOptions:
         def exists(name: str) -> bool:
             return name in self.created or is_field(name)
 
+        self._check_masks(fits_any(masked), exists)
         named = fields_to_read(self.elements.required, masked, exists, *made, *self.created.expressions)
         if named is None:
             return None
@@ -153,6 +154,21 @@ class SampleOptions:
         if read is not None and self.along is not None and self.spans(files):
             read = list(dict.fromkeys([*read, self.along]))
         return read
+
+    def _check_masks(self, is_masked: Callable[[str], bool], exists: Callable[[str], bool]) -> None:
+        """Raise ``FormatError`` if an expression, or the weights, are those of a mask, which is made later."""
+        expressions = [*self.created.expressions.values(), *([self.expression] if self.expression else ())]
+        named = [(expression.option, name) for expression in expressions for name in expression.fields]
+        for option, name in [*named, *(("weights=", name) for name in as_list(self.elements.weights))]:
+            base = name.removesuffix(MASK.format(""))
+            if base != name and is_masked(base) and exists(base) and not exists(name):
+                raise FormatError(
+                    f"{option} names a mask, and masks are made after what {option} needs",
+                    field=name,
+                    expected="fields of the files, or of derive=",
+                    remedy=f"test for missing numbers, which are NaN there: {base} == {base} where none is missing; "
+                    "where() and map() of the data set have the masks",
+                )
 
     def spans(self, files: int) -> bool:
         """Return whether sequence windows may reach from one file into the next."""

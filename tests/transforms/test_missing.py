@@ -369,3 +369,22 @@ def test_texts_are_filled_in_before_classes_are_made_of_them(tmp_path: Path, poo
     assert chosen.schema["site"].shape == (3,)
     with pytest.raises(FormatError, match=r"(?s)cannot replace values.*leave the field out of dtype="):
         open_dataset(given, comm=MPI.COMM_SELF, dtype={"site": "category"}, missing={"site": "unknown"})
+
+
+@pytest.mark.parametrize("given", [{"missing": "mask"}, {"missing": {"x": 0.0}}, {"pad": {"lists": 3}}], ids=str)
+@pytest.mark.parametrize(
+    "use", [{"where": "{}"}, {"derive": {"y": "{} * 2"}}, {"weights": "{}"}, {"weights": "{} * 2"}]
+)
+def test_a_mask_in_an_expression_is_an_error_that_tells_when_masks_are_made(given: Any, use: Any) -> None:
+    lists = np.empty(3, object)
+    lists[:] = [np.ones(n) for n in (1, 2, 3)]
+    arrays = {"x": np.array([1, np.nan, 3]), "lists": lists, "given_mask": np.ones(3)}
+    name = "lists_mask" if "pad" in given else "x_mask"
+    filled = {
+        key: text.format(name) if isinstance(text, str) else {"y": text["y"].format(name)} for key, text in use.items()
+    }
+    for names in ({}, {"inputs": ["x"], "targets": "given_mask"}):
+        with pytest.raises(FormatError, match="names a mask, and masks are made after") as raised:
+            open_dataset(arrays, comm=MPI.COMM_SELF, **given, **filled, **names)
+        assert "where() and map() of the data set have the masks" in str(raised.value)
+    assert len(open_dataset(arrays, comm=MPI.COMM_SELF, where="given_mask > 0", **given)) == 3
