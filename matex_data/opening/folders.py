@@ -69,18 +69,15 @@ def add_partitions(
     ----------
     path : of the file.
     values : of its folders, by name.
-    names : of columns and folders; None: all.
+    names : of columns and folders, and patterns of these; None: all.
     dtype : of numbers, by name or pattern.
     read : reads the index of columns; None: of all.
     """
     if not values:
         return read(names)
-    if names is None:
-        index = read(None)
-    else:
-        stored = [name for name in names if name not in values]
-        index = read(stored) if stored else _with_any(path, names, read)
-    wanted = [name for name in (values if names is None else names) if name in values and name not in index.fields]
+    index = read(None) if names is None else _columns(names, values, read)
+    asked = values if names is None else [name for one in names for name in matching(one, values)]
+    wanted = [name for name in dict.fromkeys(asked) if name not in index.fields]
     if not wanted:
         return index
     (file,) = index.files
@@ -95,8 +92,17 @@ def add_partitions(
     )
 
 
-def _with_any(path: str, names: Sequence[str], read: Callable[[Sequence[str] | None], Index]) -> Index:
-    """Return an index for names of folders alone: with those of them that are columns, else any column for its rows."""
+def _columns(names: Sequence[str], values: Collection[str], read: Callable[[Sequence[str] | None], Index]) -> Index:
+    """Return the index of the columns of these names; of names of folders alone, any column for its rows."""
+    stored = [name for name in names if name not in values]
+    while stored:
+        try:
+            return read(stored)
+        except FieldNotFound as error:  # a pattern of folders needs no column
+            others = [name for name in stored if name != error.field or not matching(name, values)]
+            if len(others) == len(stored):
+                raise
+            stored = others
     try:
         return read(names)
     except FieldNotFound:

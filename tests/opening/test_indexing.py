@@ -315,6 +315,23 @@ def test_derived_files_are_looked_at_by_one_rank(pool: Pool, tmp_path: Path, mon
         assert made <= SHARED_FACTS // 2 or pool.size == 1
 
 
+def test_patterns_stand_for_fields_of_folders(tmp_path: Path) -> None:
+    for site in "AB":
+        (tmp_path / f"site={site}" / "year=2020").mkdir(parents=True)
+        pq.write_table(pa.table({"size": [1.0], "x": [2.0]}), tmp_path / f"site={site}" / "year=2020" / "0.parquet")
+    for inputs, wanted in (
+        ("*", ["size", "x", "site", "year"]),
+        ("s*", ["size", "site"]),
+        (["x", "si*"], ["x", "size", "site"]),
+        ("y*", ["year"]),
+        (["y*", "sit?"], ["year", "site"]),
+    ):
+        data = open_dataset(tmp_path, inputs=inputs, comm=MPI.COMM_SELF)
+        assert list(data.load()) == wanted, inputs
+    with pytest.raises(FieldNotFound, match=r"no field matches the pattern.*'z\*'"):
+        open_dataset(tmp_path, inputs=["y*", "z*"], comm=MPI.COMM_SELF)
+
+
 def test_patterns_beside_fields_of_folders_and_of_further_fields(tmp_path: Path) -> None:
     (tmp_path / "year=2020").mkdir()
     pq.write_table(pa.table({"x": [7], "y": [8]}), tmp_path / "year=2020" / "0.parquet")
