@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
@@ -17,6 +18,7 @@ from matex_data.errors import DecodeError, FormatError
 from matex_data.locks import cached_property
 from matex_data.readers.arrow.times import EPOCH, seconds
 
+_WHOLE = re.compile(rb"[-+]?[0-9]{1,20}")
 _ARROW = {
     "int64": pa.int64(),
     "uint64": pa.uint64(),
@@ -177,7 +179,8 @@ def requested_type(name: str, dtype: Any, summary: ColumnSummary) -> ColumnType:
     if isinstance(dtype, list | tuple):
         return _category(tuple(str(value).encode() for value in dtype))
     if dtype == "category":
-        return _category(tuple(sorted(summary.values)))
+        whole = all(map(_WHOLE.fullmatch, summary.values))
+        return _category(tuple(sorted(summary.values, key=(lambda value: (int(value), value)) if whole else None)))
     if dtype in (str, bytes, object, "str", "string", "bytes", "object"):
         return TEXT
     found = _numpy(dtype)

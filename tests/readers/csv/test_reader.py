@@ -441,6 +441,20 @@ def test_ranks_agree_on_categories_and_full_inference(tmp_path: Path, tiny: None
     assert every_row(indexes[-1], "n")[333] == 3.5
 
 
+@pytest.mark.parametrize(
+    ("texts", "wanted"),
+    [(["10", "1", "2", "-3"], ["-3", "1", "2", "10"]), (["10", "1", "2", "x"], ["1", "10", "2", "x"])],
+)
+def test_categories_of_integers_are_in_the_order_of_their_values(
+    tmp_path: Path, texts: list[str], wanted: list[str]
+) -> None:
+    path = write(tmp_path, "n,c\n" + "".join(f"{n},{text}\n" for n, text in enumerate(texts)) + "9,\n")
+    found = index(path, ["c"], dtype={"c": "category"})
+    assert found.fields["c"].attributes["categories"] == wanted
+    column = pd.read_csv(path, dtype={"c": "Int64" if wanted[0] == "-3" else str})["c"].astype("category")
+    assert every_row(found, "c").tolist() == column.cat.codes.tolist()
+
+
 @pytest.mark.parametrize("size", (1, 2, 3))
 def test_a_late_value_of_another_type_names_its_line(tmp_path: Path, tiny: None, size: int) -> None:
     lines = [f"{i},x" for i in range(3000)]
