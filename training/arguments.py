@@ -53,14 +53,25 @@ def check_model(call: str, model: Any, compiled: bool = False) -> None:
         )
 
 
-def check_dataset(call: str, dataset: Any) -> None:
-    """Raise ``ArgumentError`` unless data is a ``matex_data.Dataset`` or a ``tf.data.Dataset``."""
+def check_dataset(call: str, dataset: Any, options: Mapping[str, Any] | None = None) -> None:
+    """Raise ``ArgumentError`` unless data is a ``matex_data.Dataset`` or a ``tf.data.Dataset``, whose batches no option
+    makes.
+    """
     if not hasattr(dataset, "tf_dataset") and not isinstance(dataset, tf.data.Dataset):
         raise ArgumentError(
             f"{call}() takes no data of this kind",
             expected="a matex_data.Dataset or a tf.data.Dataset",
             found=type(dataset).__name__,
             remedy="md.open_dataset(path); md.training.shard(tf.data.Dataset.from_tensor_slices(arrays).batch(n))",
+        )
+    given = next((name for name in ("batch_size", "shuffle") if (options or {}).get(name)), None)
+    if given is not None and isinstance(dataset, tf.data.Dataset):
+        raise ArgumentError(
+            f"{call}() takes no {given}= beside a tf.data.Dataset, which has its batches",
+            expected=f"{given}= with a matex_data.Dataset",
+            found=repr((options or {})[given]),
+            remedy="give it to tf_dataset(), or call batch() or shuffle() of the data; arrays in validation_data= have "
+            "validation_batch_size=",
         )
 
 

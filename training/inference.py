@@ -395,7 +395,7 @@ def _begin(
 
     def check() -> None:
         check_model(call, arguments["model"], compiled=function is evaluate)
-        check_dataset(call, dataset)
+        check_dataset(call, dataset, arguments)
         check_keras_options(call, options)
 
     check_not_alone(f"{function.__name__}()")

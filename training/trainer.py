@@ -144,7 +144,7 @@ def fit(
 
     def check() -> None:
         check_model("training.fit", model, compiled=True)
-        check_dataset("training.fit", dataset)
+        check_dataset("training.fit", dataset, keras_fit_options)
         check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
         if save_every is not None and save_every < 1:
             raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
