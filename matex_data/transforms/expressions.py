@@ -120,7 +120,16 @@ class Expression:
         return list(dict.fromkeys(use.name for use in uses(self.tree) if use.is_number))
 
     def quoted(self, is_field: Callable[[str], bool]) -> Expression:
-        """Return the expression with names that have slashes in backticks; see `quote_paths`."""
+        """Return the expression with names that have slashes in backticks; see `quote_paths`.
+
+        Raises
+        ------
+        FormatError : a name has two meanings.
+        """
+        constants_of_tree = (node.value for node in ast.walk(self.tree) if isinstance(node, ast.Constant))
+        if any(value is np.nan for value in constants_of_tree) and is_field(NAN):
+            remedy = f"write `{NAN}` for the field; where(x == x, x, y) takes y where x is missing"
+            raise self.error(f"{NAN}, the missing number, which is a field, too", remedy=remedy)
         text = quote_paths(self.text, self.option, is_field)
         return self if text == self.text else parse(text, self.option)
 
@@ -309,7 +318,8 @@ class _Checked(ast.NodeTransformer):
         """Return the whole expression, or the argument of a reduction; raise ``FormatError`` if it has no field."""
         checked: ast.expr = self.visit(tree)
         if not any(uses(checked)):
-            raise self._whole.error("an expression without a field")
+            hint = f"; a field of the name {NAN!r} stands in backticks: `{NAN}`" if NAN in self._whole.text else ""
+            raise self._whole.error(f"an expression without a field{hint}")
         return checked
 
     def generic_visit(self, node: ast.AST) -> ast.AST:

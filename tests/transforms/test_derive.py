@@ -277,3 +277,17 @@ def test_fields_of_an_expression_are_named_once() -> None:
 def test_derived_fields_have_the_order_in_which_they_are_given() -> None:
     derive = {"a": "x + 1", "b": "2 * a", "c": "x + 3"}
     assert list(open_dataset({"x": np.arange(3.0)}, derive=derive, comm=MPI.COMM_SELF).schema) == ["x", "a", "b", "c"]
+
+
+def test_a_field_of_the_name_of_the_missing_number_stands_in_backticks() -> None:
+    arrays = {"x": np.array([1.0, 2.0]), "nan": np.array([3.0, 4.0])}
+    for derive in ("x + nan", "where(x > 1, x, nan)"):
+        with pytest.raises(FormatError, match=r"(?s)missing number, which is a field, too.*write `nan`"):
+            open_dataset(arrays, comm=SELF, inputs="x", derive={"y": derive})
+    with pytest.raises(FormatError, match=r"(?s)without a field.*in backticks: `nan`"):
+        open_dataset(arrays, comm=SELF, where="nan > 3")
+    with pytest.raises(FormatError, match="which is a field, too"):
+        open_dataset(arrays, comm=SELF).where("x > nan")
+    found = open_dataset(arrays, comm=SELF, derive={"y": "x + `nan`"}, where="`nan` > 3").load()
+    assert found["y"].tolist() == [6.0]
+    assert np.isnan(open_dataset({"x": np.ones(1)}, comm=SELF, derive={"y": "x + nan"}).load()["y"]).all()
