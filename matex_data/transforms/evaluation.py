@@ -24,7 +24,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError
 from matex_data.fields import EXACT, MISSING_INTEGER, Field, is_category
 from matex_data.locks import cached_property
-from matex_data.readers.dimensions.cf import NAT, ORIGIN, time_origin
+from matex_data.readers.dimensions.cf import NAT, ORIGIN, calendar_of, time_origin
 from matex_data.transforms.expressions import (
     REDUCTIONS,
     TIMES,
@@ -266,7 +266,7 @@ class _Tile:
         """Return a number in the date of each time, to a microsecond, int64 of the same shape."""
         values, error = self._fields[name], partial(self._expression.error, field=name)
         times, known = values.content, {} if values.field is None else values.field.attributes
-        origin = time_origin(known.get("units"), known.get("calendar"))
+        origin = time_origin(known.get("units"), calendar_of(known))
         if origin is None:
             held = f"a field of units {known['units']!r}" if known.get("units") else "a field without units"
             raise error(held, expected="times, such as seconds since 1970-01-01")

@@ -24,7 +24,7 @@ from matex_data.index.model import EMPTY, Derivation, FileIndex, Finish, Index, 
 from matex_data.index.runs import Chosen, Runs, Samples, compress, merge, runs_where
 from matex_data.index.united import nullable
 from matex_data.locks import cached_property
-from matex_data.readers.dimensions.cf import time_origin
+from matex_data.readers.dimensions.cf import calendar_of, time_origin
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import rank_range
 from matex_data.sampling.split import Ties
@@ -297,7 +297,7 @@ def _in_seconds(field: Field, other: Field, values: Array, others: Array) -> tup
     FormatError : the fields have different units, of which one is of no fixed length, or different calendars.
     """
     attributes = [one.attributes for one in (field, other) if one.attributes.get("units")]
-    kinds = [(str(known["units"]), str(known.get("calendar", "standard"))) for known in attributes]
+    kinds = [(str(known["units"]), calendar_of(known)) for known in attributes]
     origins = [time_origin(*kind) for kind in kinds]
     are_times = is_time(field) or is_time(other)
     if len(set(kinds)) == 1:

@@ -19,7 +19,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
 from matex_data.fields import Field
 from matex_data.index.runs import Samples
-from matex_data.readers.dimensions.cf import time_origin
+from matex_data.readers.dimensions.cf import calendar_of, time_origin
 from matex_data.reading.source import Source
 from matex_data.sampling.permutation import Permutation, check_seed, permutation
 from matex_data.transforms.counts import as_value, check_number, merged_counts
@@ -177,7 +177,7 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
 def _edges(field: Field, borders: Sequence[Any]) -> tuple[Array, Callable[[Array], Array]]:
     """Return the borders as an ascending array, and the function that turns values of the field into such values."""
     borders = [_as_text(border) for border in borders]
-    origin = time_origin(field.attributes.get("units"), field.attributes.get("calendar"))
+    origin = time_origin(field.attributes.get("units"), calendar_of(field.attributes))
     dates = all(isinstance(border, str) for border in borders)
     convert: Callable[[Array], Array] = np.asarray
     if dates and origin is not None:

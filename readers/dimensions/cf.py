@@ -17,6 +17,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
+from matex_data.memory import EPOCH
 from matex_data.readers.decoding import Decoding, Narrowed
 
 PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -298,6 +299,16 @@ class TimeOrigin:
             "origin": ORIGIN,
             "stored_units": self.stored_units,
         }
+
+
+def calendar_of(attributes: Mapping[str, Any]) -> str:
+    """Return the calendar of a field of times: without one that of NumPy, where a reader has made them, else CF's.
+
+    >>> calendar_of({"units": "seconds since 1970-01-01 00:00:00 UTC"}), calendar_of({"units": "days since 1500-01-01"})
+    ('proleptic_gregorian', 'standard')
+    """
+    own = "proleptic_gregorian" if attributes.get("units") == EPOCH["units"] else "standard"
+    return str(attributes.get("calendar") or own)
 
 
 def time_origin(units: object, calendar: object) -> TimeOrigin | None:

@@ -254,9 +254,9 @@ def _counted(kind: Any) -> tuple[Any, dict[str, Any]]:
         return kind, {}
     if unit not in _UNITS:
         return kind, {}
-    units = _UNITS[unit] + (" since 1970-01-01" if letter == "M" else "")
+    date = {"units": f"{_UNITS[unit]} since 1970-01-01", "calendar": "proleptic_gregorian"}
     scale = {} if int(count) == 1 else {"scale_factor": int(count)}
-    return f"{order}i8", {"units": units, "_FillValue": NAT, **scale}
+    return f"{order}i8", {**(date if letter == "M" else {"units": _UNITS[unit]}), "_FillValue": NAT, **scale}
 
 
 def _dtype(code: Any, name: Any) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import xarray as xr
+import zarr
 from mpi4py import MPI
 
 import matex_data as md
@@ -134,3 +135,26 @@ def test_times_without_a_date_are_an_error(tmp_path: Path, units: str, time: Any
         file["t"].attrs["units"] = units
     with pytest.raises(md.FormatError, match=rf"year[\s\S]*{units}"):
         md.open_dataset(tmp_path / "a.h5", comm=MPI.COMM_SELF, derive={"y": "year(t)"}).load()
+
+
+@pytest.mark.parametrize("kind", ["memory", "parquet", "csv", "zarr", "netcdf"])
+def test_times_before_1582_are_in_the_calendar_of_what_has_written_them(tmp_path: Path, kind: str) -> None:
+    days = ["0850-03-01T05", "1500-02-28", "1582-10-04", "1582-10-14", "1582-10-15", "1999-12-31"]
+    times = pd.Series(np.array(days, "datetime64[us]"))
+    table, path = pd.DataFrame({"t": times, "n": np.arange(6.0)}), str(tmp_path / f"a.{kind}")
+    if kind == "parquet":
+        table.to_parquet(path)
+    elif kind == "csv":
+        table.to_csv(path, index=False)
+    elif kind == "zarr":
+        group = zarr.open_group(path, mode="w")
+        for name in table:
+            group.create_array(name, data=table[name].to_numpy(), dimension_names=("t",))
+    elif kind == "netcdf":
+        xr.Dataset({"n": ("t", table["n"])}, {"t": times.to_numpy()}).to_netcdf(path, format="NETCDF3_64BIT")
+    made = {"y": "year(t)", "d": "dayofyear(t)", "n2": "2 * n"}
+    data = md.open_dataset(table if kind == "memory" else path, inputs=["t", *made], derive=made, comm=MPI.COMM_SELF)
+    found = data.load()
+    assert found["y"].tolist() == times.dt.year.tolist() and found["d"].tolist() == times.dt.day_of_year.tolist()
+    early, late = data.split(along="t", at=["1582-10-14"])
+    assert (len(early), len(late)) == (3, 3)
