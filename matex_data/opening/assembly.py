@@ -224,7 +224,7 @@ def assemble(
     named_by_rules(one_hot, index.fields, "one_hot=")
     filled = texts_to_fill(index.fields, rules, one_hot) if one_hot and rules else {}
     steps = [filling(index.fields[name], text, f"missing {text}") for name, text in filled.items()]
-    index, of_all = compute_all(index, steps), of_all and compute_all(of_all, steps)
+    index, of_all = compute_all(index, steps), None if of_all is None else compute_all(of_all, steps)
     rows = encode_categories(index, one_hot, opened, of_all)
     check_weights(elements, rows.fields)
     if request.missing == "drop":

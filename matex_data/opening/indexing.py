@@ -368,7 +368,8 @@ class _Collected:
             count, *ends = index.facts[LISTED].split()
             self.listed += [(index.files.paths[0], *map(int, ends))] if ends else []
             index = Index(index.fields, index.files, index.static, {**index.facts, LISTED: count})
-        self.first = self.first or Index(index.fields, index.files, index.static, index.facts)
+        if self.first is None:  # one without samples is false
+            self.first = Index(index.fields, index.files, index.static, index.facts)
         key = schema_key(index.fields, index.facts)
         number = self._number_of.setdefault(key, len(self._unions))
         if number == len(self._unions):

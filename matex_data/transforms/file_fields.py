@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import Field, Schema, name_taken
+from matex_data.errors import FieldNotFound, FormatError, PartitionError, near_matches
+from matex_data.fields import Field, Schema, is_pattern, name_taken
 from matex_data.index.columns import compact
 from matex_data.index.files import DerivedFiles, FileIndex, LayoutFacts
 from matex_data.index.library import Constant
@@ -111,12 +111,21 @@ def add_static_fields(index: Index, names: Sequence[str] | None) -> Index:
     Raises
     ------
     FormatError : an array has neither numbers nor texts.
+    FieldNotFound : a name is neither that of a field nor of an array of the first file.
     """
     arrays = {
         name: array
         for name, array in index.static.items()
         if name not in index.fields and (array.ndim > 1 if names is None else name in names)
     }
+    lacking = next((n for n in names or () if n not in index.fields and n not in arrays and not is_pattern(n)), None)
+    if lacking is not None:
+        raise FieldNotFound(
+            "static_as_inputs= takes the arrays of the first file, which has none of this name",
+            file=next(iter(index.files.paths), None),
+            field=lacking,
+            expected=f"one of {near_matches(lacking, [*index.fields, *index.static])}",
+        )
     if not arrays:
         return index
     odd = next((name for name, array in arrays.items() if array.dtype.kind not in "biufSO"), None)

@@ -408,3 +408,17 @@ def test_a_missing_value_of_sel_is_named(tmp_path: Path, wanted: object) -> None
     xr.Dataset({"b": ("time", [0.0, 1])}, {"time": time}).to_netcdf(tmp_path / "t.nc")
     with pytest.raises(FormatError, match="sel= has a missing value"):
         open_dataset(tmp_path / "t.nc", sel={"time": ["2000-01-01", np.datetime64("NaT")]}, comm=SELF)
+
+
+def test_static_fields_are_those_of_the_first_file_also_if_no_sample_of_it_is_selected(tmp_path: Path) -> None:
+    for day in range(3):
+        part = xr.Dataset({"t": ("time", [float(day)]), "oro": ("lat", [7.0, 8.0])}, {"lat": [1, 2]})
+        part = part.assign_coords(time=("time", [np.datetime64("2000-01-01", "ns") + np.timedelta64(day, "D")]))
+        (part if day else part.rename(oro="height")).to_netcdf(created(tmp_path / "lacks") / f"{day}.nc")
+        part.to_netcdf(created(tmp_path / "has") / f"{day}.nc")
+    options = {"inputs": ["t", "oro"], "static_as_inputs": True, "sel": {"time": "2000-01-02"}, "comm": SELF}
+    data = open_dataset(tmp_path / "has", **options)
+    assert {name: values.tolist() for name, values in data.load().items()} == {"t": [1.0], "oro": [[7.0, 8.0]]}
+    assert data.static["oro"].tolist() == [7.0, 8.0]
+    with pytest.raises(FieldNotFound, match=r"(?s)the first file, which has none.*'height'"):
+        open_dataset(tmp_path / "lacks", **options)
