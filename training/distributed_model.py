@@ -55,7 +55,7 @@ from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.reduction.graphs import disable_xla
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.replacements import Replacements, replaced
+from matex_data.training.replacements import Replacements, left_on_error, replaced
 from matex_data.training.zero.optimizer import OwnedOptimizer, Totals
 
 log = logging.getLogger("matex_data.training")
@@ -120,7 +120,9 @@ class DistributedModel:
         self._replace = self.replacements.set
         self.checks: dict[tuple[str, str], Any] = {}
         self._parts: list[Any] = []
+        self._attached: list[Any] = []
 
+    @left_on_error
     def __enter__(self) -> DistributedModel:
         if self._parts:
             self.replacements.resume()
@@ -151,9 +153,13 @@ class DistributedModel:
             disable_xla(self.model, self.channel.rank, self.replacements)
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
-        self.replacements.suspend()
-        for optimizer in self._attached:
-            detach_average(optimizer)
+        try:
+            self.replacements.suspend()
+            for optimizer in self._attached:
+                detach_average(optimizer)
+        except KeyboardInterrupt:  # it may come again and again
+            self.__exit__(KeyboardInterrupt)
+            raise
         self._parts = _parts_of(self.model) if kind is None else []  # after an error, steps are traced anew
 
     def is_unchanged(self) -> bool:

@@ -5,12 +5,15 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
 
 T = TypeVar("T")
+C = TypeVar("C", bound=AbstractContextManager[Any])
 _ABSENT = object()
 
 
@@ -44,8 +47,13 @@ class Replacements:
 
     def restore(self) -> None:
         """Restore all attributes."""
-        while self._before:
-            _set(*self._before.pop())
+        try:
+            while self._before:
+                _set(*self._before[-1])
+                self._before.pop()
+        except KeyboardInterrupt:  # it may come again and again
+            self.restore()
+            raise
 
     def __enter__(self) -> Replacements:
         return self
@@ -57,9 +65,27 @@ class Replacements:
 def replaced(owner: Any, **values: Any) -> Replacements:
     """Return a context manager in which attributes of an object have other values, from now on."""
     replacements = Replacements()
-    for name, value in values.items():
-        replacements.set(owner, name, value)
+    try:
+        for name, value in values.items():
+            replacements.set(owner, name, value)
+    except BaseException:
+        replacements.restore()
+        raise
     return replacements
+
+
+def left_on_error(enter: Callable[[C], C]) -> Callable[[C], C]:
+    """Decorate ``__enter__``: an error or an interrupt within it leaves the context, as one in a block does."""
+
+    @functools.wraps(enter)
+    def entered(context: C) -> C:
+        try:
+            return enter(context)
+        except BaseException:
+            context.__exit__(*sys.exc_info())
+            raise
+
+    return entered
 
 
 @contextlib.contextmanager
@@ -103,7 +129,8 @@ def _get(owner: Any, name: str) -> Any:
 def _set(owner: Any, name: str, value: Any) -> None:
     plain = isinstance(owner, type | ModuleType)
     if value is _ABSENT:
-        delattr(owner, name) if plain else object.__delattr__(owner, name)
+        with contextlib.suppress(AttributeError):  # deleted before an interrupt
+            delattr(owner, name) if plain else object.__delattr__(owner, name)
     elif plain:
         setattr(owner, name, value)
     else:

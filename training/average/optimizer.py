@@ -32,7 +32,7 @@ from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, ReductionStrategy
 from matex_data.training.reduction.payloads import WHOLE
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.replacements import Replacements, setting
+from matex_data.training.replacements import Replacements, left_on_error, setting
 
 log = logging.getLogger("matex_data.training")
 _told: list[bool] = []
@@ -115,6 +115,7 @@ class GradientPatches:
         self._enabled = enabled
         self._replacements = Replacements()
 
+    @left_on_error
     def __enter__(self) -> GradientPatches:
         self._patch(tf.GradientTape, "gradient")
         for owner in (tf, tf.compat.v1):

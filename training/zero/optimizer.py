@@ -26,7 +26,7 @@ from matex_data.training.partition.parts import (
     slots,
     whole_shape,
 )
-from matex_data.training.replacements import Replacements
+from matex_data.training.replacements import Replacements, left_on_error
 from matex_data.training.zero.sections import FlatSection, gathered_wholes, summed_sections
 
 ELEMENTWISE = (
@@ -110,6 +110,7 @@ class PartOptimizer:
         self._variables: Sequence[Any] = ()
         self._replacements = Replacements()
 
+    @left_on_error
     def __enter__(self) -> PartOptimizer:
         self._update = self._inner._backend_apply_gradients
         self._replacements.set(self._inner, "_backend_apply_gradients", self._apply)
@@ -196,6 +197,7 @@ class OwnedOptimizer(PartOptimizer):
             check_constraint(weight)
         self._forms = [FlatSection(average.channel, tuple(weight.shape)) for weight in self._weights]
 
+    @left_on_error
     def __enter__(self) -> OwnedOptimizer:
         self._sections = [_section(w, form) for w, form in zip(self._weights, self._forms, strict=True)]
         self._positions = {id(weight): i for i, weight in enumerate(self._weights)}

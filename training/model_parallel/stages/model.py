@@ -68,7 +68,7 @@ from matex_data.training.partition.parts import (
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.replacements import Replacements, replaced
+from matex_data.training.replacements import Replacements, left_on_error, replaced
 from matex_data.training.zero.optimizer import OwnedOptimizer, PartOptimizer, check_elementwise
 
 log = logging.getLogger("matex_data.training")
@@ -144,6 +144,7 @@ class StagedModel:
         self.watch = Watch(self)
         self.plans: list[StagePlan] = []
 
+    @left_on_error
     def __enter__(self) -> StagedModel:
         before: StagedModel | None = vars(self.model).get(STAGED)
         if before is not None:
