@@ -328,7 +328,8 @@ class CheckpointSaver(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def _save_within_epoch(self, batch: int, logs: Any = None) -> None:
         """Save the run if a checkpoint is due. *Collective* then."""
         step, steps = batch + 1, self._run.start.steps
-        if step - self._last >= self._every and (step < steps or steps <= 0):  # else the epoch ends
+        # At steps that do not depend on where the run has begun again: a save averages over the ranks.
+        if step // self._every > self._last // self._every and (step < steps or steps <= 0):  # else the epoch ends
             self._last = step
             self.save(self._epoch, step)
 

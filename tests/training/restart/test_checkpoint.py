@@ -9,6 +9,7 @@ import random
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import h5py
@@ -579,6 +580,26 @@ def test_a_pipeline_resumes_in_its_epoch(table: Path, tmp_path: Path, ranks: Poo
         assert isinstance(error, DataError) and name in str(error)
     resumed = pool.run(_pipeline, table, tmp_path, 0, timeout=180)
     assert all(a.tobytes() == b.tobytes() for a, b in zip(resumed[0], straight[0], strict=True))
+
+
+def _steps_of_saves(comm: Any, begin: int, executed: int) -> list[int]:
+    from matex_data.training.comm.channel import open_channel
+    from matex_data.training.restart.resume import CheckpointSaver, TrainingPosition
+
+    start, found = TrainingPosition(0, begin, 16), list[int]()
+    run: Any = SimpleNamespace(channel=open_channel(comm), start=start, save_every=3, checkpoint=None)
+    saver: Any = CheckpointSaver(run, [], lambda: None)
+    saver.save = lambda epoch, step: found.append(step)
+    saver._last = begin
+    for step in range(begin + executed, 17, executed):
+        saver.on_train_batch_end(step - 1)
+    return found
+
+
+def test_a_run_that_ended_between_saves_saves_after_the_same_steps(ranks: Pools) -> None:
+    for begin, executed, expected in [(0, 1, [3, 6, 9, 12, 15]), (4, 1, [6, 9, 12, 15]), (4, 4, [8, 12])]:
+        assert ranks(1).run(_steps_of_saves, begin, executed) == [expected], begin
+    assert ranks(1).run(_steps_of_saves, 0, 4) == [[4, 8, 12]]
 
 
 def test_a_folder_that_cannot_be_written_is_an_error_before_training(table: Path, tmp_path: Path, ranks: Pools) -> None:
