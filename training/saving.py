@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import glob
 import os
-import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +16,7 @@ import numpy as np
 from matex_data.errors import DataError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
+from matex_data.mpi.processes import is_running
 from matex_data.training.arguments import check_model, open_checked
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
@@ -180,7 +181,7 @@ def _renaming(write: Callable[..., None]) -> Callable[..., None]:
         if not local or not overwrite or Path(filepath).suffix not in ONE_FILE:
             return write(filepath, overwrite=overwrite, **options)
         target = Path(filepath).resolve()
-        own = target.with_name(f".{uuid.uuid4().hex}-{target.name}")
+        own = _draft(target)
         try:
             write(own, **options)
             own.replace(target)
@@ -188,3 +189,13 @@ def _renaming(write: Callable[..., None]) -> Callable[..., None]:
             own.unlink(missing_ok=True)
 
     return save
+
+
+def _draft(target: Path) -> Path:
+    """Return the path at which this rank writes a file first; remove what killed processes of it have left there."""
+    suffix = f"-{MPI.COMM_WORLD.rank}-{target.name}"
+    for left in target.parent.glob(f".*{glob.escape(suffix)}"):
+        writer = left.name[1 : -len(suffix)]
+        if writer.isdecimal() and not is_running(int(writer)):
+            left.unlink(missing_ok=True)
+    return target.with_name(f".{os.getpid()}{suffix}")
