@@ -6,8 +6,9 @@ Memory is bounded by a window of samples, and nothing goes over the network.
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
-import uuid
+import platform
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from io import BufferedReader, BufferedWriter
@@ -21,6 +22,7 @@ from matex_data._types import Array
 from matex_data.errors import DataError, PartitionError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.communicator import Communicator, Equal
+from matex_data.mpi.processes import is_running
 
 Columns = dict[str, Array]
 
@@ -54,7 +56,7 @@ def write_predictions(
     path = Path(target).resolve()
     equal = Equal({"to": str(path), "fields": list(ids)}, "the ranks write other files", "give all ranks the same to=")
     comm.agreed(lambda: _check_target(path, ids), equal)
-    job = comm.on_root(lambda: uuid.uuid4().hex)
+    job = comm.on_root(lambda: _written(path, lambda: _job(path)))
     drafts = [path.with_name(f".{path.name}.{job}.{name}") for name in ("whole", *range(comm.size))]
     own = drafts[1 + comm.rank]
     try:
@@ -68,6 +70,16 @@ def write_predictions(
     finally:
         for draft in {own, drafts[0] if comm.rank == 0 else own}:
             draft.unlink(missing_ok=True)
+
+
+def _job(path: Path) -> str:
+    """Return what names this job in its drafts; remove those of jobs that were killed on this machine."""
+    begin = f".{path.name}.{platform.node()}-"
+    for draft in path.parent.glob(f"{glob.escape(begin)}*"):
+        writer = draft.name[len(begin) :].partition(".")[0]
+        if writer.isdecimal() and not is_running(int(writer)):
+            draft.unlink(missing_ok=True)
+    return f"{platform.node()}-{os.getpid()}"
 
 
 def _check_target(path: Path, ids: Columns) -> None:
