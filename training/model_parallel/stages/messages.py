@@ -13,8 +13,9 @@ from matex_data.mpi.library import MPI
 from matex_data.mpi.polling import poll
 from matex_data.training.comm.channel import Channel
 
-_FAILURE = 0  # MPI tag of the message by which a stage ends a step of its neighbours
-_CONTENT = 1  # of all others: those of one stage to another come in the order in which they are sent
+_NUMBERS = 1 << 14
+"""Numbers of lines, each with two tags of MPI, which begin anew after that: the largest tag may be 32767."""
+_next_number = [0]
 FORWARD, BACKWARD = 1, -1
 """Ways of messages along the line: of activations to the next stage, of errors to the one before."""
 
@@ -24,7 +25,9 @@ class StepFailed(Exception):
 
 
 class Line:
-    """Stages of one replica in a line, of which each exchanges messages with its two neighbours.
+    """Stages of one replica in a line, of which each exchanges messages with its two neighbours. *Collective*.
+
+    Each line has tags of its own: an interrupted step may have left messages that nobody has received.
 
     Parameters
     ----------
@@ -41,6 +44,10 @@ class Line:
         self._sent: list[tuple[MPI.Request, Any]] = []  # with the memory that MPI reads until a request completes
         self._sent_to: dict[int, int] = {}  # numbers of messages, by stage
         self._received = 0
+        (number,) = channel.communicator.maximum(_next_number[0])
+        _next_number[0] = (number + 1) % _NUMBERS
+        self._failure = 2 * number  # tag of the message by which a stage ends a step of its neighbours
+        self._content = self._failure + 1  # of all others, which come in the order in which a stage sends them
 
     def send(self, way: int, content: Any) -> None:
         """Start to send an object that ``pickle`` knows to a neighbour.
@@ -50,7 +57,7 @@ class Line:
         way : ``FORWARD`` or ``BACKWARD``.
         """
         self._all_sent()
-        self._start(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), self.stage + way, _CONTENT)
+        self._start(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), self.stage + way, self._content)
 
     def receive(self, way: int) -> Any:
         """Return the next object that a neighbour sends.
@@ -64,9 +71,9 @@ class Line:
         found: list[MPI.Message] = []
 
         def look() -> bool:
-            if comm.Iprobe(MPI.ANY_SOURCE, _FAILURE):
+            if comm.Iprobe(MPI.ANY_SOURCE, self._failure):
                 raise StepFailed
-            message = comm.Improbe(sender, _CONTENT, status)
+            message = comm.Improbe(sender, self._content, status)
             if message is not None:
                 found.append(message)
             return bool(found)
@@ -82,7 +89,7 @@ class Line:
         """Tell the neighbours that this step has failed."""
         for stage in (self.stage - 1, self.stage + 1):
             if 0 <= stage < self.stages:
-                self._start(b"", stage, _FAILURE)
+                self._start(b"", stage, self._failure)
 
     def finish(self) -> None:
         """Return when everything is sent."""
@@ -95,10 +102,11 @@ class Line:
         status = MPI.Status()
 
         def received() -> bool:
-            message = self._channel.host.comm.Improbe(MPI.ANY_SOURCE, MPI.ANY_TAG, status)
-            if message is not None:
-                message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
-                self._received += 1
+            for tag in (self._failure, self._content):
+                message = self._channel.host.comm.Improbe(MPI.ANY_SOURCE, tag, status)
+                if message is not None:
+                    message.Recv([bytearray(status.Get_count(MPI.BYTE)), MPI.BYTE])
+                    self._received += 1
             return bool(self._received == expected)
 
         self._channel.communicator.wait_until(lambda seconds: poll(received, seconds))

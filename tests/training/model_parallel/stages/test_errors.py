@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import re
 from collections.abc import Callable, Iterator
@@ -15,6 +16,8 @@ import tensorflow as tf
 from matex_data.errors import DataError, DecodeError, PartitionError
 from matex_data.training.average.optimizer import distribute
 from matex_data.training.model_parallel.mesh import Mesh
+from matex_data.training.model_parallel.stages.messages import Line
+from matex_data.training.replacements import replaced
 from matex_data.training.trainer import fit
 from tests.support.launch import run_script
 from tests.support.ranks import Pools
@@ -237,6 +240,33 @@ def test_a_failure_of_one_stage_is_the_error_of_all(ranks: Pools, fault: str, me
     assert message in one
     assert message.removeprefix("DecodeError: ") in other
     assert issubclass(PartitionError, DataError)
+
+
+def _after_an_interrupt(comm: Any) -> list[Any]:
+    """Return the weights of a run after one that was interrupted with messages under way, and of another one."""
+    calls, original = itertools.count(1), Line.receive
+
+    def receive(line: Any, way: int) -> Any:
+        if next(calls) == (1 if comm.rank == 0 else 4):  # which two errors of stage 1 are for
+            raise KeyboardInterrupt
+        return original(line, way)
+
+    def trained() -> Any:
+        model = build("chain")
+        fit(model, dataset("chain"), verbose=0, mesh=Mesh(stages=2, comm=comm), micro_batches=4)
+        return weights_of(model)
+
+    with replaced(Line, receive=receive), contextlib.suppress(KeyboardInterrupt):
+        trained()
+    assert next(calls) <= 5
+    comm.Barrier()
+    return [trained(), trained()]
+
+
+def test_messages_of_an_interrupted_step_are_not_those_of_the_next_run(ranks: Pools) -> None:
+    for after, expected in ranks(2).run(_after_an_interrupt, timeout=60):
+        for one, other in zip(after, expected, strict=True):
+            np.testing.assert_array_equal(one, other)
 
 
 SCRIPT = """
