@@ -36,6 +36,8 @@ SLEEP, LONGEST_SLEEP = 5e-5, 1e-3
 
 In between a sleep is a hundredth of the wait so far. With the short sleep alone a waiting rank took 7 % of a core.
 """
+_INTERRUPTED: list[Any] = []
+"""Requests of waits that Ctrl-C has ended, with their buffers, of which not all requests hold references."""
 _OPS: dict[str, MPI.Op] = {"mean": MPI.SUM, "sum": MPI.SUM, "max": MPI.MAX, "min": MPI.MIN}
 
 
@@ -101,7 +103,7 @@ class Collectives:
         arguments = MPI.IN_PLACE, extremes, MPI.MAX
         if self.share == CoreShare.FULL:
             with timeline.span("waiting for ranks", "communication"):
-                self._wait(self.comm.Iallreduce(*arguments))
+                self._wait(self.comm.Iallreduce, *arguments)
         else:
             self._run(self.comm.Allreduce, self.comm.Iallreduce, *arguments)
         return bool(extremes[0] == -extremes[1])
@@ -189,7 +191,7 @@ class Collectives:
             return
         self.barrier()  # MPI_Bcast lets the root return, and leave the program, before the others have called it
         for segment in segments(flat.view(np.uint8)):
-            self._wait(self.comm.Ibcast(segment, root))
+            self._wait(self.comm.Ibcast, segment, root)
 
     def gather(self, rows: Array) -> Array:
         """Return the concatenated rows of all ranks, in the order of ranks. *Collective*.
@@ -201,14 +203,14 @@ class Collectives:
         if rows.dtype.hasobject:  # texts
             return np.concatenate(self.allgather_object(rows))
         own_count, counts = np.array([len(rows)], np.int64), np.empty(self.comm.size, np.int64)
-        self._wait(self.comm.Iallgather(own_count, counts))
+        self._wait(self.comm.Iallgather, own_count, counts)
         out = np.empty((int(counts.sum()), *rows.shape[1:]), rows.dtype)
         row_bytes = math.prod(rows.shape[1:]) * rows.dtype.itemsize
         ends = np.cumsum(counts)
         if out.nbytes < CALL_BYTES:
             sizes, offsets = counts * row_bytes, (ends - counts) * row_bytes
             source = np.ascontiguousarray(rows).reshape(-1).view(np.uint8)
-            self._wait(self.comm.Iallgatherv(source, [out.reshape(-1).view(np.uint8), sizes, offsets, MPI.BYTE]))
+            self._wait(self.comm.Iallgatherv, source, [out.reshape(-1).view(np.uint8), sizes, offsets, MPI.BYTE])
             return out
         out[ends[self.comm.rank] - counts[self.comm.rank] : ends[self.comm.rank]] = rows
         for root, (count, end) in enumerate(zip(counts, ends, strict=True)):
@@ -227,13 +229,13 @@ class Collectives:
         own, root = np.ascontiguousarray(array), self.comm.rank == 0
         stack = np.empty((self.comm.size, *array.shape), array.dtype) if root else None
         received = None if stack is None else [stack.reshape(-1).view(np.uint8), own.nbytes, MPI.BYTE]
-        self._wait(self.comm.Igather([own.reshape(-1).view(np.uint8), MPI.BYTE], received))
+        self._wait(self.comm.Igather, [own.reshape(-1).view(np.uint8), MPI.BYTE], received)
         return stack
 
     def barrier(self) -> None:
         """Return once all ranks have called this. *Collective*."""
         with meeting(self.liveness):
-            self._wait(self.comm.Ibarrier())
+            self._wait(self.comm.Ibarrier)
 
     def allgather_object(self, value: Any) -> list[Any]:
         """Return the Python objects of all ranks, by rank. *Collective*."""
@@ -254,7 +256,7 @@ class Collectives:
     def _run(self, blocking: Callable[..., None], started: Callable[..., MPI.Request], *arguments: Any) -> None:
         """Block in MPI; where ranks are more than cores, start the operation and sleep between its parts instead."""
         if self.share == CoreShare.OVERSUBSCRIBED:
-            self._wait(started(*arguments))
+            self._wait(started, *arguments)
             return
         with waiting_for(self.liveness), self.clock:
             blocking(*arguments)
@@ -264,16 +266,21 @@ class Collectives:
         if self.comm.size > 1 and self.share != CoreShare.OVERSUBSCRIBED:
             self._drift.after_reduction(self)
 
-    def _wait(self, request: MPI.Request) -> None:
-        """Wait for a request; the caller keeps its buffers alive until then."""
-        with waiting_for(self.liveness), self.clock:
-            for _ in range(SPINS):
-                if request.Test():
-                    return
-                os.sched_yield()
-            begin = time.monotonic()
-            while not request.Test():
-                time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
+    def _wait(self, start: Callable[..., MPI.Request], *arguments: Any) -> None:
+        """Start an operation and wait for it."""
+        request = start(*arguments)
+        try:
+            with waiting_for(self.liveness), self.clock:
+                for _ in range(SPINS):
+                    if request.Test():
+                        return
+                    os.sched_yield()
+                begin = time.monotonic()
+                while not request.Test():
+                    time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
+        except BaseException:
+            _INTERRUPTED.append((request, arguments))
+            raise
 
 
 def segments(flat: Array, nbytes: int = CALL_BYTES) -> Iterator[Array]:

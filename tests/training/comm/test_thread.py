@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import threading
+import weakref
 from concurrent.futures import CancelledError
 from typing import Any
 
+import numpy as np
 import pytest
+from mpi4py import MPI
 
-from matex_data.training.comm.channel import CommunicationPool
+from matex_data.training.comm.channel import CommunicationPool, open_channel
+from tests.support.ranks import Pool
 
 
 class _Collectives:
@@ -48,3 +54,33 @@ def test_closing_ends_what_runs_and_cancels_what_waits() -> None:
     with pytest.raises(CancelledError):
         pool.result(2)
     assert collectives.freed == 2
+
+
+def _interrupted(comm: Any) -> list[float]:
+    """Return what a rank has after an interrupted wait for the others, which come later."""
+    collectives = open_channel(comm).host.duplicate()
+    array = np.full(9, comm.rank + 1.0)
+    kept = weakref.ref(array)
+
+    def interrupt(*_: Any) -> None:
+        raise KeyboardInterrupt
+
+    if comm.rank == 0:
+        before = signal.signal(signal.SIGALRM, interrupt)
+        signal.setitimer(signal.ITIMER_REAL, 0.1)
+        with contextlib.suppress(KeyboardInterrupt):
+            collectives._wait(collectives.comm.Iallreduce, MPI.IN_PLACE, array)
+        signal.signal(signal.SIGALRM, before)
+        del array
+    comm.Barrier()
+    if comm.rank == 1:
+        collectives._wait(collectives.comm.Iallreduce, MPI.IN_PLACE, array)
+    collectives.barrier()
+    found = kept()
+    assert found is not None, "MPI would write to memory that is free"
+    return found.tolist()
+
+
+@pytest.mark.rank_counts(2)
+def test_an_interrupted_wait_keeps_its_memory(pool: Pool) -> None:
+    assert pool.run(_interrupted) == [[3.0] * 9] * 2
