@@ -70,7 +70,7 @@ def eager_variable(value: Any, dtype: tf.DType) -> Any:
     """
 
     def create() -> Any:
-        with tf.device("CPU:0"):
+        with tf.device("CPU:0"), tf.name_scope(""):  # the whole name, whoever makes it
             return tf.Variable(value, trainable=False, dtype=dtype, name=OWN_VARIABLE)
 
     if in_session_graph():
