@@ -214,7 +214,8 @@ class _Contents:
         unread: dict[str, FormatError] = {}
         rows = self.named(names, unread)
         if not rows:
-            found = shown({name: error.problem for name, error in unread.items()}) or "no dataset at all"
+            reasons = {name: NO_AXIS if error.problem == NO_AXIS else _reason(error) for name, error in unread.items()}
+            found = shown(reasons) or "no dataset at all"
             expected = "a dataset with a sample axis"
             raise FormatError("the file has no samples", file=self.path, expected=expected, found=found)
         self._warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS})
