@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 import matex_data
+from matex_data.readers.formats import FORMATS
 from sample_data.make import write_jets
 from tests.support.launch import ROOT
 
@@ -109,6 +110,11 @@ def test_code_uses_names_that_exist(name: str) -> None:
         texts = {ast.unparse(node) for node in ast.walk(ast.parse(code)) if isinstance(node, ast.Attribute)}
         unknown |= {text for text in texts if re.fullmatch(r"md(\.\w+)+", text) and not _exists(text.split(".")[1:])}
     assert unknown == set()
+
+
+def test_the_page_of_formats_lists_their_names() -> None:
+    rows = re.findall(r"^\| \[.*?\| (.*?) \|", NAMES["docs/formats/index.md"].read_text(), re.MULTILINE)
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(FORMATS)
 
 
 def _exists(chain: list[str]) -> bool:
