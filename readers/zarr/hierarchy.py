@@ -141,7 +141,7 @@ def read_arrays(
             else:
                 known += pyramids(name, document.get("attributes") or {})
         except Unreadable as reason:
-            unread[name] = str(reason)
+            unread[name or ROOT_NAME] = str(reason)
         except _DAMAGED as error:
             problem = "the metadata of an array are damaged"
             raise FormatError(

@@ -20,7 +20,7 @@ from matex_data.index.chunked import Chunked
 from matex_data.index.model import Index, Layout
 from matex_data.index.stamps import Stamp
 from matex_data.machine import check_fits
-from matex_data.readers.catalogue import warn_of
+from matex_data.readers.catalogue import shown, warn_of
 from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent, Variable
 from matex_data.readers.options import takes
@@ -80,6 +80,8 @@ def index(
     for name in names or ():
         if name.strip("/") in unread:
             raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
+    if names is None and unread and not arrays:
+        raise FormatError("no array of the store can be read", file=store.path, found=shown(unread))
     if names is None:
         warn_of(store.path, unread, "array")
     used: set[str] = set()

@@ -293,6 +293,14 @@ def test_arrays_that_cannot_be_read(tmp_path: Path) -> None:
         load(path, inputs="pair")
 
 
+def test_an_array_that_cannot_be_read_as_the_root_of_its_store(tmp_path: Path) -> None:
+    path = str(tmp_path / "pair.zarr")
+    zarr.create_array(path, shape=(3,), dtype=[("a", "i4")], zarr_format=2)
+    for options, problem in ({"inputs": "data"}, "the array cannot be read"), ({}, "no array of the store can be read"):
+        with pytest.raises(FormatError, match=rf"{problem}(.|\n)*no equivalent"):
+            open_dataset(path, **options)
+
+
 def _damaged(path: Path) -> dict[str, Path]:
     """Return stores with one damage each."""
     good = write(path / "good.zarr", arrays(60), 3, sharded=True)
