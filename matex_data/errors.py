@@ -8,11 +8,12 @@ import os
 import re
 import shlex
 import traceback
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
+from matex_data.locks import setting
 from matex_data.paths import is_library
 
 Kind = TypeVar("Kind", bound="DataError")
@@ -296,9 +297,8 @@ def truncated(file: str, size: int, end: int, field: str | None = None) -> Forma
 _HINTS = ContextVar("hints", default=True)
 
 
-@contextmanager
-def without_hints() -> Iterator[None]:
-    """Run a block whose errors nobody reads: a question whether a name exists. It need not look for similar names.
+def without_hints() -> AbstractContextManager[None]:
+    """Return a context manager: errors tell whether a name exists, and need not look for names that are similar.
 
     Examples
     --------
@@ -306,11 +306,7 @@ def without_hints() -> Iterator[None]:
     ...     wants_hints()
     False
     """
-    token = _HINTS.set(False)
-    try:
-        yield
-    finally:
-        _HINTS.reset(token)
+    return setting(_HINTS, False)
 
 
 def wants_hints() -> bool:

@@ -1,4 +1,4 @@
-"""Locks that a forked process finds free, properties that need none, and calls that no signal interrupts."""
+"""Locks that a forked process finds free, properties that need none, calls that no signal interrupts, and settings."""
 
 from __future__ import annotations
 
@@ -8,8 +8,9 @@ import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from typing import Any, TypeVar
 
 T = TypeVar("T")
@@ -122,6 +123,24 @@ class cached_property(functools.cached_property[T]):  # noqa: N801 (named as the
     def __init__(self, function: Callable[[Any], T]) -> None:
         super().__init__(function)
         self.lock = nullcontext()
+
+
+@contextmanager
+def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Context manager: a context variable has another value in this thread, and in those that run in its context.
+
+    Examples
+    --------
+    >>> verbose = ContextVar("verbose", default=False)
+    >>> with setting(verbose, True):
+    ...     verbose.get()
+    True
+    """
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
 
 
 def shielded(function: Callable[..., T], *arguments: Any) -> T:

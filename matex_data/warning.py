@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import sys
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 
+from matex_data.locks import setting
 from matex_data.paths import is_of_user
 
 _QUIET = ContextVar("_QUIET", default=False)
@@ -33,20 +33,15 @@ def warn(text: str) -> None:
     warnings.warn_explicit(text, UserWarning, frame.f_code.co_filename, frame.f_lineno, module, registry)
 
 
-@contextmanager
-def quiet() -> Iterator[None]:
-    """Context manager: let `warn` say nothing in this thread, and in those that run in its context.
+def quiet() -> AbstractContextManager[None]:
+    """Return a context manager: `warn` says nothing in this thread, and in those that run in its context.
 
     Examples
     --------
     >>> with quiet():
     ...     warn("what was said before")
     """
-    before = _QUIET.set(True)
-    try:
-        yield
-    finally:
-        _QUIET.reset(before)
+    return setting(_QUIET, True)
 
 
 def ignore_warnings(category: type[Warning], module: str = "", message: str = "") -> None:

@@ -24,7 +24,7 @@ BELOW: dict[str, set[str]] = {
     "_types": set(),
     "arguments": {"errors"},
     "declared": set(),
-    "errors": {"paths"},
+    "errors": {"locks", "paths"},
     "fields": {"_types", "declared", "errors", "locks"},
     "machine": {"errors", "words"},
     "locks": set(),
@@ -32,7 +32,7 @@ BELOW: dict[str, set[str]] = {
     "paths": set(),
     "storage": {"_types", "declared", "errors", "locks", "paths"},
     "timeline": {"machine"},
-    "warning": {"paths"},
+    "warning": {"locks", "paths"},
     "words": set(),
 }
 """Packages, and modules beside them, with what each may import; every package may import all that is below it."""

@@ -1,18 +1,15 @@
-"""Attributes and context variables that have other values for some time, and functions that are patched for good."""
+"""Attributes that have other values for some time, and functions that are patched for good."""
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
-from contextvars import ContextVar
 from types import ModuleType
 from typing import Any, TypeVar
 
-T = TypeVar("T")
 C = TypeVar("C", bound=AbstractContextManager[Any])
 _ABSENT = object()
 
@@ -86,16 +83,6 @@ def left_on_error(enter: Callable[[C], C]) -> Callable[[C], C]:
             raise
 
     return entered
-
-
-@contextlib.contextmanager
-def setting(variable: ContextVar[T], value: T) -> Iterator[None]:
-    """Context manager: a context variable has another value."""
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
 
 
 def patch(owner: Any, call: Callable[..., Any], *names: str) -> None:

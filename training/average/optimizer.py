@@ -18,6 +18,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.errors import ArgumentError, PartitionError
+from matex_data.locks import setting
 from matex_data.mpi.library import MPI
 from matex_data.training.arguments import open_checked
 from matex_data.training.comm.channel import Channel
@@ -32,7 +33,7 @@ from matex_data.training.reduction.buckets import BUCKET_BYTES
 from matex_data.training.reduction.ops import Reducer, ReductionStrategy
 from matex_data.training.reduction.payloads import WHOLE
 from matex_data.training.reduction.rounding import WireDtype
-from matex_data.training.replacements import Replacements, left_on_error, setting
+from matex_data.training.replacements import Replacements, left_on_error
 
 log = logging.getLogger("matex_data.training")
 _told: list[bool] = []

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from functools import cache
 from typing import TYPE_CHECKING, NamedTuple
 
 from matex_data.errors import PartitionError
-from matex_data.training.replacements import setting
+from matex_data.locks import setting
 
 if TYPE_CHECKING:
     from matex_data.mpi.library import MPI
@@ -22,11 +22,9 @@ on_question: Callable[[], None] = lambda: None  # noqa: E731
 """Called when a program asks for its rank."""
 
 
-@contextlib.contextmanager
-def running_alone() -> Iterator[None]:
-    """Context manager: save, predict and evaluate on this rank alone, on whole batches."""
-    with setting(alone, True):
-        yield
+def running_alone() -> AbstractContextManager[None]:
+    """Return a context manager: save, predict and evaluate on this rank alone, on whole batches."""
+    return setting(alone, True)
 
 
 def check_not_alone(call: str) -> None:

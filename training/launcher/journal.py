@@ -13,7 +13,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
-from matex_data.training.replacements import setting
+from matex_data.locks import setting
 
 _unpatched: ContextVar[bool] = ContextVar("unpatched", default=False)
 _lstat = os.lstat

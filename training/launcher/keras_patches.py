@@ -17,6 +17,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.locks import setting
 from matex_data.mpi.abort import abort_job
 from matex_data.mpi.activity import collective
 from matex_data.mpi.communicator import Equal
@@ -49,7 +50,7 @@ from matex_data.training.launcher.root_batches import RootBatches, draws_in_para
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.replacements import patch, setting
+from matex_data.training.replacements import patch
 from matex_data.training.restart.data import TrainingIterator
 from matex_data.training.session import Session
 from matex_data.training.trainer import cut_over, keras_loop

@@ -14,12 +14,12 @@ import tensorflow as tf
 
 from matex_data._types import Array
 from matex_data.errors import DataError, PartitionError
+from matex_data.locks import setting
 from matex_data.mpi.polling import poll
 from matex_data.training import keras_api
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.collectives import segments
 from matex_data.training.reduction.buckets import plan_buckets
-from matex_data.training.replacements import setting
 
 LEAVE_SECONDS = 5.0
 """Seconds that a rank waits for the others to leave by the same error, or to fail like this one."""

@@ -14,8 +14,9 @@ from typing import Any, Literal
 import numpy as np
 import tensorflow as tf
 
+from matex_data.locks import setting
 from matex_data.training.compat import in_session_graph
-from matex_data.training.replacements import Replacements, setting
+from matex_data.training.replacements import Replacements
 
 log = logging.getLogger("matex_data.training")
 

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.errors import PartitionError
+from matex_data.locks import setting
 from matex_data.training.exact.variables import inner_optimizer
 from matex_data.training.keras_api import get_keras_mask, note_variables, set_keras_mask
 from matex_data.training.model_parallel.deferred import initialize, is_absent, is_deferred
@@ -31,7 +32,7 @@ from matex_data.training.partition.parts import (
     slots,
 )
 from matex_data.training.reduction.graphs import disable_xla
-from matex_data.training.replacements import Replacements, replaced, setting
+from matex_data.training.replacements import Replacements, replaced
 from matex_data.training.zero.optimizer import PartOptimizer, check_elementwise
 
 log = logging.getLogger("matex_data.training")

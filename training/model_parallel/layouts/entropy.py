@@ -9,8 +9,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.locks import setting
 from matex_data.training.model_parallel.layouts.ranks import ModelRanks
-from matex_data.training.replacements import Replacements, replaced, setting
+from matex_data.training.replacements import Replacements, replaced
 
 cut_logits: ContextVar[bool] = ContextVar("cut_logits", default=False)
 """True in steps whose loss takes cut logits, and which use the output of the model for nothing else."""

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from matex_data.locks import setting
 from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.state import StepState
 from matex_data.training.reduction.graphs import eager_variable
 from matex_data.training.reduction.ops import Reducer
-from matex_data.training.replacements import setting
 
 
 class GradientSums:
