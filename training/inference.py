@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
@@ -26,7 +27,7 @@ from matex_data.training.distributed_model import DistributedModel, evaluated_mo
 from matex_data.training.exact.listed import agreed_proof, specs_of
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
-from matex_data.training.exact.rows import dataset_element
+from matex_data.training.exact.rows import dataset_element, recording_sizes
 from matex_data.training.exact.step import StandInPredictStep
 from matex_data.training.exact.variables import build_without_optimizer, replicated_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
@@ -221,7 +222,7 @@ def predict(
         run = _Prediction(model, channel, options, RowCheck(channel, model, known, lambda: spec))
         if hasattr(dataset, "tf_dataset"):
             size = BATCH if batch_size is None else batch_size
-            windows = run.of_windows(dataset._matex_input_batches(max(1, -(-size // channel.size))))
+            windows = itertools.starmap(run.of_window, dataset._matex_input_batches(max(1, -(-size // channel.size))))
             if to is not None:
                 ids = dataset.load(fields=fields) if fields else {}
                 return write_predictions(channel.communicator, to, ids, windows, run.check_rows)
@@ -239,9 +240,10 @@ class _Prediction:
         self._model, self._channel, self._options, self._check = model, channel, options, check
         self._staged = stages_of(model) is not None
 
-    def of_windows(self, windows: Iterator[tuple[tf.data.Dataset, int]]) -> Iterator[Any]:
-        """Yield the outputs for windows of samples; the first has one to discard if this rank has none."""
-        return (self._rows(batches, samples) for batches, samples in windows)
+    def of_window(self, batches: tf.data.Dataset, samples: int) -> Any:
+        """Return the outputs for a window of samples; without any, the batches have one to discard."""
+        outputs = self._predict(batches)
+        return self._checked(outputs, samples) if samples else keras.tree.map_structure(lambda o: o[:0], outputs)
 
     def of_batches(self, dataset: tf.data.Dataset) -> tuple[Any, list[int]]:
         """Return the outputs for batches, and the rows of each batch."""
@@ -257,16 +259,10 @@ class _Prediction:
             executed = self._model.steps_per_execution
             dataset = dataset.take(-(-steps // executed) * executed)
         sizes: list[int] = []
-
-        def record(*elements: Any) -> Any:
-            data = dataset_element(dataset, elements)
-            with tf.control_dependencies([tf.numpy_function(sizes.append, [rows_of(data)], [])]):
-                return tf.nest.map_structure(tf.identity, data)
-
-        recorded = dataset.map(record)
+        recorded = recording_sizes(dataset, sizes)
         if self._staged:  # a batch without rows has no micro-batch
             recorded = recorded.filter(lambda *elements: rows_of(dataset_element(dataset, elements)) > 0)
-        with _stand_ins(self._model) if self._channel.size > 1 and not self._staged else contextlib.nullcontext():
+        with stand_ins(self._model) if self._channel.size > 1 and not self._staged else contextlib.nullcontext():
             try:
                 outputs = self._predict(recorded)
             except ValueError:
@@ -274,10 +270,6 @@ class _Prediction:
                     raise
                 return self._none(dataset.element_spec), sizes
         return self._checked(outputs, sum(sizes)), sizes
-
-    def _rows(self, batches: tf.data.Dataset, samples: int) -> Any:
-        outputs = self._predict(batches)
-        return self._checked(outputs, samples) if samples else keras.tree.map_structure(lambda o: o[:0], outputs)
 
     def _predict(self, batches: tf.data.Dataset) -> Any:
         alone = contextlib.nullcontext() if self._staged else running_alone()
@@ -298,11 +290,11 @@ class _Prediction:
     def _none(self, spec: Any) -> Any:
         """Return the outputs for no samples."""
         blank = tf.nest.map_structure(lambda s: tf.zeros([1, *(n or 1 for n in s.shape[1:])], s.dtype), spec)
-        return self._rows(tf.data.Dataset.from_tensors(blank), 0)
+        return self.of_window(tf.data.Dataset.from_tensors(blank), 0)
 
     def _checked(self, outputs: Any, samples: int) -> Any:
         """Return outputs, or raise ``PartitionError`` if one of them does not have a row for each sample."""
-        found = [output.shape[0] if len(output.shape) else None for output in _leaves(outputs)]
+        found = [output.shape[0] if len(output.shape) else None for output in keras.tree.flatten(outputs)]
         if set(found) - {samples}:
             raise PartitionError(
                 f"{self._model.name} does not predict one row for each sample",
@@ -320,7 +312,7 @@ class _Prediction:
         outputs : of this rank.
         sizes : rows of each batch of this rank, whose rows are in the order of batches; None: in that of ranks.
         """
-        if any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in _leaves(outputs)):
+        if any(isinstance(leaf, tf.SparseTensor | tf.RaggedTensor) for leaf in keras.tree.flatten(outputs)):
             raise TypeError("sparse and ragged outputs are not gathered\n  remedy: predict with gather=False")
         rows = keras.tree.map_structure(lambda output: gathered(self._channel, output), outputs)
         if sizes is None:
@@ -346,10 +338,6 @@ def in_order_of_batches(sizes: list[list[int]]) -> Integers:
     return positions
 
 
-def _leaves(outputs: Any) -> list[Any]:
-    return list(keras.tree.flatten(outputs))
-
-
 def _joined(*outputs: Any) -> Any:
     if len(outputs) == 1:
         return outputs[0]
@@ -357,7 +345,7 @@ def _joined(*outputs: Any) -> Any:
 
 
 @contextlib.contextmanager
-def _stand_ins(model: Any) -> Iterator[None]:
+def stand_ins(model: Any) -> Iterator[None]:
     """Context manager: batches without rows can be predicted, by a step that is traced once for an unchanged model."""
     step = model.predict_step
     options = model.predict_function, model.jit_compile, model.run_eagerly, model.steps_per_execution

@@ -15,7 +15,7 @@ from matex_data.training.checking.shards import ShardComparison
 from matex_data.training.exact.attributes import kept_random_state
 from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.listed import Proof, agreed_proof, specs_of
-from matex_data.training.exact.rows import batch_size, leaves_per_sample, static_rows
+from matex_data.training.exact.rows import batch_size, leaf_rows, leaves_per_sample, static_rows
 from matex_data.training.exact.variables import check_equal_weights, inner_optimizer, optimizers
 
 if TYPE_CHECKING:
@@ -273,7 +273,7 @@ class SelfCheck:
         model = self._distributed.model
         leaves, total = specs_of(spec), int(batch_size(batch))
         per_sample = [
-            leaf is not None and (_has_rows(tensor, total) if flag is None else flag)
+            leaf is not None and (bool(tensor.shape.rank and leaf_rows(tensor) == total) if flag is None else flag)
             for leaf, tensor, flag in zip(leaves, tf.nest.flatten(batch), self._comparison.flags(spec), strict=True)
         ]
         proof = agreed_proof(self._channel, model, leaves, per_sample)
@@ -310,10 +310,3 @@ class SelfCheck:
             self._distributed.watch.begin(probe.read if probe else [])
             if probe is not None:
                 probe.decisions.note()
-
-
-def _has_rows(leaf: Any, total: int) -> bool:
-    """Return whether a tensor has as many rows as the batch."""
-    if isinstance(leaf, tf.RaggedTensor):
-        return int(leaf.nrows()) == total
-    return bool(leaf.shape.rank) and int(leaf.shape[0]) == total

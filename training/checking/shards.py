@@ -30,7 +30,7 @@ from matex_data.training.comm.channel import Channel
 from matex_data.training.exact.attributes import Attributes
 from matex_data.training.exact.logs import possible_reductions
 from matex_data.training.exact.metrics import change_rules, gather_functions
-from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_slice, rows_between, static_rows
+from matex_data.training.exact.rows import batch_size, leaves_per_sample, rank_bounds, rows_between, static_rows
 from matex_data.training.exact.step import RankStep, whole_batch
 from matex_data.training.replacements import replaced
 
@@ -65,15 +65,10 @@ class RankPair:
         among = sorted(self.ranks, key=lambda rank: rank % 2)
         self._subset = channel.subset(among) if among and size > 2 else None
 
-    @staticmethod
-    def rounds(channel: Channel) -> int:
-        """Return the number of rounds of a check, whatever the number of ranks beyond two."""
-        return 1 if channel.size == 2 else 2
-
     def rows(self, total: int) -> tuple[int, int]:
         """Return the first row of the pair in a batch of ``total`` rows, and the one after its last."""
-        lower, upper = (rank_slice(total, rank, self._channel.size) for rank in self.ranks)
-        return lower.start, upper.stop
+        (start, _), (_, stop) = (rank_bounds(total, rank, self._channel.size) for rank in self.ranks)
+        return start, stop
 
     def joined(self) -> contextlib.AbstractContextManager[Any]:
         """Return a context manager: the channel consists of the pair."""
@@ -144,7 +139,7 @@ class ShardComparison:
         cause = self._agreed(self._hindrance(batch))
         verdict = Verdict()
         # All neighbours are compared, since a batch may differ in the rows of some ranks alone.
-        for number in range(RankPair.rounds(self._channel)):
+        for number in range(1 if self._channel.size == 2 else 2):
             if cause is None and verdict.agree:
                 result = self._compare(batch, number)
                 cause = result if isinstance(result, str) else None

@@ -33,6 +33,7 @@ from matex_data.training.exact.rows import (
     leaves_per_sample,
     rank_row_counts,
     rank_rows,
+    shard_rows,
     static_rows,
 )
 from matex_data.training.keras_api import DatasetIterator
@@ -327,14 +328,11 @@ def shard(
     if remainder == "drop":
         whole = whole.filter(lambda *args: batch_size(dataset_element(dataset, args)) % size == 0)
 
-    def select(*args: Any) -> Any:
-        return rank_rows(dataset_element(dataset, args), rank, size, per_sample)
-
     def with_row_count(*args: Any) -> Any:
         element = dataset_element(dataset, args)
         return batch_size(element), rank_rows(element, rank, size, per_sample, stand_in=True)
 
-    result = marked_as_sharded(whole.map(select), channel.communicator)
+    result = marked_as_sharded(shard_rows(whole, rank, size), channel.communicator)
     result.matex_equal_rows = remainder == "drop" or (rows is not None and rows % size == 0)
     result.matex_row_counts = whole.map(with_row_count)
     result.matex_compare = first_batch.compare

@@ -12,29 +12,23 @@ from matex_data.epochs.tfdata import sharding_ranks
 from matex_data.training.keras_api import BATCHING, REGROUPING
 
 
-def rank_slice(rows: int, rank: int, size: int) -> slice:
-    """Return the slice of a batch that belongs to a rank: contiguous rows; the first ranks have one more.
-
-    Parameters
-    ----------
-    rows : number of rows of the batch.
-    rank, size : rank, and number of ranks.
-
-    Examples
-    --------
-    >>> [rank_slice(10, rank, 4) for rank in range(4)]
-    [slice(0, 3, None), slice(3, 6, None), slice(6, 8, None), slice(8, 10, None)]
-    """
-    return slice(*rank_bounds(rows, rank, size))
-
-
 def rank_row_counts(rows: int, size: int) -> tuple[int, ...]:
     """Return the number of rows of a batch that belong to each rank."""
     return tuple(rows // size + (rank < rows % size) for rank in range(size))
 
 
 def rank_bounds(rows: Any, rank: int, size: int) -> tuple[Any, Any]:
-    """Return the first row of a rank and the one after its last; numbers, or tensors for a scalar tensor ``rows``."""
+    """Return the first row of a rank and the one after its last; the first ranks have one more.
+
+    Parameters
+    ----------
+    rows : number of rows of the batch; the results are tensors if it is a scalar tensor.
+
+    Examples
+    --------
+    >>> [rank_bounds(10, rank, 4) for rank in range(4)]
+    [(0, 3), (3, 6), (6, 8), (8, 10)]
+    """
     share, rest = rows // size, rows % size
     least = min if isinstance(rows, int) else tf.minimum
     return rank * share + least(rest, rank), (rank + 1) * share + least(rest, rank + 1)
@@ -100,7 +94,7 @@ def static_counts(batch: Any) -> set[int]:
 def rank_rows(
     element: Any, rank: int, size: int, per_sample: Sequence[bool | None] | None = None, stand_in: bool = False
 ) -> Any:
-    """Return the rows of a batch that belong to a rank; see ``rank_slice``.
+    """Return the rows of a batch that belong to a rank; see ``rank_bounds``.
 
     Parameters
     ----------
@@ -114,7 +108,8 @@ def rank_rows(
     reference = next((leaf for leaf, known in zip(leaves, per_sample, strict=True) if known), None)
     if reference is None:
         return element
-    rows = _rows(reference) if reference.shape.rank is None or reference.shape[0] is None else int(reference.shape[0])
+    known = None if reference.shape.rank is None else reference.shape[0]
+    rows = leaf_rows(reference) if known is None else int(known)
     start, stop = rank_bounds(rows, rank, size)
     if stand_in:
         start, stop = tf.cast(start, tf.int64), tf.cast(stop, tf.int64)
@@ -139,7 +134,7 @@ def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, per_sample: bool | 
     if per_sample is False or leaf is None:
         return leaf
     if per_sample is None:  # slice the leaf if it is as long as this batch
-        length = _rows(leaf)
+        length = leaf_rows(leaf)
         matches = length == tf.cast(rows, tf.int64)
         start = tf.where(matches, tf.cast(start, tf.int64), tf.zeros_like(length))
         stop = tf.where(matches, tf.cast(stop, tf.int64), length)
@@ -153,10 +148,11 @@ def _slice_leaf(leaf: Any, rows: Any, start: Any, stop: Any, per_sample: bool | 
 def batch_size(data: Any) -> Any:
     """Return the number of samples in a batch, a scalar int64 tensor; None if the data has no sample axis."""
     reference = _reference(data)
-    return None if reference is None else _rows(reference)
+    return None if reference is None else leaf_rows(reference)
 
 
-def _rows(leaf: Any) -> Any:
+def leaf_rows(leaf: Any) -> Any:
+    """Return the length of the first axis of a dense, ragged or sparse tensor, a scalar int64 tensor."""
     if isinstance(leaf, tf.RaggedTensor):
         return tf.cast(leaf.nrows(), tf.int64)
     if isinstance(leaf, tf.SparseTensor):
@@ -203,6 +199,17 @@ def deterministic(dataset: tf.data.Dataset) -> tf.data.Dataset:
 def dataset_element(dataset: tf.data.Dataset, args: tuple[Any, ...]) -> Any:
     """Return the element that ``Dataset.map`` has unpacked into arguments."""
     return args if isinstance(dataset.element_spec, tuple) else args[0]
+
+
+def recording_sizes(dataset: tf.data.Dataset, sizes: list[int]) -> tf.data.Dataset:
+    """Return the dataset, which adds the number of rows of each batch to a list, also of those that are prefetched."""
+
+    def record(*args: Any) -> Any:
+        element = dataset_element(dataset, args)
+        with tf.control_dependencies([tf.numpy_function(sizes.append, [batch_size(element)], [])]):
+            return tf.nest.map_structure(tf.identity, element)
+
+    return dataset.map(record)
 
 
 def is_sharded(x: Any) -> bool:

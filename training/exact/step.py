@@ -321,13 +321,6 @@ class StandInPredictStep:
         return keras.tree.map_structure(lambda output: _rows_before(end, output), outputs)
 
 
-def predict_stand_ins(model: Any) -> None:
-    """Replace the predict step of a model, unless that is done."""
-    if not isinstance(vars(model).get("predict_step"), StandInPredictStep):
-        object.__setattr__(model, "predict_step", StandInPredictStep(model))
-        object.__setattr__(model, "predict_function", None)
-
-
 def _rows_before(end: Any, output: Any) -> Any:
     with_rows = isinstance(output, tf.Tensor | tf.RaggedTensor) and output.shape.rank != 0
     return output[:end] if with_rows else output

@@ -35,14 +35,14 @@ from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import (
     batch_size,
-    dataset_element,
     deterministic,
     is_sharded,
     rank_row_counts,
+    recording_sizes,
     shard_rows,
 )
-from matex_data.training.exact.step import DistributedStep, append_empty_batches, predict_stand_ins
-from matex_data.training.inference import in_order_of_batches
+from matex_data.training.exact.step import DistributedStep, append_empty_batches
+from matex_data.training.inference import in_order_of_batches, stand_ins
 from matex_data.training.keras_api import OF_FIT, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root import say_once
@@ -53,7 +53,7 @@ from matex_data.training.reduction.ops import Reducer
 from matex_data.training.replacements import patch
 from matex_data.training.restart.data import TrainingIterator
 from matex_data.training.session import Session
-from matex_data.training.trainer import cut_over, keras_loop
+from matex_data.training.trainer import BATCH, cut_over, keras_loop
 
 TRAINING = ("fit", "train_on_batch")
 """Patched methods that change a model."""
@@ -121,7 +121,7 @@ class PatchedCall:
             return deterministic(dataset)
         if self._distributed is not None and self._distributed.step.whole:
             return dataset
-        dataset = self._recording_sizes(dataset) if self._record_sizes else dataset
+        dataset = recording_sizes(dataset, self.sizes) if self._record_sizes else dataset
         size = self._channel.size
         return deterministic(dataset) if size == 1 else shard_rows(dataset, self._channel.rank, size)
 
@@ -198,13 +198,6 @@ class PatchedCall:
                 equal = 0 if schedule.checked is None else schedule.checked + 1
                 self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
         return batches if self._root is None else self._root.sent(batches)
-
-    def _recording_sizes(self, dataset: Any) -> Any:
-        return dataset.map(lambda *args: self._record(dataset_element(dataset, args)))
-
-    def _record(self, data: Any) -> Any:
-        with tf.control_dependencies([tf.numpy_function(self.sizes.append, [batch_size(data)], [])]):
-            return tf.nest.map_structure(tf.identity, data)
 
 
 class ShardedEpochIterator(TrainingIterator):
@@ -386,7 +379,7 @@ class KerasPatches:
         epochs = options.get("epochs", 1) - (options.get("initial_epoch") or 0)
         call = PatchedCall(self._channel, distributed, check, epochs=epochs, run=run, asked=self.asked)
         if is_sharded(options.get("x")) and not isinstance(options["x"], tf.data.Dataset):
-            batch = max(1, (options.get("batch_size") or 32) // self._channel.size)
+            batch = max(1, (options.get("batch_size") or BATCH) // self._channel.size)
             steps = -(-len(keras.tree.flatten(options["x"])[0]) // batch)
             options["batch_size"], call.steps = batch, max(self._channel.host.allgather_object(steps))
         with session.running():
@@ -431,12 +424,11 @@ class KerasPatches:
             return original(**options)
         if _is_small(options, self._channel.size) or not self._predicts_shards(model, options.get("x")):
             return call_within(None, original, options)
-        predict_stand_ins(model)
         call = PatchedCall(self._channel, record_sizes=True)
         proof = distributed.model._matex_check.proof if distributed is not None else None
         known = self._verify == "never" or distributed is None or (proof is not None and proof.proven)
         check = RowCheck(self._channel, model, known, lambda: call.spec, stops=True)
-        with check.active():
+        with stand_ins(model), check.active():
             outputs = call_within(call, original, options)
         cause = check.cause()
         if cause is not None:
@@ -537,8 +529,6 @@ def _execute(model: Any, run: Callable[..., Any], data: Any) -> Any:
 
 DATA = ("x", "y", "sample_weight")
 """Parameters of ``evaluate`` and ``train_on_batch`` that hold one row per sample."""
-DEFAULT_BATCH = 32
-"""Rows of a batch of Keras, unless the call says otherwise."""
 FEW = 16
 """Rows for each rank up to which a single batch is not shared out: that would cost more than it saves."""
 
@@ -551,7 +541,7 @@ def _is_small(options: dict[str, Any], size: int) -> bool:
     leaves = [leaf for leaf in keras.tree.flatten(options.get("x")) if leaf is not None]
     if not leaves or not all(isinstance(leaf, np.ndarray | tf.Tensor) and leaf.ndim for leaf in leaves):
         return False
-    return len(leaves[0]) <= min(options.get("batch_size") or DEFAULT_BATCH, FEW * size)
+    return len(leaves[0]) <= min(options.get("batch_size") or BATCH, FEW * size)
 
 
 def _as_arrays(data: Any) -> Any:
