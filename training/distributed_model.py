@@ -23,6 +23,7 @@ from matex_data.training.exact.batch_norm import (
     ACCUMULATED,
     GlobalMoments,
     average_moving_statistics,
+    batch_normalizations,
     local_normalizations,
 )
 from matex_data.training.exact.listed import own_method
@@ -243,7 +244,7 @@ class DistributedModel:
         if not self.prepared:
             self.prepared = True
             self._replace_losses()
-            self._replace_normalizations()
+            self._take_global_moments(self.replacements, synchronized=True)
 
     def _equal_weights(self, element_spec: Any) -> set[int]:
         """Create and broadcast the weights, which an optimizer may copy when it is built; return their identities.
@@ -313,8 +314,7 @@ class DistributedModel:
     def global_normalization(self) -> Replacements:
         """Return a context manager: all ``BatchNormalization`` layers use the statistics of the global batch."""
         replacements = Replacements()
-        for layer in self._normalizations(synchronized=False):
-            replacements.set(layer, "_moments", GlobalMoments(layer, self._reducer))
+        self._take_global_moments(replacements, synchronized=False)
         return replacements
 
     def prepare_test(self, data: Any) -> None:
@@ -334,13 +334,10 @@ class DistributedModel:
             if any(is_unreduced(loss.loss) for loss in self._losses):
                 self._replace(self.model, "compute_loss", SummedLoss(self.model.compute_loss, self.channel))
 
-    def _replace_normalizations(self) -> None:
-        for layer in self._normalizations(synchronized=True):
-            self._replace(layer, "_moments", GlobalMoments(layer, self._reducer))
-
-    def _normalizations(self, synchronized: bool) -> list[Any]:
-        layers = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
-        return [layer for layer in layers if (self._sync_batch_norm or layer.synchronized) == synchronized]
+    def _take_global_moments(self, replacements: Replacements, synchronized: bool) -> None:
+        for layer in batch_normalizations(self.model):
+            if (self._sync_batch_norm or layer.synchronized) == synchronized:
+                replacements.set(layer, "_moments", GlobalMoments(layer, self._reducer))
 
     def _reset_metrics(self) -> None:
         type(self.model).reset_metrics(self.model)

@@ -16,6 +16,8 @@ from matex_data.training.average.optimizer import attach_average
 from matex_data.training.checking.decisions import Decisions
 from matex_data.training.checking.draws import draws_for_rows
 from matex_data.training.exact.attributes import kept_variables
+from matex_data.training.exact.batch_norm import batch_normalizations
+from matex_data.training.exact.listed import specs_of
 from matex_data.training.exact.logs import flat
 from matex_data.training.exact.metrics import numeric_states, own_numbers
 from matex_data.training.exact.ownership import Ownership
@@ -99,9 +101,9 @@ class Probe:
     def __init__(self, distributed: DistributedModel, step: RankStep, spec: Any, whole: bool) -> None:
         self._distributed, self._checked, self._whole = distributed, step, whole
         self._structure = spec
-        leaves = tf.nest.flatten(spec)
-        self._kept = [leaf is not None and not isinstance(leaf, tf.OptionalSpec) for leaf in leaves]
-        self._signature = [leaf for leaf, kept in zip(leaves, self._kept, strict=True) if kept]
+        leaves = specs_of(spec)
+        self._kept = [leaf is not None for leaf in leaves]
+        self._signature = [leaf for leaf in leaves if leaf is not None]
         self._recorded: dict[str, Array | None] = {}
         self._applied: list[Any] = []
         self._calls = 0
@@ -126,7 +128,7 @@ class Probe:
     def run(self, batch: Any) -> Effects:
         """Return the effects of the step for a batch. *Collective* unless the batch is whole."""
         leaves = [leaf for leaf, kept in zip(tf.nest.flatten(batch), self._kept, strict=True) if kept]
-        metrics = numeric_metrics(self._distributed.model)
+        metrics = resources(numeric_states(self._distributed.model))
         self._recorded = {}
         with kept_variables(self._restored) as before:
             old = {id(v.handle): value.numpy() for v, value in zip(self._restored, before, strict=True)}
@@ -208,7 +210,7 @@ class Probe:
         if self._whole:
             refuse_hidden_state(graph)
         outside = {id(inner): outer for outer, inner in graph.captures}
-        metrics = {id(v.handle) for v in numeric_metrics(model)}
+        metrics = {id(v.handle) for v in resources(numeric_states(model))}
         of_metrics = Ownership(graph, [inner for outer, inner in graph.captures if id(outer) in metrics])
         self._computed = {key for key, tensor in self._numbers.items() if of_metrics.of(tensor).rows}
         ownership = Ownership(graph, [tensor for tensor in self._function.inputs if id(tensor) not in outside])
@@ -238,8 +240,8 @@ class Probe:
         self.read = [v for key, v in variables.items() if key in read and not v.trainable]
         if self._whole:
             alike = {id(v.handle) for v in resources(replicated_variables(model))}
-            layers = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
-            alike -= {id(v.handle) for x in layers for v in resources(x.non_trainable_variables)}
+            moving = [v for layer in batch_normalizations(model) for v in layer.non_trainable_variables]
+            alike -= {id(v.handle) for v in resources(moving)}
             own_inputs = [tensor for tensor in self._function.inputs if id(outside.get(id(tensor))) not in alike]
             self.decisions = Decisions(graph, own_inputs, list(variables.values()))
 
@@ -290,11 +292,6 @@ def _tensor(value: Any) -> Any:
 
 def _is_number(value: Any) -> bool:
     return tf.is_tensor(value) and value.shape.rank == 0 and bool(value.dtype.is_floating or value.dtype.is_integer)
-
-
-def numeric_metrics(model: Any) -> list[Any]:
-    """Return the variables of TensorFlow that hold the states of a model's metrics, where these are numbers."""
-    return resources(numeric_states(model))
 
 
 def resources(variables: Sequence[Any]) -> list[Any]:

@@ -74,13 +74,17 @@ def _sum(reducer: Reducer, tensor: Any, *constants: Any) -> list[Any]:
     return list(sums(tensor))
 
 
+def batch_normalizations(model: Any) -> list[Any]:
+    """Return the layers of batch normalization in a model, nested ones, too."""
+    return [layer for layer in model._flatten_layers() if isinstance(layer, keras.layers.BatchNormalization)]
+
+
 def local_normalizations(model: Any) -> list[Any]:
     """Return the layers of batch normalization that may use the statistics of this rank's rows alone in training.
 
     Also those in a part that a functional model calls with ``training=False``: ``fit`` calls it for training.
     """
-    layers = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
-    return [layer for layer in layers if layer.trainable and not layer.synchronized]
+    return [layer for layer in batch_normalizations(model) if layer.trainable and not layer.synchronized]
 
 
 def moving_statistics(model: Any) -> list[Any]:

@@ -10,6 +10,7 @@ import keras
 import tensorflow as tf
 
 from matex_data.locks import setting
+from matex_data.training.exact.listed import own_method
 from matex_data.training.model_parallel.layouts.ranks import ModelRanks
 from matex_data.training.replacements import Replacements, replaced
 
@@ -21,9 +22,7 @@ def takes_cut_logits(model: Any) -> bool:
     """Return whether the loss of a compiled model can be computed from cut logits, and no metric needs whole ones."""
     loss = model.loss
     kinds = (keras.losses.SparseCategoricalCrossentropy, keras.losses.CategoricalCrossentropy)
-    own = any(
-        getattr(type(model), name) is not getattr(keras.Model, name) for name in ("compute_loss", "compute_metrics")
-    )
+    own = any(own_method(model, name) is not None for name in ("compute_loss", "compute_metrics"))
     if type(loss) not in kinds or len(model.metrics) > 1 or own:  # the mean loss is one metric
         return False
     options = loss.get_config()

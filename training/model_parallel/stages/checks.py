@@ -14,6 +14,7 @@ from matex_data._types import Array
 from matex_data.errors import PartitionError
 from matex_data.training.average.optimizer import is_distributed
 from matex_data.training.comm.channel import Channel
+from matex_data.training.exact.batch_norm import batch_normalizations
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.losses import DistributedLoss, distributed_losses
 from matex_data.training.exact.metrics import custom_metrics
@@ -60,8 +61,7 @@ def check_model(model: Any, sync_batch_norm: bool, divided: bool) -> None:
             found=f"{type(stateful[0]).__name__}(stateful=True)",
             remedy="give micro_batches=1, or leave out stateful=True",
         )
-    normalizations = [x for x in model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
-    if sync_batch_norm or any(layer.synchronized for layer in normalizations):
+    if sync_batch_norm or any(layer.synchronized for layer in batch_normalizations(model)):
         raise PartitionError(
             "batches are divided into micro-batches, which pass BatchNormalization one after the other",
             expected="normalization by the micro-batches of each replica",

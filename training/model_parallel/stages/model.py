@@ -17,7 +17,7 @@ from matex_data.training.average.optimizer import GradientAverage
 from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.exact.attributes import kept_by_calls
-from matex_data.training.exact.batch_norm import average_moving_statistics
+from matex_data.training.exact.batch_norm import average_moving_statistics, batch_normalizations
 from matex_data.training.exact.metrics import combine_states, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
@@ -450,7 +450,7 @@ class StagedModel:
         type(self.model.optimizer).finalize_variable_values(self.model.optimizer, self.variables)
 
     def _warn_of_normalizations(self) -> None:
-        normalizations = [x for x in self.model._flatten_layers() if isinstance(x, keras.layers.BatchNormalization)]
+        normalizations = batch_normalizations(self.model)
         if normalizations and self.world.rank == 0:
             log.warning(
                 "BatchNormalization (%s%s) normalizes each micro-batch, like one process that accumulates them",
