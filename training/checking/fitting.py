@@ -30,15 +30,13 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
     ----------
     distributed : model that ``fit`` trains.
     mode : which steps are checked.
-    spec : element spec of this rank's batches.
     """
 
-    def __init__(self, distributed: DistributedModel, mode: Mode, spec: Any) -> None:
+    def __init__(self, distributed: DistributedModel, mode: Mode) -> None:
         super().__init__()
         self._distributed, self._checks = distributed, False
         schedule = None if _has_fixed_rows(distributed.model) else model_schedule(distributed.model)
         self.check = SelfCheck(distributed, mode, rank_report(distributed.channel), schedule)
-        self.begin(spec)
 
     def begin(self, spec: Any) -> None:
         """Note that a call of ``fit`` begins, and the element spec of its batches."""
@@ -73,9 +71,9 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
 
 def fit_check(distributed: DistributedModel, mode: Mode, spec: Any) -> FitCheck:
     """Return the callback that checks the steps of ``fit``: that of the calls before, whose traced steps it keeps."""
-    found = distributed.checks.get(("train", mode))
-    if found is None:
-        found = distributed.checks["train", mode] = FitCheck(distributed, mode, spec)
+    if ("train", mode) not in distributed.checks:
+        distributed.checks["train", mode] = FitCheck(distributed, mode)
+    found: FitCheck = distributed.checks["train", mode]
     found.begin(spec)
     return found
 

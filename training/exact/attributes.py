@@ -89,10 +89,8 @@ def _is_own(name: str) -> bool:
 
 def _is_plain(value: Any) -> bool:
     """Return whether a value is plain, or a container of plain values."""
-    if isinstance(value, dict):
-        return all(_is_plain(item) for item in value.values())
-    if isinstance(value, list | tuple | set | frozenset):
-        return all(_is_plain(item) for item in value)
+    if isinstance(value, dict | list | tuple | set | frozenset):
+        return all(map(_is_plain, value.values() if isinstance(value, dict) else value))
     return isinstance(value, PLAIN)
 
 

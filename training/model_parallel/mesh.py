@@ -220,8 +220,8 @@ def check_divides(path: str, shape: tuple[int, ...], axis: int, parts: int) -> N
 def check_used(layouts: Any, paths: Iterable[str]) -> None:
     """Raise ``PartitionError`` if a layout, as one with a typing error, fits none of these paths of variables."""
     known = list(paths)
-    by_key = {key: keras.distribution.LayoutMap(None) for key in layouts}
-    for key, single in by_key.items():
+    for key in layouts:
+        single = keras.distribution.LayoutMap(None)
         single[key] = layouts[key].axes
         if not any(single[path] is not None for path in known):
             near = difflib.get_close_matches(key, known, 3, 0) or known[:3]

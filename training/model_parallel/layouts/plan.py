@@ -78,6 +78,7 @@ def is_elementwise(layer: Any) -> bool:
     return type(layer) in (keras.layers.Dropout, keras.layers.ReLU, keras.layers.LeakyReLU, keras.layers.ELU)
 
 
+_NORMALIZING = (keras.layers.LayerNormalization, getattr(keras.layers, "RMSNormalization", None))  # since Keras 3.9
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
 _OF_FEATURES = (
     keras.layers.AveragePooling1D,
@@ -246,13 +247,9 @@ def _rule_without_weights(layer: Any, ranks: ModelRanks) -> Rule | None:
         return rules.Elementwise(layer, ranks)
     if kind is keras.layers.BatchNormalization and layer.built and layer.axis in (-1, layer.input_spec.ndim - 1):
         return rules.Normalized(layer, ranks)
-    normalizing = [keras.layers.LayerNormalization, *([keras.layers.RMSNormalization] if _HAS_RMS else [])]
-    if kind in normalizing and layer.built and _last_axis(layer) and not getattr(layer, "rms_scaling", False):
+    if kind in _NORMALIZING and layer.built and _last_axis(layer) and not getattr(layer, "rms_scaling", False):
         return rules.NormalizedFeatures(layer, ranks)
     return None
-
-
-_HAS_RMS = hasattr(keras.layers, "RMSNormalization")  # since Keras 3.9
 
 
 def _last_axis(layer: Any) -> bool:
