@@ -20,7 +20,6 @@ def open_checked(
 
     Parameters
     ----------
-    call : its name, for errors.
     function, arguments : see `check_arguments`; the ranks are those of ``comm``, or the replicas of ``mesh``.
     check : raises an error if something else is wrong.
 

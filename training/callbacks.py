@@ -59,8 +59,6 @@ def rank_callbacks(
 
     Parameters
     ----------
-    distributed : model that they belong to.
-    user_callbacks : callbacks of the user.
     element_spec : element spec of the training data; or a function that returns, once training has begun, the spec
         and whether batches are whole on every rank.
     stack : closed when training ends, as it does within a callback that raises; this rank is busy until then.

@@ -76,8 +76,6 @@ class DistributedModel:
 
     Parameters
     ----------
-    model : compiled Keras model.
-    channel : ranks that train the model.
     sync_batch_norm : use the statistics of the global batch in all ``BatchNormalization`` layers; otherwise only in
         those with ``synchronized=True``.
     reducer : averages gradients; None: a new one with the default strategy.
@@ -85,11 +83,9 @@ class DistributedModel:
 
     Attributes
     ----------
-    world : all ranks that train the model.
     average : average of its gradients over the ranks.
     step : replacement for ``train_step``.
     test : replacement for ``test_step``.
-    prepared : ``prepare`` has run.
     watch : changes between steps, after which a self-check is due.
     replacements : what entering, and checks, have replaced.
     checks : self-checks of the model, by kind and mode.
@@ -215,7 +211,6 @@ class DistributedModel:
 
         Parameters
         ----------
-        element_spec : element spec of the training data.
         whole_batches : every rank gets whole batches, of which its steps select its rows.
         """
         if self.channel.size == 1:

@@ -42,10 +42,8 @@ def write_predictions(
 
     Parameters
     ----------
-    comm : ranks that predict.
     target : path that ends in ``.csv``, ``.h5`` or ``.parquet``, in a folder that all ranks see.
     ids : fields of this rank's samples.
-    windows : outputs of the samples, some after the other.
     check : raises an error, on all ranks, if the outputs are not to be written.
 
     Raises

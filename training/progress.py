@@ -100,7 +100,6 @@ class CheckpointProgress:
     Parameters
     ----------
     action : what is done, such as "writing".
-    path : path of the file.
     total : bytes of the file; None: unknown.
     verbose : as of ``fit``; 0 shows nothing, and 2 prints lines in a terminal, too.
     """

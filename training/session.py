@@ -23,7 +23,6 @@ class Session:
 
     Parameters
     ----------
-    distributed : the model.
     options : arguments of Keras's ``fit``.
     run : its checkpoint; None without.
     shard_optimizer : the state of the optimizer is cut over the ranks.
@@ -44,7 +43,6 @@ class Session:
 
         Parameters
         ----------
-        spec : as of ``rank_callbacks``.
         trailing : callbacks that run after those of the user.
         """
         run, options, model = self._run, self._options, self._distributed.model

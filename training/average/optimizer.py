@@ -42,16 +42,7 @@ _by_row: ContextVar[bool] = ContextVar("by_row", default=False)
 
 
 class GradientAverage:
-    """Weighted average of gradients over the ranks of a channel.
-
-    Parameters
-    ----------
-    reducer : sums gradients over the ranks.
-
-    Attributes
-    ----------
-    state : state of the step that these ranks run.
-    """
+    """Weighted average of gradients over the ranks of a channel."""
 
     def __init__(self, reducer: Reducer) -> None:
         self.reducer = reducer
@@ -107,7 +98,6 @@ class GradientPatches:
 
     Parameters
     ----------
-    average : of the gradients over the ranks. *Collective*.
     enabled : function that returns whether to average now.
     """
 
@@ -197,11 +187,6 @@ class AccumulatedAverage:
 
     Each rank adds up its own gradients, times its weight and the number of ranks. So the mean over the ranks of what
     they have added up is, at any time, what one process would have added up.
-
-    Parameters
-    ----------
-    optimizer : one that ``accumulates``.
-    average : over the ranks.
     """
 
     def __init__(self, optimizer: Any, average: GradientAverage) -> None:

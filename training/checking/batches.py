@@ -71,7 +71,6 @@ def union_spec(spec: Any, rows: int | None = None, has_rows: Sequence[bool | Non
 
     Parameters
     ----------
-    spec : element spec of this rank's batches.
     rows : of the batches of these ranks; None: not known.
     has_rows : for each leaf whether its first axis is that of the samples; None: if it has an axis.
     """

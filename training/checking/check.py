@@ -38,7 +38,6 @@ class CheckSchedule:
 
     Attributes
     ----------
-    steps : steps so far.
     checked : steps before the latest check; None: there was none.
     sums : losses that are one number for a batch count as sums.
     whole : the model trains on whole batches, since a check has failed.
@@ -83,15 +82,11 @@ class SelfCheck:
 
     Parameters
     ----------
-    distributed : the model.
-    mode : which steps are checked.
-    report : messages of all models.
     schedule : of the model, if it has trained before; with it, the data are this rank's rows, which pairs of ranks
         exchange.
 
     Attributes
     ----------
-    schedule : steps so far, and those of the latest check.
     gathers : the data are this rank's rows, which pairs of ranks exchange for a check.
     proof : whether sharding is proven to change nothing; None before the first step.
     """
@@ -150,7 +145,6 @@ class SelfCheck:
         Parameters
         ----------
         run : train function of the model, see ``replace_function``.
-        spec : element spec of the batches.
         position : of the first of them, see ``due``.
         of_root : given whether a check is due, returns what replaces the batches; None: nothing does.
         """
@@ -196,7 +190,6 @@ class SelfCheck:
         Parameters
         ----------
         batch : whole batch of the next step; of data that are this rank's rows, these.
-        spec : element spec of the batches.
 
         Raises
         ------
@@ -222,10 +215,6 @@ class SelfCheck:
         """Prove a model, or report that it is not: of batches that are sharded already, no rank has the union.
 
         *Collective* at first, and with another structure of batches.
-
-        Parameters
-        ----------
-        spec : element spec of the shards.
         """
         if self._mode == "never" or (self.proof is not None and f"{self._spec_of_shards}" == f"{spec}"):
             return
@@ -239,12 +228,7 @@ class SelfCheck:
             self._report.unchecked(model, proof)
 
     def spec_of_union(self, spec: Any) -> Any:
-        """Return the spec of the batches of all ranks; a known number of rows is the same on all of them.
-
-        Parameters
-        ----------
-        spec : element spec of this rank's batches.
-        """
+        """Return the spec of the batches of all ranks; a known number of rows is the same on all of them."""
         flags = leaves_per_sample(spec)
         known = static_rows(spec, flags)
         return union_spec(spec, None if self._distributed.step.reducer or known is None else known * self._channel.size)

@@ -86,13 +86,7 @@ class Rounding:
             self.changes[name] = max(self.changes.get(name, 0.0), change)
 
     def explains(self, name: str, norm: float, largest: float) -> float:
-        """Return the norm of a difference that rounding explains.
-
-        Parameters
-        ----------
-        norm : norm of the array.
-        largest : largest norm of all arrays.
-        """
+        """Return the norm of a difference that rounding explains."""
         units = min(LAST_BITS * self.epsilon, LARGEST_UNMEASURED)
         noise = MARGIN * self.changes.get(name, 0.0)
         if name.startswith(GRADIENTS) and norm > FLOOR * largest:

@@ -26,7 +26,6 @@ class Decisions:
     ----------
     graph : function graph of a step without communication.
     own : its inputs that may differ between the ranks: the batch, and the handles of such variables.
-    variables : those of TensorFlow that the step uses.
 
     Attributes
     ----------

@@ -53,12 +53,7 @@ def _unless_initializing(draw: Callable[..., Any], original: Callable[..., Any])
 
 
 class _Source:
-    """Random numbers of a whole batch, from which a shard takes its rows.
-
-    Attributes
-    ----------
-    number : number of calls so far.
-    """
+    """Random numbers of a whole batch, from which a shard takes its rows."""
 
     def __init__(self, start: Any, stop: Any, total: Any) -> None:
         self._start, self._stop, self._total = start, stop, total

@@ -24,13 +24,7 @@ from matex_data.training.exact.variables import row_states
 
 
 class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-    """Callback that checks the steps of ``fit``, and trains on whole batches if shards are no equal to them.
-
-    Parameters
-    ----------
-    distributed : model that ``fit`` trains.
-    mode : which steps are checked.
-    """
+    """Callback that checks the steps of ``fit``, and trains on whole batches if shards are no equal to them."""
 
     def __init__(self, distributed: DistributedModel, mode: Mode) -> None:
         super().__init__()
@@ -105,15 +99,7 @@ def model_schedule(model: Any, kind: str = "train") -> CheckSchedule:
 
 
 class TestCheck:
-    """Check of the evaluations of one model, which gathers whole batches from the first one that differs on.
-
-    Parameters
-    ----------
-    distributed : the model.
-    mode : which evaluations are checked.
-    report : messages of all models.
-    schedule : of the evaluations of the model as it is compiled.
-    """
+    """Check of the evaluations of one model, which gathers whole batches from the first one that differs on."""
 
     __test__ = False  # no class of tests
 

@@ -85,9 +85,6 @@ class Probe:
 
     Parameters
     ----------
-    distributed : the model.
-    step : its step.
-    spec : element spec of the batches.
     whole : compute it on the whole batch, without the other ranks; otherwise on this rank's rows: *collective*.
 
     Attributes

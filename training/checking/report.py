@@ -44,7 +44,6 @@ class CheckReport:
 
     Parameters
     ----------
-    rank, size : rank, and number of ranks.
     never : option that switches the check off.
     tells_proven : report also models that need no check.
     """

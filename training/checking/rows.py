@@ -36,8 +36,6 @@ class RowCheck:
 
     Parameters
     ----------
-    channel : ranks that predict.
-    model : the model.
     known : it is known to compute each row by itself: nothing is checked.
     spec : returns the element spec of the batches, which tells leaves that have no row for each sample even where a
         batch has as many rows; None: the batch itself tells them.
@@ -100,25 +98,14 @@ class RowCheck:
 
 
 class ForwardProofs:
-    """Models that are known to compute each row of their data by itself, each looked at once.
-
-    Parameters
-    ----------
-    channel : ranks that share the rows.
-    report : messages about models that are not known.
-    """
+    """Models that are known to compute each row of their data by itself, each looked at once."""
 
     def __init__(self, channel: Channel, report: CheckReport) -> None:
         self._channel, self._report = channel, report
         self._known: WeakKeyDictionary[Any, dict[str, bool]] = WeakKeyDictionary()
 
     def proven(self, model: Any, x: Any) -> bool:
-        """Return whether a model predicts each row of such data by itself, the same on all ranks. *Collective*.
-
-        Parameters
-        ----------
-        x : as for ``predict``.
-        """
+        """Return whether a model predicts each row of such data by itself, the same on all ranks. *Collective*."""
         if not model.built:  # its first call builds it, and creates what it needs
             return False
         specs = _specs(x)
@@ -144,11 +131,6 @@ def _specs(x: Any) -> list[Any] | None:
 
 def _difference(model: Any, batch: Any, rows: int, per_sample: Sequence[bool | None]) -> str | None:
     """Return how rows depend on other rows, as a clause; None if not.
-
-    Parameters
-    ----------
-    rows : of the batch.
-    per_sample : of its leaves; see ``leaves_per_sample``.
 
     Raises
     ------

@@ -47,7 +47,6 @@ class RankPair:
 
     Parameters
     ----------
-    channel : channel of all ranks.
     number : number of the round, from 0.
 
     Attributes
@@ -85,11 +84,6 @@ LEAST_ROWS = 2
 
 class ShardComparison:
     """Comparison of one step of a model on shards with the step on their union. Its methods are *collective*.
-
-    Parameters
-    ----------
-    distributed : the model.
-    step : the step, of training or of evaluation.
 
     Attributes
     ----------
@@ -169,12 +163,7 @@ class ShardComparison:
         return None
 
     def _compare(self, batch: Any, number: int) -> Verdict | str:
-        """Compare shards with their union; return the verdict, or why it is not known. *Collective*.
-
-        Parameters
-        ----------
-        number : number of the round of pairs.
-        """
+        """Compare shards with their union; return the verdict, or why it is not known. *Collective*."""
         self._pair = RankPair(self._channel, number)
         union = self._union(batch) if self._pair.ranks else None
         if union is not None and not int(batch_size(union)):  # there is nothing to compare

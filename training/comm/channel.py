@@ -30,7 +30,6 @@ class CommunicationPool:
     Parameters
     ----------
     collectives : each thread duplicates its communicator.
-    size : number of threads.
     """
 
     def __init__(self, collectives: Collectives, size: int) -> None:
@@ -58,12 +57,7 @@ KEPT_BUFFERS = 1 << 10  # as many as a model may have large gradients
 
 
 class Subset(NamedTuple):
-    """Some ranks of a channel, with communicators of their own; see ``Channel.subset``.
-
-    Attributes
-    ----------
-    graph, host, counters : as those of a channel.
-    """
+    """Some ranks of a channel, with communicators of their own; see ``Channel.subset``."""
 
     graph: Collectives
     host: Collectives
@@ -74,10 +68,6 @@ class Channel:
     """Duplicates of one communicator. *Collective*.
 
     ``open_channel(comm)`` creates one channel for each communicator and returns it again later.
-
-    Parameters
-    ----------
-    comm : communicator of the user.
 
     Attributes
     ----------

@@ -68,10 +68,6 @@ class DriftCheck:
     """Comparison of the times that the ranks spend outside of collective operations: the slowest rank waits least.
 
     The ranks exchange three numbers every few seconds, after the same reduction on each of them.
-
-    Parameters
-    ----------
-    clock : of the channel.
     """
 
     def __init__(self, clock: WaitingClock) -> None:

@@ -43,8 +43,6 @@ def choose_gpu(local: RankAndSize, gpus: int, assigned: bool) -> int | None:
 
     Parameters
     ----------
-    local : rank and number of ranks on this machine.
-    gpus : number of GPUs that this process sees.
     assigned : a scheduler or the user has chosen what this process sees; a single GPU then is that of this rank.
     """
     if local.size == 1 or not gpus or (gpus == 1 and assigned):
@@ -60,7 +58,6 @@ def take_own_gpu(local: RankAndSize, rank: int) -> None:
 
     Parameters
     ----------
-    local : rank and number of ranks on this machine.
     rank : rank in the job; rank 0 reports ranks that share a GPU.
     """
     gpus = tf.config.list_physical_devices("GPU")
@@ -145,7 +142,6 @@ class Runtime:
 
     Parameters
     ----------
-    ranks : number of them.
     device : "CPU:0", or "GPU:0".
     hint : TensorFlow's name of the implementation: "nccl", or "ring".
     required : chosen by the user, so that what it cannot do is an error.

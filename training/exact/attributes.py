@@ -24,10 +24,6 @@ class Attributes:
 
     Only attributes count that a class outside of Keras defines, and of these plain values and containers of them.
 
-    Parameters
-    ----------
-    model : Keras model.
-
     Attributes
     ----------
     owners : objects whose attributes are compared.

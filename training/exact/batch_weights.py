@@ -81,13 +81,7 @@ class BatchWeights:
         return replaced(self, by_keras=True)
 
     def record(self, iterator: Any, counts: Counts) -> None:
-        """Record a batch that an iterator has returned.
-
-        Parameters
-        ----------
-        iterator : the iterator.
-        counts : rows of each rank; None: equal numbers.
-        """
+        """Record a batch that an iterator has returned."""
         self._left = set()
         equal_rows = counts is None or len(set(counts)) == 1
         self._taken.setdefault(iterator, set()).add(None if equal_rows else counts)

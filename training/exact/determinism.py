@@ -21,7 +21,6 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
 
     Parameters
     ----------
-    channel : ranks that get batches.
     whole : each rank keeps its rows of a batch that has to be the same on all ranks. Otherwise each rank has its own
         rows, which must not be the same on all ranks.
     of : "training" or "validation", the data of ``fit`` of which ranks have their own rows.

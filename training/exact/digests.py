@@ -114,7 +114,6 @@ def check_same(channel: Channel, call: str, data: Any) -> None:
     Parameters
     ----------
     call : the call, as in ``"fit()"``.
-    data : see ``difference``.
     """
     found = difference(channel, data)
     if found is not None:

@@ -127,12 +127,7 @@ def _reduction(value: Any, counts: Collection[int]) -> LogReduction | None:
 
 
 class _Reader:
-    """Reader of the reductions that end in tensors of one graph.
-
-    Parameters
-    ----------
-    counts : see ``reductions``.
-    """
+    """Reader of the reductions that end in tensors of one graph."""
 
     def __init__(self, counts: Collection[int]) -> None:
         self._counts = counts

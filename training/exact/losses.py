@@ -20,11 +20,6 @@ class DistributedLoss:
     Most losses are means over samples and need no change. A sum, and a mean over a mask or over sample weights, are
     rescaled to this rank's fraction of the global divisor.
 
-    Parameters
-    ----------
-    loss : Keras loss.
-    reducer : sums the divisors of the ranks.
-
     Attributes
     ----------
     scalar : the loss is a function that returns one number for a batch, so its divisor is unknown.
@@ -101,11 +96,6 @@ class SummedLoss:
     """``compute_loss`` of a model whose loss has one value for each row: TensorFlow takes the gradient of their sum.
 
     Averaged by the rows of the ranks, gradients of sums are divided by these once too often. The values stay.
-
-    Parameters
-    ----------
-    compute_loss : method of the model.
-    channel : ranks that train the model.
 
     Attributes
     ----------

@@ -37,7 +37,6 @@ class Ownership:
 
     Parameters
     ----------
-    graph : function graph of a step.
     batch : its inputs that hold the batch.
     """
 

@@ -56,13 +56,7 @@ def _layers_of(dataset: tf.data.Dataset) -> Iterator[Any]:
 
 
 def _layers_within(value: Any, seen: set[int]) -> Iterator[Any]:
-    """Yield the layers that a function calls, or other functions of the program that it calls.
-
-    Parameters
-    ----------
-    value : function, layer, or what a function refers to.
-    seen : identities of what has been looked at.
-    """
+    """Yield the layers that a function calls, or other functions of the program that it calls."""
     if id(value) in seen:
         return
     seen.add(id(value))

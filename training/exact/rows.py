@@ -39,7 +39,6 @@ def rows_between(element: Any, start: Any, stop: Any, per_sample: Sequence[bool 
 
     Parameters
     ----------
-    element : nested tensors.
     start, stop : first row, and the one after the last; numbers or scalar tensors.
     per_sample : result of ``leaves_per_sample`` for the dataset.
     """

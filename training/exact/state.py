@@ -110,12 +110,7 @@ class Watch:
         self.due |= bool(channel.communicator.maximum(self.changed(small=True))[0])
 
     def changed(self, small: bool = False) -> bool:
-        """Return whether a change since the latest call, or ``begin``, calls for a check on this rank.
-
-        Parameters
-        ----------
-        small : compare small variables alone.
-        """
+        """Return whether a change since the latest call, or ``begin``, calls for a check on this rank."""
         retraced = self._step.traces > max(self._traces, 1)
         self._traces = max(self._traces, self._step.traces)
         switched, changes = False, 0

@@ -38,12 +38,6 @@ log = logging.getLogger("matex_data.training")
 class RankStep(ABC):
     """Replacement for a step of a model that weighs each rank by its samples.
 
-    Parameters
-    ----------
-    model : compiled Keras model.
-    channel : ranks that share the batches.
-    name : of the model's own step.
-
     Attributes
     ----------
     wrapped : the model's own step.
@@ -122,10 +116,6 @@ class RankStep(ABC):
 class DistributedStep(RankStep):
     """Replacement for ``train_step`` of a model.
 
-    Parameters
-    ----------
-    patches : context manager around the model's own step.
-
     Attributes
     ----------
     reducer : sums the sample counts of the ranks; None if all ranks have batches of one size, which then weigh equally.
@@ -186,7 +176,6 @@ class DistributedTestStep(RankStep):
 
     Parameters
     ----------
-    reducer : sums the sample counts of the ranks.
     prepare : called with the data before the model's own step is traced.
 
     Attributes

@@ -83,12 +83,7 @@ def build(model: Any, element_spec: Any) -> None:
 
 
 def build_losses(model: Any, data: Any) -> None:
-    """Create the losses and metrics of a compiled model that is evaluated before it is trained, where Keras can.
-
-    Parameters
-    ----------
-    data : batch, or specs of one.
-    """
+    """Create the losses and metrics of a compiled model that is evaluated before it is trained, where Keras can."""
     with tf.init_scope(), contextlib.suppress(Exception):  # of any kind: a test_step of the model's own may do anything
         spec = tf.nest.map_structure(lambda leaf: tf.TensorSpec([None, *leaf.shape[1:]], leaf.dtype), data)
         with replaced(model, optimizer=None), kept_by_calls(model):

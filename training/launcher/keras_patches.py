@@ -65,12 +65,9 @@ class PatchedCall:
 
     Parameters
     ----------
-    channel : ranks of the call.
     distributed : model that the call trains on its first dataset, and evaluates on others; None for ``predict``, and
         for models in stages.
     check : self-check of the model, if the call trains on whole batches.
-    record_sizes : record the sizes of the global batches.
-    epochs : epochs that the call trains.
     run : of ``fit``: its checkpoints; None without.
     asked : of ``fit``: returns whether the script has asked for its rank, on which its data may depend.
 
@@ -79,7 +76,6 @@ class PatchedCall:
     spec : element spec of the first dataset; None before Keras iterates over it.
     whole_batches : every rank gets whole batches, of which the training step selects its rows.
     steps : number of batches of every rank, to which empty batches pad shorter data; None: do not pad.
-    sizes : recorded sizes of global batches.
     """
 
     def __init__(
@@ -137,7 +133,6 @@ class PatchedCall:
         Parameters
         ----------
         steps : number of batches of this rank; None: unknown.
-        local : the data is sharded.
         """
         if self.test is None or self.trains():
             return None
@@ -167,12 +162,7 @@ class PatchedCall:
             yield execution
 
     def execute(self, run: Callable[..., Any], iterator: Any) -> Any:
-        """Run an execution of steps, each after the self-check of its batch if one is due. *Collective*.
-
-        Parameters
-        ----------
-        run : train function of the model.
-        """
+        """Run an execution of steps, each after the self-check of its batch if one is due. *Collective*."""
         assert self.check is not None
         assert self._distributed is not None
         if self.whole_batches:
@@ -579,12 +569,7 @@ REMEDY = "train one model after the other in one thread; use more ranks, or proc
 
 
 class TrainingThread:
-    """Guard of the calls that train, which any one thread may make at a time.
-
-    Parameters
-    ----------
-    channel : ranks that train.
-    """
+    """Guard of the calls that train, which any one thread may make at a time."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel

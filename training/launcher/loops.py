@@ -34,13 +34,7 @@ class LoopPatches:
 
     Parameters
     ----------
-    channel : ranks that train.
-    reducer : sums gradients over the ranks.
     check : raises an error if loops of the script's own cannot train now.
-
-    Attributes
-    ----------
-    average : average of the gradients of a shard over the ranks.
     """
 
     def __init__(self, channel: Channel, reducer: Reducer, check: Callable[[], None] = lambda: None) -> None:

@@ -24,7 +24,6 @@ def patch_distributions(channel: Channel, use: Callable[[Mesh], None]) -> None:
 
     Parameters
     ----------
-    channel : all ranks.
     use : cuts models over the ranks of a mesh from then on.
     """
     current: list[Any] = [None]

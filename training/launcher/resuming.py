@@ -32,7 +32,6 @@ class ScriptCheckpoints:
 
     Parameters
     ----------
-    folder : folder above them.
     save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
     """
 
@@ -46,7 +45,6 @@ class ScriptCheckpoints:
 
         Parameters
         ----------
-        options : arguments of ``fit``.
         within : a callback of another call makes this one, again if it runs again.
         """
         if within:
@@ -70,7 +68,6 @@ class ScriptRun(TrainingRun):
     Parameters
     ----------
     channel, folder, replicas, save_every : as of ``TrainingRun``.
-    options : arguments of ``fit``.
     before : digest of the call before, and the number of its epochs.
 
     Raises
@@ -217,12 +214,7 @@ class ScriptRun(TrainingRun):
 
 
 def _digest(options: dict[str, Any], before: tuple[str, int] | None) -> str:
-    """Return a digest of the data of a call of ``fit``, as far as it can be read without iterating over it.
-
-    Parameters
-    ----------
-    before : as of ``ScriptRun``.
-    """
+    """Return a digest of the data of a call of ``fit``, as far as it can be read without iterating over it."""
     data = [options.get(name) for name in ("x", "y", "sample_weight")]
     described: list[Any] = [
         options.get(name) for name in ("batch_size", "steps_per_epoch", "shuffle", "validation_split")

@@ -43,13 +43,8 @@ _PATCHES |= {"matex_data.training.comm.world", "matex_data.training.replacements
 class Root:
     """Queries to rank 0.
 
-    Parameters
-    ----------
-    channel : ranks of the job.
-
     Attributes
     ----------
-    rank, size, job : of the job.
     available : ranks can ask; not if MPI allows no thread that answers.
     asked : line at which the script has asked for its rank; empty before.
     """

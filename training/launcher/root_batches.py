@@ -36,7 +36,6 @@ class RootBatches:
 
     Parameters
     ----------
-    channel : ranks that train.
     found : how the batches differ.
     step, equal : number of that step, and of the latest one of which the batches were compared, and equal; 0: none.
     """

@@ -32,7 +32,6 @@ class StagePatches:
     ----------
     stages, model : numbers of stages, and of parts of their layers.
     micro_batches, sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``.
-    checkpoints : of the script; None without.
     """
 
     def __init__(

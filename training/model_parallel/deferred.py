@@ -123,7 +123,6 @@ def initialize(variable: Any, layouts: Any = None) -> None:
 
     Parameters
     ----------
-    variable : Keras variable without values.
     layouts : those of a mesh; None: the variable stays whole.
     """
     variable.__class__ = keras.Variable

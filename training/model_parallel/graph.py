@@ -29,7 +29,6 @@ class LayerCall:
 
     Attributes
     ----------
-    operation : what is called.
     args, kwargs : its arguments, with a ``TensorNumber`` for each tensor.
     inputs, outputs : numbers of the tensors that it takes and returns.
     names : name of the operation, and of the nested models around it.
@@ -182,7 +181,6 @@ class Link(NamedTuple):
 
     Attributes
     ----------
-    operation : the layer.
     sources : positions of the calls whose outputs it takes; -1 for an input of the model.
     users : positions of the calls that take its outputs; -1 if they are outputs of the model.
     """
@@ -198,7 +196,6 @@ class Container(NamedTuple):
     Attributes
     ----------
     owner : Keras's functional model, that within a ``Sequential``; or the layer that runs a stage.
-    calls : calls of the model.
     """
 
     owner: Any
@@ -212,7 +209,6 @@ class Container(NamedTuple):
 
         Parameters
         ----------
-        owner : see above.
         calls : operations, each with the numbers of the tensors that it takes and returns.
         outputs : numbers of the tensors that leave the container.
         """

@@ -118,12 +118,7 @@ class RankLayoutMap(keras.distribution.LayoutMap):  # type: ignore[misc]  # Kera
 
     Parameters
     ----------
-    mesh : the mesh.
     proposes : layouts are proposed for weights that no key fits.
-
-    Attributes
-    ----------
-    mesh, proposes : as given.
     """
 
     def __init__(self, mesh: Mesh, proposes: bool) -> None:
@@ -170,7 +165,6 @@ def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
     Parameters
     ----------
     layouts : ``keras.distribution.LayoutMap`` of a mesh.
-    path, shape : of the variable.
 
     Raises
     ------

@@ -54,7 +54,6 @@ class AxisPart:
     Parameters
     ----------
     channel : ranks that hold the sections, in the order of ranks.
-    shape : of the whole.
     axis : along which it is cut; the number of ranks divides its size.
     """
 
@@ -75,13 +74,7 @@ class AxisPart:
 
 
 class Nested:
-    """Part of a part, such as the section that a replica owns of the units of a part.
-
-    Parameters
-    ----------
-    inner : form of the section of a part.
-    outer : form of that part.
-    """
+    """Part of a part, such as the section that a replica owns of the units of a part."""
 
     def __init__(self, inner: Part, outer: Part) -> None:
         self.channel, self.shape = inner.channel, outer.shape
@@ -354,10 +347,6 @@ def broadcast_in(channel: Channel, variables: list[Any], root: int = 0) -> None:
     """Broadcast the values of variables from rank ``root`` of a channel. *Collective*.
 
     Variables of which the ranks of this channel hold different parts keep them.
-
-    Parameters
-    ----------
-    variables : Keras or TensorFlow variables.
 
     Raises
     ------

@@ -28,7 +28,6 @@ class WholeVariables:
 
     Attributes
     ----------
-    described, held : as given.
     holders : lowest rank that holds each variable; the number of ranks if none does.
     """
 

@@ -51,7 +51,6 @@ def plan_buckets(
     ----------
     sizes : number of elements of each tensor.
     dtypes : dtype of each tensor.
-    bucket_bytes : size from which a bucket is closed.
     """
     buckets: list[Bucket] = []
     open_buckets: dict[np.dtype[Any], tuple[list[int], int]] = {}

@@ -59,7 +59,6 @@ def sum_rounded(collectives: Collectives, flat: Array, wire_dtype: np.dtype[Any]
     ----------
     flat : float32 array of one dimension, of the same size on every rank. Values beyond the range of ``wire_dtype``
         become infinite.
-    wire_dtype : one of ``WIRE_DTYPES``.
     """
     span = timeline.span(f"sum of {flat.nbytes:,} bytes as {wire_dtype.name}", "communication")
     with span, np.errstate(over="ignore", invalid="ignore"):
@@ -76,7 +75,6 @@ def scattered_rounded(collectives: Collectives, rows: Array, wire_dtype: np.dtyp
     Parameters
     ----------
     rows : float32 array of shape (ranks, elements), of the same shape on every rank.
-    wire_dtype : one of ``WIRE_DTYPES``.
     """
     out = np.empty(rows.shape[1], np.float32)
     step = max(1, CALL_BYTES // (len(rows) * wire_dtype.itemsize))

@@ -89,7 +89,6 @@ class PartOptimizer:
 
     Parameters
     ----------
-    optimizer : Keras optimizer.
     totals : over the ranks that hold parts of variables; those of nested parts from the innermost one on.
     others : the same reduction over ranks that hold other variables, such as other stages; None: there are none.
     elsewhere : paths of the variables that one of these ranks counts in the norm of all gradients.
@@ -177,9 +176,7 @@ class OwnedOptimizer(PartOptimizer):
 
     Parameters
     ----------
-    optimizer : Keras optimizer.
     weights : variables that it trains, of which this rank may have parts alone.
-    average : average of their gradients over the ranks.
     clipping : reductions over other ranks that take part in clipping and in scaling losses; see ``PartOptimizer``.
 
     Raises

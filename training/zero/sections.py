@@ -34,7 +34,6 @@ class FlatSection:
     Parameters
     ----------
     channel : ranks that hold the sections, in the order of ranks.
-    shape : of the whole.
     """
 
     outer: Any = None
@@ -122,8 +121,6 @@ class SectionPayload(Payload):
     Parameters
     ----------
     rows : tensors of shape (ranks, elements) to be summed, or (1, elements) to be gathered.
-    dtype : of the sum.
-    sums : sum them; otherwise gather them.
     wire_dtype : dtype of 16 bits in which float32 sums are sent; None: as they are.
     """
 

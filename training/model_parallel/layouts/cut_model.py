@@ -39,13 +39,7 @@ log = logging.getLogger("matex_data.training")
 
 
 class CutLayers:
-    """Layers of a model, or of a stage, that compute with parts of their variables. *Collective* among their ranks.
-
-    Parameters
-    ----------
-    plan : their plan.
-    ranks : that hold the parts.
-    """
+    """Layers of a model, or of a stage, that compute with parts of their variables. *Collective* among their ranks."""
 
     def __init__(self, plan: Plan, ranks: ModelRanks) -> None:
         self._plan, self._ranks = plan, ranks
@@ -124,7 +118,6 @@ class HidingCall:
 
     Parameters
     ----------
-    wrapped : the method.
     container : functional model or stage that it calls, within which tensors may stay cut; None: as around it.
     """
 
@@ -192,7 +185,6 @@ class CutModel:
     ----------
     model : built Keras model; its optimizer is not built, or was built for these parts.
     mesh : ranks, and the layouts of the model.
-    element_spec : element spec of the training data.
 
     Attributes
     ----------

@@ -36,7 +36,6 @@ class CutEntropy:
     Parameters
     ----------
     model : compiled Keras model, whose output is that of a layer of which each rank computes its units.
-    ranks : that hold them.
     """
 
     def __init__(self, model: Any, ranks: ModelRanks) -> None:

@@ -106,7 +106,6 @@ class Plan(NamedTuple):
     ----------
     variables : variables of its layers, each once.
     cuts : variables that are cut, each with its axis.
-    rules : rules of layers.
     containers : functional models within which tensors may stay cut.
     """
 
@@ -128,8 +127,6 @@ def plans(
     Parameters
     ----------
     groups : for each stage its layers, nested ones, too, and the functional models among them.
-    layouts : layout map of the mesh.
-    element_spec : element spec of the training data.
 
     Raises
     ------

@@ -33,7 +33,6 @@ class ModelRanks:
 
     Attributes
     ----------
-    mesh, channel : as given, and the channel of the ranks.
     rank, size : number of this rank among those of a layer, and of all.
     """
 

@@ -25,7 +25,6 @@ def read_elsewhere(model: Any, element_spec: Any, proposals: Collection[int], sa
     Parameters
     ----------
     model : built Keras model, of which one call is traced.
-    element_spec : element spec of the training data.
     proposals : ids of the variables to look at.
     says : name what is found in a message.
     """

@@ -33,11 +33,6 @@ ELEMENTWISE = {getattr(keras.activations, name) for name in _NAMES.split()}
 class Rule(ABC):
     """Replacement for ``call`` of a layer. *Collective* among the ranks of the layer.
 
-    Parameters
-    ----------
-    layer : Keras layer.
-    ranks : that hold parts of its weights.
-
     Attributes
     ----------
     container : functional model that calls the layer once, within which the next two hold; elsewhere neither does.
@@ -124,7 +119,6 @@ class Inputs(Rule):
     Parameters
     ----------
     axis : of the input, along which it is cut.
-    cut : the input is cut always.
     """
 
     def __init__(self, layer: Any, ranks: ModelRanks, axis: int = -1, cut: bool = False) -> None:
@@ -215,7 +209,6 @@ class Draws(Rule):
     Parameters
     ----------
     axis : along which the input is cut.
-    cut : the input is cut always.
     """
 
     can_take_cut = can_give_cut = True
@@ -284,12 +277,7 @@ class NormalizedFeatures(Normalized):
 
 
 class Gathered(Rule):
-    """A layer without a rule computes with whole weights, which are gathered whenever it is called.
-
-    Parameters
-    ----------
-    cut : its variables that are cut, and their axes.
-    """
+    """A layer without a rule computes with whole weights, which are gathered whenever it is called."""
 
     def __init__(self, layer: Any, ranks: ModelRanks, cut: list[tuple[Any, int]]) -> None:
         super().__init__(layer, ranks)

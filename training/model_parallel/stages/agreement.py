@@ -24,7 +24,6 @@ class Agreement:
     ----------
     channels : all ranks; or the stages of a replica, and the ranks of each stage.
     replicas : replicas of this rank's part of the model; None: one replica agrees alone.
-    messages : between the stages of this replica.
     ranks : that hold parts of the layers of this stage.
     """
 
@@ -39,7 +38,6 @@ class Agreement:
 
         Parameters
         ----------
-        functional : model that takes the inputs.
         iterator : yields what Keras gives a step.
 
         Raises

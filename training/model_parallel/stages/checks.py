@@ -154,7 +154,6 @@ def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, div
 
     Parameters
     ----------
-    reducer : sums over the replicas.
     divided : batches are divided into micro-batches.
     """
     losses = distributed_losses(model, _UnknownDivisors(reducer.channel) if divided else reducer)
@@ -172,7 +171,6 @@ def find_sums(losses: Sequence[DistributedLoss], rows: int, weighted: bool) -> N
     ----------
     losses : of which it is not known, called eagerly for a micro-batch.
     rows : of this micro-batch.
-    weighted : samples have weights.
 
     Raises
     ------
@@ -227,12 +225,7 @@ def _batch_metric(name: str) -> PartitionError:
 
 
 class _UnknownDivisors:
-    """Reducer for losses whose divisors over all micro-batches are not known before the last of them.
-
-    Parameters
-    ----------
-    channel : replicas.
-    """
+    """Reducer for losses whose divisors over all micro-batches are not known before the last of them."""
 
     def __init__(self, channel: Channel) -> None:
         self.channel = channel

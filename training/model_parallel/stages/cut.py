@@ -80,7 +80,6 @@ class StagePlan:
     Attributes
     ----------
     number : of the stage, from 0.
-    calls : what it computes.
     inputs : numbers of the inputs of the model that it takes; the first stage takes those that are outputs, too.
     receives, sends : numbers of the tensors from the stage before it, and for the stage behind it.
     """
@@ -100,7 +99,6 @@ def cut_by_cost(graph: ModelGraph, costs: Sequence[float], stages: int) -> list[
     Parameters
     ----------
     costs : of each call, not negative.
-    stages : number of stages.
 
     Raises
     ------

@@ -32,10 +32,6 @@ class Line:
     Parameters
     ----------
     channel : of the stages; the rank is the number of the stage.
-
-    Attributes
-    ----------
-    stage, stages : number of this stage, and of all.
     """
 
     def __init__(self, channel: Channel) -> None:

@@ -30,7 +30,6 @@ class Batch(NamedTuple):
     ----------
     inputs : inputs of the model, flat.
     targets : targets and sample weights, nested.
-    rows : number of its samples.
     digest : checksum of its values; stages that have read other data have another one.
     """
 
@@ -125,8 +124,6 @@ class Trial:
     Parameters
     ----------
     model : compiled model, which keeps the choice.
-    world : all ranks.
-    stages : number of stages.
     changing : this stage has variables that each micro-batch changes: seeds, moving statistics. If any stage does, the
         weights depend on the number, which therefore is not chosen by time.
 

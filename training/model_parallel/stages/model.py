@@ -90,17 +90,12 @@ class StagedModel:
 
     Parameters
     ----------
-    model : compiled model.
-    mesh : ranks.
     micro_batches, recompute, split_after, sync_batch_norm, wire_dtype, shard_optimizer : as in ``fit``; see ``Trial``.
 
     Attributes
     ----------
-    world : all ranks.
     channel : replicas of this rank's part of the model, unless every rank has all weights.
     traces : 0, since Keras's own step is not traced.
-    replicas : replicas of this stage.
-    line : stages of this replica.
     ranks : those that hold parts of the layers of this stage.
     samples_seen : variable with the number of samples of all ranks so far.
     deferred : each rank has the weights of its stage alone.

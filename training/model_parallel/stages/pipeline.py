@@ -30,12 +30,6 @@ def one_forward_one_backward(stage: int, stages: int, micro_batches: int) -> lis
 
     At most ``stages - stage`` micro-batches are in flight.
 
-    Parameters
-    ----------
-    stage : number of the stage, from 0.
-    stages : number of stages.
-    micro_batches : number of micro-batches of the step.
-
     Examples
     --------
     >>> one_forward_one_backward(0, 2, 2)
@@ -55,13 +49,8 @@ class PipelineStage:
 
     Parameters
     ----------
-    line : this stage and its neighbours.
     make_stage : returns this stage for the tensors that it receives.
     inputs : positions of the inputs of the model that it takes.
-
-    Attributes
-    ----------
-    last : this stage is the last one.
     """
 
     def __init__(self, line: Line, make_stage: Callable[[Edge], Any], inputs: Sequence[int]) -> None:
@@ -100,7 +89,6 @@ class PipelineStage:
 
         Parameters
         ----------
-        micro_batches : into which the batch is divided.
         rows : of the batches of all replicas.
         logs : returns the logs, on the last stage.
         """

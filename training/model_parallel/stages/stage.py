@@ -24,13 +24,8 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
 
     Parameters
     ----------
-    plan : calls of the stage, and the tensors that it exchanges.
     outputs : numbers of the tensors to return: those that the stage sends, or the outputs of the model.
     regularized : variables whose regularizers count here: those that no stage before this one has.
-
-    Attributes
-    ----------
-    loss_dtype : of the losses that layers add.
     """
 
     def __init__(self, plan: StagePlan, outputs: Sequence[int], regularized: Sequence[Any]) -> None:
@@ -95,7 +90,6 @@ class Pending(NamedTuple):
     Attributes
     ----------
     tensors : what the stage has taken.
-    outputs : what it sends.
     own_loss : loss that its layers have added, a scalar.
     tape : tape that has recorded these; None if they are to be computed again.
     state : values that variables had before, if they are to be computed again.
@@ -116,8 +110,6 @@ class Stage:
 
     Parameters
     ----------
-    model : compiled model.
-    layers : its layers in this stage.
     sums : sums of the gradients of their weights.
     receives : tensors that the stage receives.
     recompute : compute forward twice.
@@ -207,7 +199,6 @@ class LastStage:
 
     Parameters
     ----------
-    model, layers, sums, receives : as above.
     structure : nested structure of the outputs of the model.
     state : state of the step, which has the weight of a micro-batch.
     """

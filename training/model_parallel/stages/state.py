@@ -33,8 +33,6 @@ class StagedState(ModelState):
 
     Parameters
     ----------
-    model : compiled model.
-    layers : layers of this stage.
     mesh : ranks; the first rank of a stage in the first replica sends wholes.
     holders : stages that hold a variable, by id.
     """

@@ -24,10 +24,6 @@ class GradientSums:
     """Sum of the gradients of each variable, dense, in its dtype.
 
     Memory is taken when the first gradient of a variable comes; variables that no gradient reaches have none.
-
-    Parameters
-    ----------
-    variables : Keras variables that are trained.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
@@ -76,8 +72,6 @@ class StageUpdate:
     optimizer : Keras optimizer, built for the weights of this stage, or for what this rank updates of them.
     sums : sums of the gradients of these weights over the micro-batches of a step.
     reducer : sums over the replicas of this stage; None: the optimizer sums them itself.
-    state : state of the step of these replicas.
-    stages : channel of the stages of this replica.
     holders : stages that hold a variable, by id, for those that stages share.
     trained : stages that have weights to train; the others take no part in what these agree on.
     """
