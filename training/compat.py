@@ -56,8 +56,13 @@ def trains(graph: Any, fetches: Any) -> bool:
     return False
 
 
-class SessionPatches:
-    """Patches of optimizers, initializers and sessions. *Collective*.
+def patch_sessions(
+    average: Any,
+    broadcast: Callable[[list[Any]], list[Any]],
+    is_active: Callable[[], bool],
+    warn: Callable[[], None],
+) -> None:
+    """Patch optimizers, initializers and sessions, which are *collective* from then on.
 
     Parameters
     ----------
@@ -67,54 +72,44 @@ class SessionPatches:
     warn : warns once that a loop runs on whole batches.
     """
 
-    def __init__(
-        self,
-        average: Any,
-        broadcast: Callable[[list[Any]], list[Any]],
-        is_active: Callable[[], bool],
-        warn: Callable[[], None],
-    ) -> None:
-        self._average, self._broadcast, self._is_active, self._warn = average, broadcast, is_active, warn
-        v1 = tf.compat.v1
-        patch(v1.train.Optimizer, self._compute_gradients, "compute_gradients")
-        patch(v1.train.Optimizer, self._apply_gradients, "apply_gradients")
-        patch(v1, self._initializer, "global_variables_initializer", "initialize_all_variables")
-        patch(BaseSession, self._run, "run")
+    def compute_gradients(original: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = original(*args, **kwargs)
+        return _with_gradients(pairs, average.computed) if is_active() else pairs
 
-    def _compute_gradients(self, original: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
-        pairs = original(optimizer, *args, **kwargs)
-        return _with_gradients(pairs, self._average.computed) if self._is_active() else pairs
-
-    def _apply_gradients(self, original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
-        pairs = _with_gradients(pairs, self._average.applied) if self._is_active() else pairs
+    def apply_gradients(original: Any, optimizer: Any, pairs: Any, *args: Any, **kwargs: Any) -> Any:
+        pairs = _with_gradients(pairs, average.applied) if is_active() else pairs
         return original(optimizer, pairs, *args, **kwargs)
 
-    def _initializer(self, original: Any, *args: Any, **kwargs: Any) -> Any:
+    def initializer(original: Any, *args: Any, **kwargs: Any) -> Any:
         """Return an operation that initializes variables and broadcasts those of rank 0. *Collective* when it runs."""
         done = original(*args, **kwargs)
         variables = tf.compat.v1.global_variables()
         if not in_session_graph() or not variables:
             return done
-
         with tf.control_dependencies([done]):
             values = [tf.identity(v.read_value()) for v in variables]
-        received = self._broadcast(values)
+        received = broadcast(values)
         return tf.group(*[tf.compat.v1.assign(v, new) for v, new in zip(variables, received, strict=True)])
 
-    def _run(self, original: Any, session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def run(original: Any, session: Any, fetches: Any, feed_dict: Any = None, *args: Any, **kwargs: Any) -> Any:
         if trains(session.graph, fetches):
-            feed_dict = self._weighted(session.graph, dict(feed_dict or {}))
+            if average.channel.communicator.sharded_data:
+                feed_dict = _weighted(average.channel, session.graph, feed_dict or {})
+            else:
+                warn()
         return original(session, fetches, feed_dict, *args, **kwargs)
 
-    def _weighted(self, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
-        """Return the feeds with the weight of this rank's batch. *Collective* if the data is sharded."""
-        channel = self._average.channel
-        if not channel.communicator.sharded_data:
-            self._warn()
-            return feeds
-        rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
-        by_rank = channel.host.allgather_object(rows)
-        return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(by_rank), 1)}
+    patch(tf.compat.v1.train.Optimizer, compute_gradients, "compute_gradients")
+    patch(tf.compat.v1.train.Optimizer, apply_gradients, "apply_gradients")
+    patch(tf.compat.v1, initializer, "global_variables_initializer", "initialize_all_variables")
+    patch(BaseSession, run, "run")
+
+
+def _weighted(channel: Any, graph: Any, feeds: dict[Any, Any]) -> dict[Any, Any]:
+    """Return feeds of a session with the weight of this rank's batch. *Collective*."""
+    rows = max((len(value) for key, value in feeds.items() if _is_batch(key)), default=1)
+    by_rank = channel.host.allgather_object(rows)
+    return {**feeds, graph.get_collection(WEIGHT)[0]: rows / max(sum(by_rank), 1)}
 
 
 def _with_gradients(pairs: Any, average: Callable[[list[Any]], list[Any]]) -> list[tuple[Any, Any]]:

@@ -46,7 +46,7 @@ from matex_data.training.inference import in_order_of_batches, stand_ins
 from matex_data.training.keras_api import OF_FIT, keras_trainer, pythonify_logs
 from matex_data.training.launcher.resuming import ScriptCheckpoints, ScriptRun
 from matex_data.training.launcher.root import say_once
-from matex_data.training.launcher.root_batches import RootBatches, draws_in_parallel
+from matex_data.training.launcher.root_batches import batches_of_root, draws_in_parallel, warn_of_difference
 from matex_data.training.launcher.saving import local_model
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.reduction.ops import Reducer
@@ -57,6 +57,7 @@ from matex_data.training.trainer import BATCH, cut_over, keras_loop
 
 TRAINING = ("fit", "train_on_batch")
 """Patched methods that change a model."""
+ONE_THREAD = "train one model after the other in one thread; use more ranks, or processes, to train several at once"
 _current_call: ContextVar[Any] = ContextVar("current_call", default=None)
 
 
@@ -91,7 +92,7 @@ class PatchedCall:
         self.run = run
         self._asked = asked
         self._draws = False
-        self._root: RootBatches | None = None
+        self._of_rank_0 = False  # batches are those of rank 0, since the ranks' have differed
         self._channel = channel
         self._distributed = distributed
         self.check = check
@@ -177,17 +178,18 @@ class PatchedCall:
         ----------
         due : the self-check of the first one is due.
         """
-        return functools.partial(self._sent, due) if due or self._root is not None else None
+        return functools.partial(self._sent, due) if due or self._of_rank_0 else None
 
     def _sent(self, due: bool, batches: list[Any]) -> list[Any]:
         assert self.check is not None
-        if self._draws and due and self._root is None and batches:
+        if self._draws and due and not self._of_rank_0 and batches:
             found = difference(self._channel, tf.nest.map_structure(without_optionals, batches[0]))
             if found is not None and not any(self._channel.host.allgather_object(self._asked())):
                 schedule = self.check.schedule
                 equal = 0 if schedule.checked is None else schedule.checked + 1
-                self._root = RootBatches(self._channel, found, schedule.steps + 1, equal)
-        return batches if self._root is None else self._root.sent(batches)
+                warn_of_difference(self._channel.rank, found, schedule.steps + 1, equal)
+                self._of_rank_0 = True
+        return batches_of_root(self._channel, batches) if self._of_rank_0 else batches
 
 
 class ShardedEpochIterator(TrainingIterator):
@@ -263,7 +265,7 @@ class KerasPatches:
         self.asked: Callable[[], bool] = lambda: True
         self._checkpoints = checkpoints
         self._world = self._channel = channel
-        self._thread = TrainingThread(channel)
+        self._training = threading.RLock()  # of the thread that trains
         self._mesh: Mesh | None = None
         self._shard_optimizer = shard_optimizer
         self._verify: Mode = verify
@@ -325,11 +327,41 @@ class KerasPatches:
             given = {key: value for key, value in bound.arguments.items() if key not in ("self", "kwargs")}
             if self._channel.rank > 0 and "verbose" in signature.parameters:
                 given["verbose"] = 0
-            thread = self._thread.calls(name) if name in TRAINING else contextlib.nullcontext()
+            thread = self._only_thread(name) if name in TRAINING else contextlib.nullcontext()
             with thread, keras_loop(self._channel), collective(f"{name}()"):
                 return method(functools.partial(original, model), model, {**given, **bound.arguments.get("kwargs", {})})
 
         patch(keras.Model, patched, name)
+
+    @contextmanager
+    def _only_thread(self, name: str) -> Iterator[None]:
+        """Context manager: a call of a method that trains. *Collective* outside of the main thread.
+
+        End the job if another thread trains: on another rank it may train the model of this one.
+
+        Raises
+        ------
+        PartitionError : another thread makes this call on another rank.
+        """
+        thread = threading.current_thread()
+        if self._world.size == 1:
+            yield
+            return
+        if not self._training.acquire(blocking=False):
+            error = PartitionError(
+                f"{name}() is called while another thread trains",
+                expected="one thread at a time, in the same order on all ranks",
+                found=f"the thread {thread.name!r}",
+                remedy=ONE_THREAD,
+            )
+            abort_job(f"rank {self._world.rank} of {self._world.size} ends the job: {error}")
+        try:
+            if thread is not threading.main_thread():
+                problem = f"{name}() is called by other threads on other ranks"
+                self._world.communicator.agree(equal=Equal({"thread": thread.name}, problem, ONE_THREAD))
+            yield
+        finally:
+            self._training.release()
 
     def _distributed(self, model: Any) -> DistributedModel:
         """Return the context of a model, which stays open until the model is compiled again. *Collective* at first."""
@@ -563,44 +595,3 @@ def is_within_call() -> bool:
 def call_within(call: Any, original: Callable[..., Any], options: dict[str, Any]) -> Any:
     with setting(_current_call, call):
         return original(**options)
-
-
-REMEDY = "train one model after the other in one thread; use more ranks, or processes, to train several at once"
-
-
-class TrainingThread:
-    """Guard of the calls that train, which any one thread may make at a time."""
-
-    def __init__(self, channel: Channel) -> None:
-        self._channel = channel
-        self._training = threading.RLock()
-
-    @contextmanager
-    def calls(self, name: str) -> Iterator[None]:
-        """Context manager: a call of a method that trains. *Collective* outside of the main thread.
-
-        End the job if another thread trains: on another rank it may train the model of this one.
-
-        Raises
-        ------
-        PartitionError : another thread makes this call on another rank.
-        """
-        thread = threading.current_thread()
-        if self._channel.size == 1:
-            yield
-            return
-        if not self._training.acquire(blocking=False):
-            error = PartitionError(
-                f"{name}() is called while another thread trains",
-                expected="one thread at a time, in the same order on all ranks",
-                found=f"the thread {thread.name!r}",
-                remedy=REMEDY,
-            )
-            abort_job(f"rank {self._channel.rank} of {self._channel.size} ends the job: {error}")
-        try:
-            if thread is not threading.main_thread():
-                problem = f"{name}() is called by other threads on other ranks"
-                self._channel.communicator.agree(equal=Equal({"thread": thread.name}, problem, REMEDY))
-            yield
-        finally:
-            self._training.release()

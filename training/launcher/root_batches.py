@@ -31,40 +31,37 @@ def _nodes(graph: Any) -> Any:
     return graph.node if hasattr(graph, "node") else graph.node_def
 
 
-class RootBatches:
-    """Batches of rank 0, which go to all ranks from the first step on in which they were found to differ.
+def warn_of_difference(rank: int, found: Difference, step: int, equal: int) -> None:
+    """Warn on rank 0 that the batches of the ranks differ, so that those of rank 0 go to all from now on.
 
     Parameters
     ----------
-    found : how the batches differ.
     step, equal : number of that step, and of the latest one of which the batches were compared, and equal; 0: none.
     """
+    if rank == 0:
+        log.warning(
+            "the ranks' batches of step %d of fit() differ (%s), since threads of its tf.data pipeline draw random "
+            "numbers, in another order on each rank; %s\n"
+            "  from this step on each rank trains on its rows of rank 0's batches, which are sent to all\n"
+            "  remedy: augment in the model, or in a map() without num_parallel_calls, or by random numbers that "
+            "follow from the sample (tf.random.stateless_uniform), so that all ranks make the same batches",
+            *(step, found, f"those of step {equal} were equal" if equal else "none were compared before"),
+        )
 
-    def __init__(self, channel: Channel, found: Difference, step: int, equal: int) -> None:
-        self._channel = channel
-        if channel.rank == 0:
-            log.warning(
-                "the ranks' batches of step %d of fit() differ (%s), since threads of its tf.data pipeline draw random "
-                "numbers, in another order on each rank; %s\n"
-                "  from this step on each rank trains on its rows of rank 0's batches, which are sent to all\n"
-                "  remedy: augment in the model, or in a map() without num_parallel_calls, or by random numbers that "
-                "follow from the sample (tf.random.stateless_uniform), so that all ranks make the same batches",
-                *(step, found, f"those of step {equal} were equal" if equal else "none were compared before"),
-            )
 
-    def sent(self, batches: list[Any]) -> list[Any]:
-        """Return rank 0's batches; raise ``PartitionError`` if their numbers differ. *Collective*."""
-        values = [_components(leaf) for batch in batches for leaf in tf.nest.flatten(batch)]
-        by_rank = self._channel.host.allgather_object((len(batches), values if self._channel.rank == 0 else None))
-        if len({count for count, _ in by_rank}) > 1:
-            raise PartitionError(
-                "the ranks' tf.data pipelines end after different numbers of batches",
-                expected="as many batches on each rank",
-                found=f"rank 0 has {by_rank[0][0]} more, others {sorted({count for count, _ in by_rank[1:]})}",
-                remedy="draw no random numbers that decide which samples there are, or seed them",
-            )
-        of_root = iter(by_rank[0][1])
-        return [tf.nest.map_structure(lambda leaf: _packed(leaf, next(of_root)), batch) for batch in batches]
+def batches_of_root(channel: Channel, batches: list[Any]) -> list[Any]:
+    """Return rank 0's batches; raise ``PartitionError`` if their numbers differ. *Collective*."""
+    values = [_components(leaf) for batch in batches for leaf in tf.nest.flatten(batch)]
+    by_rank = channel.host.allgather_object((len(batches), values if channel.rank == 0 else None))
+    if len({count for count, _ in by_rank}) > 1:
+        raise PartitionError(
+            "the ranks' tf.data pipelines end after different numbers of batches",
+            expected="as many batches on each rank",
+            found=f"rank 0 has {by_rank[0][0]} more, others {sorted({count for count, _ in by_rank[1:]})}",
+            remedy="draw no random numbers that decide which samples there are, or seed them",
+        )
+    of_root = iter(by_rank[0][1])
+    return [tf.nest.map_structure(lambda leaf: _packed(leaf, next(of_root)), batch) for batch in batches]
 
 
 def _components(leaf: Any) -> list[Any]:

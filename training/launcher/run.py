@@ -210,7 +210,7 @@ def _prepared(
     def patch() -> None:
         from matex_data.training import keras_api
         from matex_data.training.comm.runtime import start, take_own_gpu
-        from matex_data.training.compat import SessionPatches
+        from matex_data.training.compat import patch_sessions
         from matex_data.training.launcher.keras_patches import KerasPatches
         from matex_data.training.launcher.loops import LoopPatches, patch_functions, patch_pipelines
         from matex_data.training.launcher.meshes import patch_distributions, patch_strategies
@@ -242,7 +242,7 @@ def _prepared(
             patch_distributions(channel, patches.use_mesh)
             loops = LoopPatches(channel, reducer, patches.check_loop)
             received = functools.partial(broadcast_from_root, channel)
-            SessionPatches(loops.average, received, loops.is_active, loops.warn_of_whole_batches)
+            patch_sessions(loops.average, received, loops.is_active, loops.warn_of_whole_batches)
         if root is not None:
             patch_functions(channel.rank)
             patch_pipelines()

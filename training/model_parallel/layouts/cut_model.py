@@ -220,7 +220,7 @@ class CutModel:
             self._layers.warn_of_gathered()
         self._layers.install()
         self._take_optimizer()
-        call, loss = CheckedCall(self.model, self.ranks), HidingCall(self.model.compute_loss)
+        call, loss = _checked(self.model.call, self.ranks), HidingCall(self.model.compute_loss)
         self._replacements = replaced(self.model, call=call, compute_loss=loss, _matex_cut_model=self)
         disable_xla(self.model, self.ranks.mesh.world.rank, self._replacements)
         self._leave_logits_cut()
@@ -286,23 +286,22 @@ def _check_step(model: Any) -> None:
             )
 
 
-class CheckedCall:
-    """``call`` of the whole model: its inputs are equal on all ranks, and its own code takes no part for a whole."""
+def _checked(call: Callable[..., Any], ranks: ModelRanks) -> Callable[..., Any]:
+    """Return ``call`` of the whole model for inputs that are equal on all ranks, whose code takes no part for a whole.
 
-    def __init__(self, model: Any, ranks: ModelRanks) -> None:
-        self._call, self._ranks = model.call, ranks
+    It is *collective*.
+    """
+    check_equal = tf.autograph.experimental.do_not_convert(ranks.check_equal)
 
-    def __call__(self, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        """Call the model. *Collective*."""
+    def checked(inputs: Any, *args: Any, **kwargs: Any) -> Any:
         leaves = keras.tree.flatten(inputs)
         numbers = [i for i, leaf in enumerate(leaves) if isinstance(leaf, tf.Tensor) and leaf.dtype != tf.string]
-        with tf.control_dependencies(self._checks([leaves[i] for i in numbers])):
+        with tf.control_dependencies([check_equal([leaves[i] for i in numbers])] if numbers else []):
             copies = {i: tf.identity(leaves[i]) for i in numbers}
         for i, copy in copies.items():
             set_keras_mask(copy, get_keras_mask(leaves[i]))
         inputs = keras.tree.pack_sequence_as(inputs, [copies.get(i, leaf) for i, leaf in enumerate(leaves)])
         with hiding_parts():
-            return self._call(inputs, *args, **kwargs)
+            return call(inputs, *args, **kwargs)
 
-    def _checks(self, tensors: list[Any]) -> list[Any]:
-        return [tf.autograph.experimental.do_not_convert(self._ranks.check_equal)(tensors)] if tensors else []
+    return checked
