@@ -366,7 +366,7 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast epoch and variables of rank 0, which may have restored a backup. *Collective*."""
         self._raise_failure()
-        self.model._initial_epoch = self._channel.host.allgather_object(self.model._initial_epoch)[0]
+        self.model._initial_epoch = self._channel.communicator.broadcast(self.model._initial_epoch)
         if not self._restored:
             self._distributed.broadcast()
 

@@ -449,7 +449,6 @@ class FunctionMaker:
         self._single: Any = None
 
     def __call__(self, force: bool = False) -> Any:
-        """Make the function."""
         anew = force or getattr(self._model, self._name) is None
         self._single = None if anew else self._single
         self._function = self._made(None if anew else self._function, force)

@@ -134,14 +134,12 @@ class DistributedStep(RankStep):
         self.read: list[Any] = []
 
     def __call__(self, data: Any) -> Any:
-        """Train on this rank's rows. *Collective*."""
         self.traces += 1
         logs = super().__call__(data)
         self.read = variables_read()
         return logs
 
     def on_rows(self, data: Any) -> Any:
-        """Train on this rank's rows. *Collective*."""
         total = None if self.per_sample is None else batch_size(data)
         data = self._own(data)
         count = batch_size(data)
@@ -158,7 +156,6 @@ class DistributedStep(RankStep):
             return self._guarded(data, count, weight)
 
     def on_whole_batch(self, data: Any) -> Any:
-        """Train on the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
         if self.per_sample is None:
             data = whole_batch(self._channel, data)
         count = batch_size(data)
@@ -195,7 +192,6 @@ class DistributedTestStep(RankStep):
         self.agrees = self.gathers = self.running = self.begins = False
 
     def on_rows(self, data: Any) -> Any:
-        """Evaluate this rank's rows. *Collective*."""
         data = self._own(data)
         count = batch_size(data)
         if count is None:
@@ -207,7 +203,6 @@ class DistributedTestStep(RankStep):
             return self._guarded(data, count, weight)
 
     def on_whole_batch(self, data: Any) -> Any:
-        """Evaluate the whole batch, as one process does. *Collective* if the ranks have their own rows of it."""
         if self.per_sample is None and self.gathers:
             data = whole_batch(self._channel, data)
         return self.wrapped(data)

@@ -51,7 +51,7 @@ class Root:
 
     def __init__(self, channel: Channel) -> None:
         self.rank, self.size = channel.rank, channel.size
-        self.job: str = channel.host.allgather_object(secrets.token_hex(4))[0]
+        self.job: str = channel.communicator.broadcast(secrets.token_hex(4))
         self.asked = ""
         self.before_asking: list[Callable[[], None]] = []
         self._liveness = channel.host.liveness

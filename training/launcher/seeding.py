@@ -30,7 +30,7 @@ def seed_all_ranks(channel: Channel, number: int | None = None) -> None:
     ``np.random.default_rng()`` then splits data in the same way on all ranks. Keras, TensorFlow and PyTorch are seeded
     when the script imports them. Python's ``secrets`` and ``tempfile`` still give different results.
     """
-    entropy = channel.host.allgather_object(secrets.randbits(128))[0] if number is None else number
+    entropy = channel.communicator.broadcast(secrets.randbits(128)) if number is None else number
     random.seed(entropy % 2**32)
     np.random.seed(entropy % 2**32)  # the generator that scripts use
     generators: Any = np.random.bit_generator

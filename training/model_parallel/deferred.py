@@ -77,8 +77,8 @@ def deferred(layouts: Any = None) -> Iterator[None]:
             expected="mesh.layout_map() of a training.Mesh, or None",
             found=repr(layouts),
         )
-    mesh = None if layouts is None else layouts.mesh
-    _draw_alike(None if mesh is None else mesh.world)
+    channel = open_channel(None if layouts is None else layouts.mesh.world)
+    random.setstate(channel.communicator.broadcast(random.getstate()))  # from which Keras draws seeds
     before = keras_api.take_uninitialized()
     try:
         with keras.StatelessScope(initialize_variables=False) as scope, Replacements() as replacements:
@@ -157,10 +157,3 @@ def is_deferred(variable: Any) -> bool:
 def is_absent(variable: Any) -> bool:
     """Return whether this rank has no values of a variable."""
     return isinstance(variable, AbsentVariable)
-
-
-def _draw_alike(comm: Any) -> None:
-    """Give all ranks the state of rank 0's generator, from which Keras draws seeds. *Collective*."""
-    channel = open_channel(comm)
-    if channel.size > 1:
-        random.setstate(channel.host.allgather_object(random.getstate() if channel.rank == 0 else None)[0])

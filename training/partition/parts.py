@@ -63,13 +63,11 @@ class AxisPart:
         self.channel, self.shape, self.axis = channel, tuple(shape), axis
 
     def own(self, whole: Any) -> Any:
-        """Return this rank's section of a whole array or tensor."""
         size = self.shape[self.axis] // self.channel.size
         begin = self.channel.rank * size
         return whole[(slice(None),) * self.axis + (slice(begin, begin + size),)]
 
     def join(self, parts: Sequence[Array]) -> Array:
-        """Return the whole of the sections of all ranks."""
         return np.concatenate(parts, self.axis)
 
 
@@ -82,11 +80,9 @@ class Nested:
         self._inner, self._outer = inner, outer
 
     def own(self, whole: Array) -> Array:
-        """Return this rank's section of its part of a whole array."""
         return self._inner.own(self._outer.own(whole))
 
     def join(self, parts: Sequence[Array]) -> Array:
-        """Return the part, of which all ranks hold these sections."""
         return self._inner.join(parts)
 
 
@@ -242,8 +238,7 @@ def whole_at_root(variable: Any) -> Array | None:
 
     *Collective* among the ranks that hold parts of it.
     """
-    whole: Array | None = _whole(part_of(variable), keras_api.held_value(variable), _joined_at_root)
-    return whole
+    return whole_array_at_root(part_of(variable), keras_api.held_value(variable))
 
 
 def whole_array_at_root(part: Part | None, own: Array) -> Array | None:

@@ -29,18 +29,8 @@ from matex_data.training.partition.parts import (
 from matex_data.training.replacements import Replacements, left_on_error
 from matex_data.training.zero.sections import FlatSection, gathered_wholes, summed_sections
 
-ELEMENTWISE = (
-    keras.optimizers.SGD,
-    keras.optimizers.Adam,
-    keras.optimizers.AdamW,
-    keras.optimizers.Adamax,
-    keras.optimizers.Adadelta,
-    keras.optimizers.Adagrad,
-    keras.optimizers.Ftrl,
-    keras.optimizers.Lion,
-    keras.optimizers.Nadam,
-    keras.optimizers.RMSprop,
-)
+_NAMES = "Adadelta Adagrad Adam AdamW Adamax Ftrl Lion Nadam RMSprop SGD"
+ELEMENTWISE = [getattr(keras.optimizers, name) for name in _NAMES.split()]
 """Optimizers that update each element of a weight from its own gradient and state alone."""
 
 
@@ -51,7 +41,7 @@ def check_elementwise(optimizer: Any) -> None:
         raise PartitionError(
             "this optimizer may update an element of a weight depending on others, which another rank has",
             field=type(inner).__name__,
-            expected=f"one of {', '.join(sorted(kind.__name__ for kind in ELEMENTWISE))}",
+            expected=f"one of {', '.join(_NAMES.split())}",
             found=type(inner).__module__,
             remedy="take one of these, or train without a mesh and without shard_optimizer",
         )

@@ -46,12 +46,10 @@ class FlatSection:
             self.elements += -self.elements % ALIGNED
 
     def own(self, whole: Array) -> Array:
-        """Return this rank's section of a whole array."""
         flat = np.ravel(whole)[self.channel.rank * self.elements :][: self.elements]
         return np.pad(flat, (0, self.elements - flat.size))
 
     def join(self, parts: Sequence[Array]) -> Array:
-        """Return the whole of the sections of all ranks."""
         return np.concatenate(parts)[: self.size].reshape(self.shape)
 
     def rows(self, whole: Any) -> Any:

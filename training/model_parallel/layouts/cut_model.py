@@ -125,7 +125,6 @@ class HidingCall:
         self.wrapped, self._container = wrapped, container
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the method."""
         container = running.get() if self._container is None else self._container
         with setting(running, container), hiding_parts():
             return self.wrapped(*args, **kwargs)

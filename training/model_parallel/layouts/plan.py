@@ -80,22 +80,9 @@ def is_elementwise(layer: Any) -> bool:
 
 _NORMALIZING = (keras.layers.LayerNormalization, getattr(keras.layers, "RMSNormalization", None))  # since Keras 3.9
 _CONVOLUTIONS = (keras.layers.Conv1D, keras.layers.Conv2D, keras.layers.Conv3D)
-_OF_FEATURES = (
-    keras.layers.AveragePooling1D,
-    keras.layers.AveragePooling2D,
-    keras.layers.AveragePooling3D,
-    keras.layers.GlobalAveragePooling1D,
-    keras.layers.GlobalAveragePooling2D,
-    keras.layers.GlobalAveragePooling3D,
-    keras.layers.GlobalMaxPooling1D,
-    keras.layers.GlobalMaxPooling2D,
-    keras.layers.GlobalMaxPooling3D,
-    keras.layers.MaxPooling1D,
-    keras.layers.MaxPooling2D,
-    keras.layers.MaxPooling3D,
-    keras.layers.UpSampling2D,
-    keras.layers.ZeroPadding2D,
-)
+_POOLING = ("AveragePooling", "GlobalAveragePooling", "GlobalMaxPooling", "MaxPooling")
+_OF_FEATURES = [getattr(keras.layers, f"{pooling}{axes}D") for pooling in _POOLING for axes in (1, 2, 3)]
+_OF_FEATURES += [keras.layers.UpSampling2D, keras.layers.ZeroPadding2D]
 """Layers that compute each feature, the last axis, by itself."""
 
 

@@ -65,7 +65,6 @@ class Rule(ABC):
         self._replacements.restore()
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Compute the layer."""
         with hiding_parts(False):
             return tf.autograph.experimental.do_not_convert(self.compute)(*args, **kwargs)
 
