@@ -113,11 +113,9 @@ def _batch_logs(distributed: TrainedModel, trained: bool, evaluated: bool) -> li
 
 
 def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
-    """Return the callbacks of an evaluation on this rank, which read logs of all ranks. *Collective*.
+    """Return the callbacks of ``evaluate`` on this rank, which read logs of all ranks. *Collective*.
 
-    Parameters
-    ----------
-    callbacks : as of Keras's ``evaluate``; a ``CallbackList`` stays as it is.
+    A ``CallbackList`` stays as it is.
     """
     own = isinstance(callbacks, keras.callbacks.CallbackList)
     given = [] if callbacks is None or own else keras.tree.flatten(callbacks)
@@ -232,9 +230,7 @@ def release(callbacks: Sequence[Any]) -> None:
 def _has_batch_hooks(callbacks: Sequence[Any], writers: bool = False) -> bool:
     """Return whether a callback has hooks for batches, which may stop training or change the learning rate.
 
-    Parameters
-    ----------
-    writers : count callbacks that write files, too; they do neither.
+    Callbacks that write files do neither, and do not count unless ``writers`` is set.
     """
     ignored = (keras.callbacks.ProgbarLogger, *(() if writers else WRITERS))
     return any(_has_hooks(callback, _BATCH_HOOKS) for callback in callbacks if not isinstance(callback, ignored))

@@ -52,9 +52,7 @@ class GradientAverage:
     def computed(self, gradients: Sequence[Any]) -> list[Any]:
         """Return the averages of gradients that were computed from the rows of this rank. *Collective*.
 
-        Parameters
-        ----------
-        gradients : dense tensors or ``tf.IndexedSlices``; None stays None.
+        Gradients are dense tensors or ``tf.IndexedSlices``; None stays None.
         """
         self.state.returned = True
         return self._average(gradients, unless_equal=False)

@@ -84,12 +84,7 @@ def _has_fixed_rows(model: Any) -> bool:
 
 
 def model_schedule(model: Any, kind: str = "train") -> CheckSchedule:
-    """Return the schedule of a model as it is compiled, which goes on in its next ``fit`` or evaluation.
-
-    Parameters
-    ----------
-    kind : "train" or "test".
-    """
+    """Return the schedule, "train" or "test", of a model as it is compiled, for this and later calls."""
     name = f"_matex_{kind}_schedule"
     compiled, schedule = vars(model).get(name, (None, None))
     if compiled is not model._loss_tracker:

@@ -70,12 +70,7 @@ class Effects:
     resolutions: dict[str, float] = field(default_factory=dict)
 
     def named(self, metrics: Mapping[int, Array] | None = None) -> dict[str, Array | None]:
-        """Return all arrays by name, also the changes of metrics.
-
-        Parameters
-        ----------
-        metrics : changes in place of those of this step.
-        """
+        """Return all arrays by name, also the changes of metrics: those of this step, or others in place of them."""
         changes = self.metrics if metrics is None else metrics
         return {**self.arrays, **{f"{METRICS}{i + 1}": change for i, change in changes.items()}}
 

@@ -42,6 +42,9 @@ DRAWS = "up to random numbers, which each rank draws for itself"
 class CheckReport:
     """Messages of rank 0, each once for models of the same class and structure.
 
+    A cause says as a clause why shards cannot be compared with the whole batch, or is the verdict that they differ.
+    Exceptions say in which they differ, as is known.
+
     Parameters
     ----------
     never : option that switches the check off.
@@ -54,12 +57,7 @@ class CheckReport:
         self._said: set[tuple[Any, ...]] = set()
 
     def proven(self, model: Any, exceptions: list[str]) -> None:
-        """Report that a model is proven.
-
-        Parameters
-        ----------
-        exceptions : in which shards differ from the whole batch, as is known.
-        """
+        """Report that a model is proven."""
         if not self._tells_proven:
             return
         self._print(
@@ -76,7 +74,6 @@ class CheckReport:
         Parameters
         ----------
         sums : the loss counts as a sum over the batch.
-        exceptions : in which shards differ from the whole batch, as is known.
         again : later steps are checked, too.
         """
         notes = ["the loss is a sum over the batch"] if sums else []
@@ -95,12 +92,7 @@ class CheckReport:
         )
 
     def trains_whole(self, model: Any, cause: str | Verdict, schedule: CheckSchedule, proof: Proof) -> None:
-        """Report that a model is trained on whole batches, since shards differ or cannot be compared with them.
-
-        Parameters
-        ----------
-        cause : why they cannot be compared, as a clause; or what differs.
-        """
+        """Report that a model is trained on whole batches, since shards differ or cannot be compared with them."""
         metric = _metric(model, cause)
         if metric is not None:
             first = f"the results of the metric {metric} of {model.name} differ on shards, and nothing else does"
@@ -151,7 +143,6 @@ class CheckReport:
 
         Parameters
         ----------
-        cause : why they cannot be compared, as a clause; or what differs.
         first : the model was not checked before.
         """
         if isinstance(cause, Verdict):

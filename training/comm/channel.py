@@ -133,12 +133,7 @@ class Channel:
         return [counter.variable for counter in self.counters.values() if counter.variable is not None]
 
     def among(self, subset: Subset) -> Replacements:
-        """Return a context manager: this channel has the ranks of a subset alone, also in graphs that it traces.
-
-        Parameters
-        ----------
-        subset : ranks of this channel, among them this one.
-        """
+        """Return a context manager: this channel has the ranks of a subset alone, also in graphs that it traces."""
         comm = subset.graph.comm
         return replaced(self, rank=comm.rank, size=comm.size, narrowed=True, **subset._asdict())
 
@@ -182,10 +177,5 @@ def check_root(channel: Channel, root: int) -> None:
 
 
 def open_channel(comm: MPI.Intracomm | None = None) -> Channel:
-    """Return the channel of a communicator. *Collective* at the first call for each communicator.
-
-    Parameters
-    ----------
-    comm : communicator; None: all ranks of the job.
-    """
+    """Return the channel of a communicator; None: all ranks. *Collective* at the first call for each communicator."""
     return attached(comm_or_world(comm), Channel)

@@ -172,12 +172,7 @@ class PatchedCall:
         return run(iterator)
 
     def _of_root(self, due: bool) -> Callable[[list[Any]], list[Any]] | None:
-        """Return what replaces batches by those of rank 0 where the ranks' differ; None if nothing does.
-
-        Parameters
-        ----------
-        due : the self-check of the first one is due.
-        """
+        """Return what replaces batches by those of rank 0 where the ranks' differ; None if nothing does."""
         return functools.partial(self._sent, due) if due or self._of_rank_0 else None
 
     def _sent(self, due: bool, batches: list[Any]) -> list[Any]:

@@ -150,12 +150,7 @@ def replace_metrics(model: Any, replacements: Replacements) -> None:
 
 
 def replace_losses(model: Any, replacements: Replacements, reducer: Reducer, divided: bool) -> None:
-    """Replace losses that are sums, or whose divisors are not the numbers of rows.
-
-    Parameters
-    ----------
-    divided : batches are divided into micro-batches.
-    """
+    """Replace losses that are sums, or whose divisors are not the numbers of rows; ``divided`` as of `check_model`."""
     losses = distributed_losses(model, _UnknownDivisors(reducer.channel) if divided else reducer)
     if losses:
         replacements.set(model._compile_loss, "_flat_losses", losses)

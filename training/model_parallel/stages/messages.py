@@ -46,12 +46,7 @@ class Line:
         self._content = self._failure + 1  # of all others, which come in the order in which a stage sends them
 
     def send(self, way: int, content: Any) -> None:
-        """Start to send an object that ``pickle`` knows to a neighbour.
-
-        Parameters
-        ----------
-        way : ``FORWARD`` or ``BACKWARD``.
-        """
+        """Start to send an object that ``pickle`` knows to a neighbour, ``FORWARD`` or ``BACKWARD``."""
         self._all_sent()
         self._start(pickle.dumps(content, pickle.HIGHEST_PROTOCOL), self.stage + way, self._content)
 

@@ -161,12 +161,7 @@ class StagedModel:
             self.release(joined=all_leave(self.ranks.channel, kind))
 
     def release(self, joined: bool = False) -> None:
-        """Restore what entering has replaced.
-
-        Parameters
-        ----------
-        joined : parts of weights are whole again. *Collective* then.
-        """
+        """Restore what entering has replaced; if ``joined``, parts of weights are whole again. *Collective* then."""
         self._replacements.restore()
         hide_wholes(self.model.weights)
         self._cut_layers.uninstall(self.model.optimizer, joined and not self.deferred)
