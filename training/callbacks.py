@@ -355,9 +355,7 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._distributed = distributed
         self._channel = distributed.world
         self._watch = distributed.watch
-        self._restored = restored
-        self._changed = changed
-        self._failures = failures
+        self._restored, self._changed, self._failures = restored, changed, failures
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Broadcast epoch and variables of rank 0, which may have restored a backup. *Collective*."""

@@ -41,8 +41,8 @@ def note_steps(averages: Iterable[Any]) -> None:
 def trains(graph: Any, fetches: Any) -> bool:
     """Return whether the fetches of a session depend on averaged gradients."""
     steps = {tensor.op for tensor in graph.get_collection(STEPS)}
-    pending = [getattr(f, "op", f) for f in tf.nest.flatten(fetches)] if steps else []
-    pending = [graph.as_graph_element(f) if isinstance(f, str) else f for f in pending]
+    given = tf.nest.flatten(fetches) if steps else []
+    pending = [graph.as_graph_element(f) if isinstance(f, str) else f for f in given]
     seen: set[Any] = set()
     while pending:
         operation = pending.pop()

@@ -38,11 +38,7 @@ class ThroughputBar(keras.callbacks.ProgbarLogger):  # type: ignore[misc]  # Ker
         super().__init__()
         self._samples_seen = samples_seen
         self._first = 0
-        self._start = 0.0
-        self._paused = 0.0
-        self._waited = 0.0
-        self._waiting_fraction = 0.0
-        self._printed = 0.0
+        self._start = self._paused = self._waited = self._waiting_fraction = self._printed = 0.0
 
     def set_params(self, params: dict[str, Any]) -> None:
         """Choose between a bar and lines."""

@@ -235,10 +235,8 @@ class ShardComparison:
     def _traced_probes(self) -> tuple[Probe, Probe]:
         if self._probes is None:
             spec = self._relaxed(self._spec)
-            self._probes = (
-                Probe(self._distributed, self._step, spec, True),
-                Probe(self._distributed, self._step, spec, False),
-            )
+            whole, sharded = (Probe(self._distributed, self._step, spec, on_whole) for on_whole in (True, False))
+            self._probes = whole, sharded
             self._trace_probe(0)
         return self._probes
 
@@ -254,10 +252,9 @@ class ShardComparison:
 
     def _trace_probe(self, which: int) -> None:
         """Trace a probe once; raise ``NotCheckable`` as it does, and if Python code changes the model."""
-        probes = self._probes if which else None
-        if which and (probes is None or probes[1].traced):
-            return
         assert self._probes is not None
+        if self._probes[which].traced:
+            return
         attributes = Attributes(self._distributed.model)
         state, among_all = random.getstate(), self._channel.size == 2
         try:

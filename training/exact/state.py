@@ -28,9 +28,7 @@ class StepState:
         self._size = size
         self._weight: Any = None
         self._averages: WeakValueDictionary[int, Any] = WeakValueDictionary()  # by id, as long as the tensors live
-        self.running = False
-        self.averaged = False
-        self.returned = False
+        self.running = self.averaged = self.returned = False
 
     def step(self, weight: Any = None) -> Replacements:
         """Return a context manager: gradients and losses of this rank count with ``weight`` in this block.

@@ -63,19 +63,11 @@ def run(
     script : path of the script, or name of the module.
     arguments : arguments of the script.
     as_module : run a module like ``python -m package.module``.
-    strategy : how graphs communicate: "chained", "funneled" or "concurrent"; see ``distribute``.
-    wire_dtype : dtype in which gradients are sent, "float16" or "bfloat16"; None: as they are; see ``distribute``.
-    collectives : by which gradients are reduced: "mpi"; "tensorflow"; or "auto": TensorFlow's where ranks have GPUs.
-    sync_batch_norm : normalize by the statistics of the global batch.
-    verify : which steps of ``fit`` and ``train_on_batch`` are checked, shards of a batch against their union: "always":
-        those of all models, again and again; "proven": of models that are not proven; "first": the first one of these;
-        "never": none.
-    model : ranks over which the weights of each layer are cut, by proposed layouts; see ``Mesh``.
-    shard_optimizer : cut the optimizer's state over the ranks; see ``fit``.
-    stages, micro_batches : train in stages; see ``fit``.
+    model, stages : ranks over which the weights of each layer, and the layers, are cut; see ``Mesh``.
+    strategy : of communication; see ``distribute``.
+    wire_dtype, collectives, sync_batch_norm, verify, shard_optimizer, micro_batches, save_every : see ``fit``.
     checkpoint : folder of the checkpoints of all calls of ``fit``. A script that is started again goes on with the next
         batch. None: neither save nor resume.
-    save_every : number of steps between checkpoints within an epoch; None: save after epochs only.
     all_output : print the output of every rank; otherwise only that of rank 0, and the errors of all ranks.
     """
     prepare_process()

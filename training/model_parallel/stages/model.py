@@ -270,11 +270,10 @@ class StagedModel:
         check_model(self.model, self._sync_batch_norm, self._micro_batches != 1)
         if "_matex_cut_model" in vars(self.model):
             raise another_mesh(self.mesh.shape)
-        if self._micro_batches not in (None, "auto") and not (
-            isinstance(self._micro_batches, int) and self._micro_batches > 0
-        ):
+        count = self._micro_batches
+        if count not in (None, "auto") and not (isinstance(count, int) and count > 0):
             expected = 'micro_batches >= 1, or "auto"'
-            raise PartitionError("a batch has no micro-batch", expected=expected, found=repr(self._micro_batches))
+            raise PartitionError("a batch has no micro-batch", expected=expected, found=repr(count))
 
     def _cut(self, element_spec: Any) -> None:
         """Build the model without a state of the optimizer, and cut it."""
