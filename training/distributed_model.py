@@ -167,12 +167,7 @@ class DistributedModel:
 
     @contextlib.contextmanager
     def owned_optimizer(self, totals: Totals = ()) -> Iterator[None]:
-        """Context manager: the state of the optimizer is cut over the ranks; the model has variables. *Collective*.
-
-        Parameters
-        ----------
-        totals : sums over the ranks that hold parts of these variables.
-        """
+        """Context manager: the state of the optimizer is cut over the ranks; the model has variables. *Collective*."""
         if self.channel.size == 1:
             yield
             return
@@ -435,12 +430,7 @@ def replace_function(
 
 
 class FunctionMaker:
-    """``make_train_function`` of a model whose train function is called by another function; or of test and predict.
-
-    Attributes
-    ----------
-    wrapped : the model's own method.
-    """
+    """``make_train_function`` of a model whose train function is called by another function; or of test and predict."""
 
     def __init__(self, model: Any, kind: str, call: Callable[[Callable[..., Any], Any], Any]) -> None:
         self._name = f"{kind}_function"

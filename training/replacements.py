@@ -91,7 +91,6 @@ def patch(owner: Any, call: Callable[..., Any], *names: str) -> None:
     Parameters
     ----------
     call : gets the original function, and the arguments.
-    names : of the functions.
     """
     for name in names:
         original = getattr(owner, name)

@@ -39,12 +39,7 @@ class Session:
             check_callbacks(self._callbacks)
 
     def begin(self, spec: Any, *trailing: Any) -> None:
-        """Set callbacks, epochs and progress of this rank among the options. *Collective*.
-
-        Parameters
-        ----------
-        trailing : callbacks that run after those of the user.
-        """
+        """Set callbacks, epochs and progress of this rank among the options. *Collective*."""
         run, options, model = self._run, self._options, self._distributed.model
         before: list[Any] = []
         after: list[Any] = []

@@ -93,10 +93,6 @@ class GradientPatches:
     Gradients with respect to variables are averaged. Gradients with respect to other tensors, as in a gradient
     penalty, stay local, and so do gradients that an outer tape may differentiate again, and those of single rows, which
     a script may clip before it adds them up; the optimizer averages those.
-
-    Parameters
-    ----------
-    enabled : function that returns whether to average now.
     """
 
     def __init__(self, average: GradientAverage, enabled: Callable[[], bool] = lambda: True) -> None:

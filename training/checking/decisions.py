@@ -26,10 +26,6 @@ class Decisions:
     ----------
     graph : function graph of a step without communication.
     own : its inputs that may differ between the ranks: the batch, and the handles of such variables.
-
-    Attributes
-    ----------
-    any_known : there are such values.
     """
 
     def __init__(self, graph: Any, own: Iterable[Any], variables: Sequence[Any]) -> None:

@@ -52,12 +52,7 @@ class FitCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no 
         self.check.after_training()
 
     def _checked(self, run: Callable[..., Any], iterator: Any) -> Any:
-        """Run an execution of steps, with the checks that are due. *Collective*.
-
-        Parameters
-        ----------
-        run : the train function of the model, as it is when this is called.
-        """
+        """Run an execution of steps, with the checks that are due. *Collective*."""
         first, self._first_of_fit = self._first_of_fit, False
         spec = iterator.element_spec  # with the weights of classes, which Keras adds to batches
         return self.check.execute(run, iterator, spec, {"first_of_fit": first})
@@ -112,12 +107,7 @@ class TestCheck:
             self._distributed.evaluate_whole()
 
     def _checked(self, run: Callable[[Any], Any], iterator: Any) -> Any:
-        """Run an execution of steps, the first one of an evaluation after a check if one is due. *Collective* then.
-
-        Parameters
-        ----------
-        run : the test function of the model, as it is when this is called.
-        """
+        """Run an execution of steps, the first one of an evaluation after a check if one is due. *Collective* then."""
         test, executed = self._distributed.test, self._distributed.model.steps_per_execution
         if test.agrees:
             iterator = of_all_ranks(self._distributed.channel, iterator, executed)

@@ -69,13 +69,7 @@ class CheckReport:
     def agreed(
         self, model: Any, verdict: Verdict, proof: Proof, sums: bool, exceptions: list[str], again: bool
     ) -> None:
-        """Report that the first check of a model found no difference.
-
-        Parameters
-        ----------
-        sums : the loss counts as a sum over the batch.
-        again : later steps are checked, too.
-        """
+        """Report that the first check of a model found no difference."""
         notes = ["the loss is a sum over the batch"] if sums else []
         if verdict.noise is not None and verdict.noise > COMPARABLE:
             notes.append(
@@ -139,12 +133,7 @@ class CheckReport:
         )
 
     def evaluates_whole(self, model: Any, cause: str | Verdict, proof: Proof, first: bool) -> None:
-        """Report that a model evaluates whole batches, since shards differ or cannot be compared with them.
-
-        Parameters
-        ----------
-        first : the model was not checked before.
-        """
+        """Report that a model evaluates whole batches, since shards differ or cannot be compared with them."""
         if isinstance(cause, Verdict):
             cause = (
                 f"the {cause.name} of shards differs from that of the whole batch by {cause.difference:.2g} of its size"

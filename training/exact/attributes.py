@@ -23,10 +23,6 @@ class Attributes:
     """Attributes of a model, its layers and its metrics, which can be compared with later ones.
 
     Only attributes count that a class outside of Keras defines, and of these plain values and containers of them.
-
-    Attributes
-    ----------
-    owners : objects whose attributes are compared.
     """
 
     def __init__(self, model: Any) -> None:

@@ -96,10 +96,6 @@ class SummedLoss:
     """``compute_loss`` of a model whose loss has one value for each row: TensorFlow takes the gradient of their sum.
 
     Averaged by the rows of the ranks, gradients of sums are divided by these once too often. The values stay.
-
-    Attributes
-    ----------
-    wrapped : this method.
     """
 
     def __init__(self, compute_loss: Callable[..., Any], channel: Channel) -> None:

@@ -175,10 +175,6 @@ def replace_custom_metrics(model: Any, channel: Channel, replace: Callable[[Any,
 
     Their state may be anything, such as a maximum or a mean over batches, which the states of the ranks do not give.
     A metric function is replaced if it returns one number for a batch, or after ``gather_functions``.
-
-    Parameters
-    ----------
-    replace : function that sets an attribute of an object until the model is no longer distributed.
     """
     for metric, function in custom_metrics(model):
         replace(metric, "update_state", _GatheredUpdate(metric, channel, function))

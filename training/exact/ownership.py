@@ -33,12 +33,7 @@ class Own(NamedTuple):
 
 
 class Ownership:
-    """Dependence of each tensor of a graph on this rank's rows.
-
-    Parameters
-    ----------
-    batch : its inputs that hold the batch.
-    """
+    """Dependence of each tensor of a graph on this rank's rows."""
 
     def __init__(self, graph: Any, batch: Iterable[Any]) -> None:
         self._own: dict[int, Own] = {id(tensor): Own(True, False) for tensor in batch}

@@ -285,10 +285,6 @@ class StandInPredictStep:
 
     On batches without rows some layers fail: a convolution that TensorFlow fuses with its activation returns the shape
     of its input. With XLA they work, and stand-ins do not.
-
-    Attributes
-    ----------
-    wrapped : the model's own step.
     """
 
     def __init__(self, model: Any) -> None:

@@ -61,12 +61,7 @@ def broadcast(variables: Iterable[Any], root: int = 0, *, comm: MPI.Intracomm | 
 
 
 def build(model: Any, element_spec: Any) -> None:
-    """Create the variables of a compiled model, its metrics and its optimizer, without reading any data.
-
-    Parameters
-    ----------
-    element_spec : element spec of the dataset that the model trains on.
-    """
+    """Create the variables of a compiled model, its metrics and its optimizer, without reading any data."""
     with kept_by_calls(model):
         try:
             _build_layers(model, element_spec)

@@ -162,10 +162,6 @@ MODEL = AXES[2]
 def cut_axis(layouts: Any, path: str, shape: tuple[int, ...]) -> int | None:
     """Return the axis along which a variable is cut over ranks; None: it is not.
 
-    Parameters
-    ----------
-    layouts : ``keras.distribution.LayoutMap`` of a mesh.
-
     Raises
     ------
     PartitionError : several layouts fit the path, the layout has another number of dimensions or names an axis other

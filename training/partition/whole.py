@@ -91,7 +91,6 @@ def whole_optimizer(optimizer: Any, variables: Sequence[Any]) -> Any:
 
     Parameters
     ----------
-    optimizer : Keras optimizer.
     variables : Keras variables, of which some may have no values.
 
     Examples

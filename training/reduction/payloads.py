@@ -28,13 +28,7 @@ DIGEST_BYTES = 16
 
 
 class Payload(ABC):
-    """Tensors that one collective operation takes and returns, and the operation itself.
-
-    Attributes
-    ----------
-    inputs : inputs of the operation.
-    dtypes : dtypes of its results.
-    """
+    """Tensors that one collective operation takes and returns, and the operation itself."""
 
     inputs: list[Any]
     dtypes: list[Any]

@@ -183,7 +183,6 @@ class CutModel:
     Parameters
     ----------
     model : built Keras model; its optimizer is not built, or was built for these parts.
-    mesh : ranks, and the layouts of the model.
 
     Attributes
     ----------

@@ -30,10 +30,6 @@ class ModelRanks:
     Parameters
     ----------
     mesh : its axis "model" counts the ranks.
-
-    Attributes
-    ----------
-    rank, size : number of this rank among those of a layer, and of all.
     """
 
     def __init__(self, mesh: Mesh) -> None:

@@ -113,12 +113,7 @@ class Units(Rule):
 
 
 class Inputs(Rule):
-    """Each rank computes with its section of the input of a Dense, EinsumDense or convolution layer.
-
-    Parameters
-    ----------
-    axis : of the input, along which it is cut.
-    """
+    """Each rank computes with its section of the input of a Dense, EinsumDense or convolution layer."""
 
     def __init__(self, layer: Any, ranks: ModelRanks, axis: int = -1, cut: bool = False) -> None:
         super().__init__(layer, ranks)
@@ -203,12 +198,7 @@ class Elementwise(Rule):
 
 
 class Draws(Rule):
-    """Dropout of a section: all ranks draw for the whole, as one process does.
-
-    Parameters
-    ----------
-    axis : along which the input is cut.
-    """
+    """Dropout of a section: all ranks draw for the whole, as one process does."""
 
     can_take_cut = can_give_cut = True
 

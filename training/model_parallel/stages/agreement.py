@@ -36,10 +36,6 @@ class Agreement:
     def next_batch(self, functional: Any, iterator: Any) -> tuple[Batch | None, int]:
         """Return the next batch, and the rows of those of all replicas; no batch at the end of the data.
 
-        Parameters
-        ----------
-        iterator : yields what Keras gives a step.
-
         Raises
         ------
         DataError : on all ranks, that of the lowest rank that cannot read its batch.

@@ -47,11 +47,6 @@ class Batch(NamedTuple):
 def read_batch(functional: Any, data: Any) -> Batch:
     """Return a batch as its stages need it.
 
-    Parameters
-    ----------
-    functional : model that takes the inputs.
-    data : what Keras gives a training step.
-
     Raises
     ------
     PartitionError : it has tensors other than dense ones, or of other numbers of rows.

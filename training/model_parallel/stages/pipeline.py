@@ -61,12 +61,7 @@ class PipelineStage:
         self.last = line.stage == line.stages - 1
 
     def prepare(self, mode: str, batch: Batch) -> None:
-        """Trace the computations for batches like this one, each stage after the one before it.
-
-        Parameters
-        ----------
-        mode : "train", "test" or "predict".
-        """
+        """Trace the computations for batches like this one, each stage after the one before it."""
         if mode in self._stages:
             return
         with busy("tracing the computations of its stage"):

@@ -122,12 +122,7 @@ class Stage:
         self._changing = changing_variables(layers) if recompute else []
 
     def compile_forward(self, inputs: Sequence[tf.TensorSpec], training: bool) -> Edge:
-        """Trace the computations; return the tensors that the stage sends.
-
-        Parameters
-        ----------
-        inputs : specs of the inputs of the model that the stage takes.
-        """
+        """Trace the computations; return the tensors that the stage sends."""
         given = [*inputs, *self.receives.specs]
         masked: list[int] = []
 
@@ -200,7 +195,6 @@ class LastStage:
     Parameters
     ----------
     structure : nested structure of the outputs of the model.
-    state : state of the step, which has the weight of a micro-batch.
     """
 
     def __init__(
