@@ -232,19 +232,17 @@ def _of_calls(model: Any) -> Iterator[str]:
     """Yield the calls in a graph of layers and operations that are not known to keep rows apart."""
     operations = model.operations if isinstance(model, Functional) else model.layers
     for operation in operations:
-        if not isinstance(operation, keras.layers.Layer) and not (
-            type(operation).__module__.startswith("keras.")
-            and type(operation).__name__ in OPERATIONS | NEW_AXIS | REDUCING
-        ):
-            yield f"{operation.name}: {type(operation).__name__} is not known to compute each element by itself"
+        kind = type(operation).__name__
+        of_keras = type(operation).__module__.startswith("keras.") and kind in OPERATIONS | NEW_AXIS | REDUCING
+        if not of_keras and not isinstance(operation, keras.layers.Layer):
+            yield f"{operation.name}: {kind} is not known to compute each element by itself"
         ranks = [len(x.shape) for x in tensors_of(operation, "input")]
         axes = [axis for name in _AXES for axis in _numbers(getattr(operation, name, ()))]
-        kind = type(operation).__name__
         added = kind in NEW_AXIS
         if any(rank < 2 for rank in ranks) and kind not in OF_NUMBERS | INNER | OPERATIONS | NEW_AXIS:
             yield f"{operation.name}: {kind} gets a single number for each row"
         elif any(axis in (0, -rank - added) for axis in axes for rank in ranks) or (kind in REDUCING and not axes):
-            yield f"{operation.name}: {type(operation).__name__} computes along the axis of the rows"
+            yield f"{operation.name}: {kind} computes along the axis of the rows"
     if isinstance(model, Functional):
         known = all(type(x).__name__ in LAYERS | INNER | OPERATIONS | NEW_AXIS | REDUCING for x in operations)
         nodes = ((x, node) for x in model.get_config()["layers"] for node in x["inbound_nodes"]) if known else ()
