@@ -18,7 +18,7 @@ from matex_data.training.comm.channel import open_channel
 from matex_data.training.comm.world import alone, check_not_alone
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.batch_norm import average_moving_statistics, batch_normalizations
-from matex_data.training.exact.metrics import combine_states, results_of_all
+from matex_data.training.exact.metrics import combine_states, note_reset, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
 from matex_data.training.exact.variables import changing_variables, separate_seeds
@@ -225,6 +225,7 @@ class StagedModel:
         """Return the logs of a batch of ``fit`` or of an evaluation over all replicas. *Collective*."""
         if self.replicas.size == 1 and not evaluated:
             return logs
+        note_reset(self.model)  # replicas count their own rows alone, whatever a checkpoint or a fit before has noted
         return dict(self._of_last(lambda: results_of_all(self.replicas, self.model)))
 
     def pad_batches(self, dataset: Any) -> Any:

@@ -124,17 +124,21 @@ class _BatchLogs(keras.callbacks.Callback):
         self.logs.append(dict(logs))
 
 
-def _logs_of_batches(comm: Any, stages: int) -> Any:
-    mesh, model, callback = Mesh(stages=stages, comm=comm), build("chain"), _BatchLogs()
+def _logs_of_batches(comm: Any, stages: int, folder: str) -> Any:
+    """Return the logs of an epoch, and of another one after a restart, and the weights."""
+    mesh, callback = Mesh(stages=stages, comm=comm), _BatchLogs()
     data = dataset("chain", mesh.coordinates.replica, mesh.shape[0])
     options = {"mesh": mesh, "micro_batches": 1} if stages > 1 else {}
-    fit(model, data, validation_data=data, verbose=0, callbacks=[callback], **options)
+    for epochs in (1, 2):
+        model = build("chain")
+        options |= {"epochs": epochs, "checkpoint": folder}
+        fit(model, data, validation_data=data, verbose=0, callbacks=[callback], **options)
     return callback.logs, weights_of(model)
 
 
-def test_logs_of_batches_are_those_of_all_replicas(ranks: Pools) -> None:
-    ((expected, weights),) = ranks(1).run(_logs_of_batches, 1)
-    for logs, found in ranks(4).run(_logs_of_batches, 2, timeout=120):
+def test_logs_of_batches_are_those_of_all_replicas(ranks: Pools, tmp_path: Path) -> None:
+    ((expected, weights),) = ranks(1).run(_logs_of_batches, 1, f"{tmp_path}/one")
+    for logs, found in ranks(4).run(_logs_of_batches, 2, f"{tmp_path}/stages", timeout=120):
         for one, other in zip(logs, expected, strict=True):
             assert one == pytest.approx(other, rel=1e-5)
         for value, reference in zip(found, weights, strict=True):
