@@ -83,6 +83,10 @@ class Seen(NamedTuple):
 class Overlay:
     """Files of the script.
 
+    Parameters
+    ----------
+    root : asks rank 0.
+
     Attributes
     ----------
     working : on other ranks, folder in which the script is; empty: that of the process.
@@ -172,6 +176,7 @@ class Overlay:
         Parameters
         ----------
         path : of ``path_of``.
+        target : path to use.
         """
         is_named = isinstance(given, str | bytes | os.PathLike)
         has_link = self.rank > 0 and is_named and os.path.abspath(os.fsdecode(given)) != path  # noqa: PTH100
@@ -464,7 +469,12 @@ class Overlay:
         return self._steady(path, self.look, call)
 
     def view(self, path: str, call: Callable[[str], T]) -> T:
-        """Return what a function returns, or raise what it raises, for a file as this rank has to see it."""
+        """Return what a function returns, or raise what it raises, for a file as this rank has to see it.
+
+        Parameters
+        ----------
+        call : looks at the file of the path that it gets.
+        """
         return self._steady(path, self._outline, call)
 
     def _outline(self, path: str) -> Seen:
@@ -582,6 +592,7 @@ class Overlay:
         Parameters
         ----------
         path : of ``path_of``, after renaming.
+        change : function that does it.
         kind : "remove"; "replace"; "change" if it may leave the file there; or "make" if an existing file stays as it
             is.
         source : path before renaming.
