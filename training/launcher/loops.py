@@ -16,6 +16,7 @@ from weakref import WeakKeyDictionary
 import keras
 import tensorflow as tf
 
+from matex_data.locks import setting
 from matex_data.training.average.optimizer import GradientAverage, GradientPatches
 from matex_data.training.comm.channel import Channel
 from matex_data.training.compat import in_session_graph
@@ -23,8 +24,7 @@ from matex_data.training.exact.batch_weights import left_to_keras, patch_iterati
 from matex_data.training.exact.state import in_step
 from matex_data.training.keras_api import ORDERED
 from matex_data.training.launcher.root import say_once
-from matex_data.training.reduction import graphs
-from matex_data.training.reduction.graphs import eager_variable
+from matex_data.training.reduction.graphs import compiled_by_xla, eager_variable
 from matex_data.training.reduction.ops import Reducer, broadcast_from_root
 from matex_data.training.replacements import patch
 
@@ -177,12 +177,13 @@ class CompiledFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; trace it again without XLA if it communicates."""
         if self._compiled:
-            with graphs.compiled_by_xla() as trace:
-                try:
+            reasons: list[str] = []
+            try:
+                with setting(compiled_by_xla, reasons):
                     return self._function(*args, **kwargs)
-                except Exception:
-                    if not trace.communicates:
-                        raise
+            except Exception:
+                if not reasons:
+                    raise
             self._function, self._compiled = self._make(), False
             self._notice()
         return self._function(*args, **kwargs)

@@ -6,50 +6,27 @@ import contextlib
 import logging
 from collections.abc import Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import tensorflow as tf
 
-from matex_data.locks import setting
 from matex_data.training.compat import in_session_graph
 from matex_data.training.replacements import Replacements
 
 log = logging.getLogger("matex_data.training")
 
-
-@dataclass
-class Trace:
-    """Trace of a function that XLA compiles.
-
-    Attributes
-    ----------
-    communicates : the function has an operation that communicates, which XLA cannot compile.
-    """
-
-    communicates: bool = False
-
-
-_trace: ContextVar[Trace | None] = ContextVar("trace", default=None)
-
-
-@contextmanager
-def compiled_by_xla() -> Iterator[Trace]:
-    """Context manager: functions that are traced are compiled by XLA."""
-    trace = Trace()
-    with setting(_trace, trace):
-        yield trace
+compiled_by_xla: ContextVar[list[str] | None] = ContextVar("compiled_by_xla", default=None)
+"""While XLA compiles what is traced: reasons why it cannot; otherwise None."""
 
 
 def check_compiler() -> None:
     """Raise ``NotImplementedError`` if XLA compiles the function that is being traced, which now communicates."""
-    trace = _trace.get()
-    if trace is not None and tf.inside_function():
-        trace.communicates = True
-        raise NotImplementedError("XLA does not compile functions that communicate")
+    reasons = compiled_by_xla.get()
+    if reasons is not None and tf.inside_function():
+        reasons.append("XLA does not compile functions that communicate")
+        raise NotImplementedError(reasons[0])
 
 
 def disable_xla(model: Any, rank: int, replacements: Replacements) -> None:
