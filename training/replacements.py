@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from types import ModuleType
 from typing import Any, TypeVar
 
@@ -115,7 +115,7 @@ def _get(owner: Any, name: str) -> Any:
 def _set(owner: Any, name: str, value: Any) -> None:
     plain = isinstance(owner, type | ModuleType)
     if value is _ABSENT:
-        with contextlib.suppress(AttributeError):  # deleted before an interrupt
+        with suppress(AttributeError):  # deleted before an interrupt
             delattr(owner, name) if plain else object.__delattr__(owner, name)
     elif plain:
         setattr(owner, name, value)
