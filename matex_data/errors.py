@@ -331,6 +331,18 @@ def near_matches(name: str, available: Iterable[str], limit: int = 5) -> str:
     return ", ".join(repr(other) for other in shown) + more
 
 
+def shortened(texts: Iterable[str], most: int) -> list[str]:
+    """Return the first ``most`` texts of a message, and how many others there are.
+
+    Examples
+    --------
+    >>> ", ".join(shortened(["a", "b", "c"], 2)), ", ".join(shortened(["a", "b"], 2))
+    ('a, b, and 1 more', 'a, b')
+    """
+    every = list(texts)
+    return every[:most] + ([f"and {len(every) - most} more"] if len(every) > most else [])
+
+
 def install_command(extra: str) -> str:
     """Return the command that installs what an extra of a package requires, by the names of the packages.
 

@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
-from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches, shortened
 from matex_data.fields import Field, by_pattern, expand_names, is_pattern
 from matex_data.index.interleaved import group_interleaved
 from matex_data.index.model import FileIndex, Index, Layout
@@ -248,8 +248,7 @@ def shown(unread: Mapping[str, str], separator: str = "; ") -> str:
     >>> shown({"map": "it has no fields of its own"})
     "'map': it has no fields of its own"
     """
-    lines = [f"{name!r}: {reason}" for name, reason in list(unread.items())[:MAX_SHOWN]]
-    return separator.join(lines + ([f"and {len(unread) - MAX_SHOWN} more"] if len(unread) > MAX_SHOWN else []))
+    return separator.join(shortened((f"{name!r}: {reason}" for name, reason in unread.items()), MAX_SHOWN))
 
 
 SUBSETS = ("train", "test")

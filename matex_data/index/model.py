@@ -15,7 +15,7 @@ from functools import partial
 import numpy as np
 
 from matex_data._types import Array, Integers
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, shortened
 from matex_data.fields import Schema
 from matex_data.index.files import DerivedFiles, FileIndex, FileList, FileTable, JoinedFiles, columns_of
 from matex_data.index.layout import EMPTY, Layout, Limits, ReadRequest, call_after_last
@@ -354,10 +354,5 @@ def _describe_lengths(file: FileIndex) -> str:
     for name, layout in file.layouts.items():
         fields.setdefault(layout.rows, []).append(name)
     groups = sorted(fields.items(), key=lambda group: -len(group[1]))
-    shown = [f"{rows} samples in {_first_names(names)}" for rows, names in groups[:8]]
-    return "; ".join(shown + ([f"{len(groups) - 8} other lengths"] if len(groups) > 8 else []))
-
-
-def _first_names(names: Sequence[str]) -> str:
-    more = f" and {len(names) - 4} more" if len(names) > 4 else ""
-    return ", ".join(repr(name) for name in names[:4]) + more
+    shown = (f"{rows} samples in {', '.join(shortened(map(repr, names), 4))}" for rows, names in groups)
+    return "; ".join(shortened(shown, 8))

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 from matex_data.declared import declared
-from matex_data.errors import ChangedFile
+from matex_data.errors import ChangedFile, shortened
 from matex_data.storage import objects
 
 NO_INODE = 0
@@ -92,8 +92,7 @@ class Stamp:
         time = datetime.fromtimestamp(second, UTC).strftime("%Y-%m-%d %H:%M:%S")
         number = f"inode {self.inode or 'not known'}"
         if self.parts:
-            named = ", ".join(self.parts[:MOST_NAMED]) + (", ..." if len(self.parts) > MOST_NAMED else "")
-            number = f"state {self.inode:x} together with {named}"
+            number = f"state {self.inode:x} together with {', '.join(shortened(self.parts, MOST_NAMED))}"
         return f"{self.size} bytes, changed {time}.{rest:09d} UTC, {number}"
 
 

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, shortened
 from matex_data.fields import (
     ALL_MISSING,
     ALL_ROWS,
@@ -204,15 +204,12 @@ class UnitedFields:
         """Warn of the fields that files lack."""
         lacking = self.lacking
         if lacking:
-            shown = [
+            every = (
                 f"{name!r} in {self.files - found.files} of {self.files} files, such as {found.lacking!r}"
-                for name, found in list(lacking.items())[:MOST_NAMED]
-            ]
-            more = f"; and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
-            text = (
-                f"fields that files or samples lack are missing there, as missing= treats it: {'; '.join(shown)}{more}"
+                for name, found in lacking.items()
             )
-            warn(text)
+            shown = "; ".join(shortened(every, MOST_NAMED))
+            warn(f"fields that files or samples lack are missing there, as missing= treats it: {shown}")
 
 
 def unite(ranks: Gathering, own: Iterable[UnitedFields]) -> UnitedFields:

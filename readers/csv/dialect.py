@@ -19,13 +19,14 @@ from numpy.typing import NDArray
 
 from matex_data._types import Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import DecodeError, FormatError
+from matex_data.errors import DecodeError, FormatError, shortened
 
 SPACES = r"\s+"
 BLANK, TAB, LF, CR = b" \t\n\r"
 UNIT = "\x1f"  # ASCII's own separator of fields, which no text has
 SEPARATORS = ("\t", ";", "|", ",", SPACES)  # of equally good ones the first
 _COMMON = "\t,"  # those that separate a single record; names contain the others
+SHOWN = 8  # cells or names of columns in a message
 TYPICAL = 0.5  # share of the records that must have one width for a separator to be accepted
 NUMBER = re.compile(r"\s*[-+]?(\d+(\.\d*)?|\.\d+)([eEdD][-+]?\d+)?\s*$|\s*[-+]?(nan|inf|infinity)\s*$", re.IGNORECASE)
 DATE = re.compile(r"\s*\d{4}-\d\d-\d\d([ T]\d\d:\d\d.*)?\s*$")
@@ -435,4 +436,4 @@ def _rise(numbers: Sequence[float]) -> bool:
 
 def _shown(record: Sequence[str]) -> str:
     """Return the first cells of a record as text for a message."""
-    return ", ".join(map(repr, record[:6])) + (", ..." if len(record) > 6 else "")
+    return ", ".join(shortened(map(repr, record), SHOWN))

@@ -17,8 +17,8 @@ import pyarrow.csv
 
 from matex_data._types import Bytes
 from matex_data.declared import declared
-from matex_data.errors import DecodeError
-from matex_data.readers.csv.dialect import Dialect
+from matex_data.errors import DecodeError, shortened
+from matex_data.readers.csv.dialect import SHOWN, Dialect
 from matex_data.readers.csv.options import BOOLEANS, MISSING, numbers
 from matex_data.readers.csv.records import line_ends
 from matex_data.warning import warn
@@ -265,7 +265,7 @@ class Parser:
                 raise DecodeError(
                     f"the record in line {first_line} has too many fields, column {width + 1}",
                     file=self.path,
-                    expected=f"{width} fields: {', '.join(self.names[:8])}{', ...' if width > 8 else ''}",
+                    expected=f"{width} fields: {', '.join(shortened(self.names, SHOWN))}",
                     found=f"{len(fields)} fields: {self.dialect.sep.join(fields)[:200]!r}",
                     remedy="correct the line, or give sep=, quotechar=, skiprows= or comment=, or header=0 with names= "
                     "of all columns",

@@ -14,7 +14,7 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data._types import Bytes
-from matex_data.errors import DataError, FormatError, NoSamples
+from matex_data.errors import DataError, FormatError, NoSamples, shortened
 from matex_data.fields import EMPTY_IS_MISSING, Field
 from matex_data.index.model import FileIndex, Index
 from matex_data.index.stamps import Stamp
@@ -22,7 +22,7 @@ from matex_data.index.table import Column
 from matex_data.index.united import adapted, check_common, counted, unite
 from matex_data.readers.catalogue import check_known
 from matex_data.readers.collective import IndexingRanks, KeepingRanks, SingleRank, agreed, on_root, read_own_ranges
-from matex_data.readers.csv.dialect import NUMBER, Dialect, FirstRecord, column_names, detect, first_record
+from matex_data.readers.csv.dialect import NUMBER, SHOWN, Dialect, FirstRecord, column_names, detect, first_record
 from matex_data.readers.csv.options import CsvOptions, check_options
 from matex_data.readers.csv.parse import COLUMN_BYTES, Block, Parser
 from matex_data.readers.csv.records import (
@@ -469,7 +469,7 @@ def _warn_of_samples(files: Sequence[_TextFile], ranks: IndexingRanks) -> None:
     shown = [one for _, own in by_rank for one in own]
     if shown:
         path, first = shown[0]
-        cells = ", ".join(first.cells[:6]) + (", ..." if len(first.cells) > 6 else "")
+        cells = ", ".join(shortened(first.cells, SHOWN))
         count = sum(number for number, _ in by_rank)
         text = (
             f"the first record of {path!r} ({cells}) is a sample{f', as in {count} files' if count > 1 else ''}: "

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, shortened
 from matex_data.fields import Field
 from matex_data.index.chunked import Chunked
 from matex_data.index.library import LibraryRows, MemoryRows
@@ -194,6 +194,5 @@ class FileContent:
         return FormatError(problem, file=self.path, expected=expected, found=self._describe_dimensions(), remedy=remedy)
 
     def _describe_dimensions(self) -> str:
-        shown = [f"{name} ({length})" for name, length in list(self.dimensions.items())[:MAX_SHOWN]]
-        more = f" and {len(self.dimensions) - MAX_SHOWN} more" if len(self.dimensions) > MAX_SHOWN else ""
-        return f"the dimensions {', '.join(shown)}{more}" if shown else "no dimensions"
+        shown = shortened((f"{name} ({length})" for name, length in self.dimensions.items()), MAX_SHOWN)
+        return f"the dimensions {', '.join(shown)}" if shown else "no dimensions"

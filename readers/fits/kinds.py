@@ -7,7 +7,7 @@ from contextlib import suppress
 from math import prod
 from typing import Any
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, shortened
 from matex_data.readers.fits.headers import Unit, units
 from matex_data.storage.files import open_binary
 from matex_data.warning import warn
@@ -37,7 +37,7 @@ def tell_others(found: Sequence[Unit]) -> None:
     """
     names = [unit.name or unit.number for unit in found]
     if len(names) > 1:
-        shown = ", ".join(map(repr, names[:MOST_NAMED])) + (", ..." if len(names) > MOST_NAMED else "")
+        shown = ", ".join(shortened(map(repr, names), MOST_NAMED))
         text = f"of the {len(names)} data of a FITS file ({shown}) the first alone are read"
         warn(f"{text}: hdu={names[1]!r} reads all of that name or number, and a list of images each as a sample")
 

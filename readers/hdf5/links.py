@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 import h5py
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, shortened
 from matex_data.fields import Field
 from matex_data.index.combined import Concatenated
 from matex_data.index.model import Layout
@@ -66,9 +66,8 @@ class Links:
     def tell_others(self, path: str) -> None:
         """Warn of links that are not followed."""
         if self.others:
-            more = f" and {len(self.others) - MAX_SHOWN} more" if len(self.others) > MAX_SHOWN else ""
             text = f"{path}: links to other files are followed only if inputs= or targets= name them: "
-            warn(f"{text}{', '.join(map(repr, self.others[:MAX_SHOWN]))}{more}")
+            warn(text + ", ".join(shortened(map(repr, self.others), MAX_SHOWN)))
 
     def rows(
         self, file: TrustedFile, path: str, name: str, rows: LinkedRows, byte_ranges: ByteRanges

@@ -9,7 +9,7 @@ from typing import Any
 
 import uproot
 
-from matex_data.errors import DataError, FormatError, near_matches
+from matex_data.errors import DataError, FormatError, near_matches, shortened
 from matex_data.index.library import OpenFiles
 from matex_data.index.stamps import Stamp
 from matex_data.storage.files import exists, open_binary, undecodable
@@ -99,13 +99,12 @@ def _number_error(path: str, classes: Mapping[str, str], trees: list[str]) -> Fo
             found=", ".join(map(repr, trees)),
             remedy=f"name one of them, for example tree={trees[0]!r}",
         )
-    shown = [f"{key!r} ({kind})" for key, kind in list(classes.items())[:MAX_SHOWN]]
-    more = f" and {len(classes) - MAX_SHOWN} more" if len(classes) > MAX_SHOWN else ""
+    shown = shortened((f"{key!r} ({kind})" for key, kind in classes.items()), MAX_SHOWN)
     return FormatError(
         "the file has no tree",
         file=path,
         expected="a TTree or an RNTuple",
-        found=", ".join(shown) + more or "no keys at all",
+        found=", ".join(shown) or "no keys at all",
         remedy="open a file that holds events; histograms and other objects have no samples",
     )
 

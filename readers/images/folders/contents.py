@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from matex_data.errors import FormatError
+from matex_data.errors import FormatError, shortened
 from matex_data.paths import natural_sorted
 from matex_data.readers.formats import IMAGE_SUFFIXES, JSON_LINES_SUFFIXES, TABLE_SUFFIXES
 from matex_data.storage.files import unreadable
@@ -128,7 +128,7 @@ def report_others(root: str, others: Sequence[str], reason: str = "are no images
     """Warn once of files that are left out."""
     if others:
         shown = natural_sorted(others)
-        names = ", ".join(map(repr, shown[:SHOWN])) + (", ..." if len(shown) > SHOWN else "")
+        names = ", ".join(shortened(map(repr, shown), SHOWN))
         tables = [name for name in shown if name.lower().endswith((*TABLE_SUFFIXES, *JSON_LINES_SUFFIXES))]
         hint = f"; open {tables[0]!r} itself if it lists images and their labels" if tables else ""
         warn(f"{root}: {len(shown)} files {reason} and are left out: {names}{hint}")
