@@ -11,7 +11,7 @@ import re
 import struct
 import zipfile
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -23,8 +23,8 @@ import numpy as np
 from matex_data._types import Bytes
 from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
-from matex_data.fields import Field, Schema
-from matex_data.index.model import Index, Layout
+from matex_data.fields import Field
+from matex_data.index.model import Layout
 from matex_data.index.strided import Strided, Transposed
 from matex_data.index.whole import FILE, whole_file
 from matex_data.locks import Lock
@@ -102,7 +102,7 @@ def index(
             expected=f"{NUMPY_MAGIC!r} (.npy) or {ZIP_MAGIC!r} (.npz) at the start, or dtype= and shape= of a raw file",
             found=repr(head),
         )
-    finish = partial(_as_sample, path, numbers) if whole else None
+    finish = partial(whole_file, path, single=numbers) if whole else None
     return Catalogue.of(path, entries, "array", listed, finish)
 
 
@@ -388,8 +388,3 @@ def _verify(file: BinaryIO, path: str, info: zipfile.ZipInfo) -> None:
 def _as_row(array: StoredArray) -> StoredArray:
     """Return a single number as a row; other arrays as they are."""
     return array if array.shape else replace(array, shape=(1,))
-
-
-def _as_sample(path: str, numbers: Collection[str], fields: Schema, layouts: Mapping[str, Layout]) -> Index:
-    """Return the index of a file that is a sample; ``numbers`` names the fields without an axis."""
-    return whole_file(path, fields, layouts, [name for name in fields if name in numbers])

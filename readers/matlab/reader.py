@@ -11,7 +11,7 @@ import io
 import os
 import struct
 import zlib
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO, Any
@@ -25,9 +25,9 @@ from matex_data._types import Array
 from matex_data.codecs.bounded import decompress
 from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError, FormatError
-from matex_data.fields import Field, Schema, is_pattern
+from matex_data.fields import Field, is_pattern
 from matex_data.index.library import LibraryRows
-from matex_data.index.model import Index, Layout
+from matex_data.index.model import Index
 from matex_data.index.stamps import Stamp
 from matex_data.index.whole import FILE, whole_file
 from matex_data.machine import check_fits
@@ -143,10 +143,8 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     layouts = {name: _layout(file, name, array) for name, array in arrays.items()}
     entries = {name: (layout.field, partial(layouts.__getitem__, name)) for name, layout in layouts.items()}
     longer = [name for name, array in arrays.items() if len(array) > 1]
-
-    def as_sample(fields: Schema, layouts: Mapping[str, Layout]) -> Index:
-        return whole_file(path, fields, layouts, [name for name in fields if arrays[name].shape == (1,)])
-
+    numbers = {name for name, array in arrays.items() if array.shape == (1,)}
+    as_sample = partial(whole_file, path, single=numbers)
     listed, finish = (None, as_sample) if sample == FILE else (longer or None, None)
     return Catalogue.of(path, {**entries, **unread}, "variable", listed, finish).index(names)
 
