@@ -21,6 +21,7 @@ from matex_data.storage.files import open_binary, size_of_open
 DIMENSION, VARIABLE, ATTRIBUTE = 10, 11, 12
 TYPES = {1: "i1", 2: "S1", 3: ">i2", 4: ">i4", 5: ">f4", 6: ">f8", 7: "u1", 8: ">u2", 9: ">u4", 10: ">i8", 11: ">u8"}
 CLASSIC_TYPES = 6  # of CDF-1 and CDF-2; CDF-5 has all
+STREAMING = -1  # in place of the number of records, of a file that was written as a stream
 READ_BYTES = 1 << 16
 TAGS = {DIMENSION: "dimensions", VARIABLE: "variables", ATTRIBUTE: "attributes"}
 
@@ -62,7 +63,7 @@ class _HeaderParser:
         self._version = magic[3]
         if magic[:3] != b"CDF" or self._version not in (1, 2, 5):
             raise self._error("the file is not a netCDF file", "the bytes 'CDF' and version 1, 2 or 5", repr(magic))
-        records = self._count(streaming=True)
+        records = self._length(least=STREAMING)
         dimensions = [self._dimension() for _ in range(self._list(DIMENSION))]
         unlimited = [name for name, length in dimensions if length == 0]
         if len(unlimited) > 1:
@@ -73,7 +74,7 @@ class _HeaderParser:
         # Each row is padded to 4 bytes, except that of a lone variable.
         padded = sum(v.step + -v.step % 4 for v in of_records)
         step = of_records[0].step if len(of_records) == 1 else padded
-        if records is None:  # a file that was written as a stream: its size tells
+        if records == STREAMING:  # its size tells
             last = max((v.offset + v.step for v in of_records), default=0)
             records = 1 + (self._size - last) // step if last and step and last <= self._size else 0
         for number, variable in enumerate(variables):
@@ -102,7 +103,7 @@ class _HeaderParser:
         if any(i >= len(dimensions) for i in ids):
             raise self._error(f"the variable {name!r} has an unknown dimension", f"below {len(dimensions)}", ids)
         attributes, dtype = self._attributes(), self._type()
-        self._length(signed=False)  # size in bytes; the shape has it too, also where it exceeds this number
+        self._number()  # size in bytes; the shape has it too, also where it exceeds this number
         offset = self._integer(4 if self._version == 1 else 8)
         shape = tuple(dimensions[i][1] for i in ids)
         if 0 in shape[1:]:
@@ -135,21 +136,14 @@ class _HeaderParser:
             raise self._error("the header names an unknown type", f"a number from 1 to {known}", number)
         return np.dtype(TYPES[number])
 
-    def _count(self, streaming: bool = False) -> int | None:
-        width = 8 if self._version == 5 else 4
-        number = self._integer(width)
-        if streaming and number == -1:
-            return None
-        return self._not_negative(number)
-
-    def _length(self, signed: bool = True) -> int:
-        number = self._integer(8 if self._version == 5 else 4)
-        return self._not_negative(number) if signed else number
-
-    def _not_negative(self, number: int) -> int:
-        if number < 0:
+    def _length(self, least: int = 0) -> int:
+        number = self._number()
+        if number < least:
             raise self._error("a count in the header is negative", "0 or more", number)
         return number
+
+    def _number(self) -> int:
+        return self._integer(8 if self._version == 5 else 4)
 
     def _bounded(self, count: int, min_bytes: int, title: str) -> int:
         """Return the count after a check that the file can hold so many items of at least ``min_bytes`` each."""
