@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from matex_data.errors import DecodeError, FormatError, install_command
+from matex_data.errors import DecodeError, FormatError
+from matex_data.readers.formats import missing_package
 from matex_data.readers.images.decoding.picture import Header, Pixels, check_pixels
 from matex_data.warning import ignore_warnings
 
@@ -40,12 +41,7 @@ def _file(data: bytes | memoryview) -> Any:
         from astropy.io import fits
         from astropy.utils.exceptions import AstropyWarning
     except ModuleNotFoundError as error:
-        raise FormatError(
-            "FITS images need a package that is not installed",
-            expected=f"the package {error.name!r}",
-            found=error,
-            remedy=install_command("matex_data[images]"),
-        ) from error
+        raise missing_package("images", error) from error
     ignore_warnings(AstropyWarning)
     return fits.open(io.BytesIO(data), memmap=False, lazy_load_hdus=True)
 

@@ -18,7 +18,8 @@ import numpy as np
 from PIL import Image
 from PIL.TiffImagePlugin import TiffImageFile
 
-from matex_data.errors import DecodeError, FormatError, install_command
+from matex_data.errors import DecodeError, FormatError
+from matex_data.readers.formats import missing_package
 from matex_data.readers.images.decoding.picture import (
     MODES,
     TURNED,
@@ -325,12 +326,7 @@ def _file(data: bytes | memoryview) -> Any:
     try:
         import tifffile
     except ModuleNotFoundError as error:
-        raise FormatError(
-            "this TIFF image needs a package that is not installed",
-            expected=f"the package {error.name!r}",
-            found=error,
-            remedy=install_command("matex_data[images]"),
-        ) from error
+        raise missing_package("images", error) from error
     return tifffile.TiffFile(io.BytesIO(data), _multifile=False)
 
 
