@@ -78,10 +78,7 @@ def index_another(
 
     Parameters
     ----------
-    path : of the file.
-    names : argument of the reader.
     likely : format of the files before it, which is probably that of this one.
-    options : of the reader.
     named : the user has named the format.
     trust : where bytes may come from beside the folder of the file.
     """

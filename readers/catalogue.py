@@ -169,7 +169,6 @@ def warn_of(path: str, unread: Mapping[str, str], kind: str = "field") -> None:
 
     Parameters
     ----------
-    path : of the file.
     unread : reason for each of them, by name.
     kind : what the format calls a field.
     """
@@ -202,7 +201,6 @@ def check_known(
 
     Parameters
     ----------
-    path : of the file.
     kind : what the format calls a field.
     remedies : for names that are often asked for.
 

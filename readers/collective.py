@@ -179,10 +179,6 @@ def on_root(ranks: IndexingRanks, task: Callable[[], T]) -> T:
 class KeepingRanks:
     """Ranks that keep the first bytes that they read in memory, so that a second read of them costs nothing.
 
-    Parameters
-    ----------
-    ranks : the ranks.
-
     Examples
     --------
     >>> import numpy as np

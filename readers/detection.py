@@ -64,7 +64,6 @@ class UnsupportedFormat:
 
         Parameters
         ----------
-        path : of the file.
         known : names of the formats that are read.
         packing : compression that was undone to recognize it, such as "gzip"; "" if there is none.
         """

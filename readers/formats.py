@@ -444,7 +444,6 @@ def located(error: DataError, kind: type[Located], remedy: str, problem: str = "
 
     Parameters
     ----------
-    kind : of the error.
     remedy : unless the decoder has one.
     problem : in place of that of the decoder; "": the same.
     where : ``file``, ``field``, ``row`` and ``byte``.

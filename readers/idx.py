@@ -71,7 +71,6 @@ class _IdxArray(StoredArray):
 
     Parameters
     ----------
-    path : of the file.
     gzipped : the offset counts in the decompressed file.
     """
 

@@ -121,12 +121,7 @@ def _blocks(path: str, file: IO[bytes], types: _Types) -> tuple[Integers, Intege
 
 
 class _Types:
-    """Types of the members, as far as some blocks show them.
-
-    Parameters
-    ----------
-    path : of the file, for errors.
-    """
+    """Types of the members, as far as some blocks show them."""
 
     def __init__(self, path: str) -> None:
         self._path = path

@@ -39,12 +39,7 @@ def _nbytes(decoded: Array | dict[str, Array]) -> int:
 
 @dataclass(frozen=True, eq=False)
 class KeptRows(LibraryRows):
-    """Rows of an array that is decoded as a whole, by each rank that needs any of them, and kept for the others.
-
-    Parameters
-    ----------
-    path : of the file.
-    """
+    """Rows of an array that is decoded as a whole, by each rank that needs any of them, and kept for the others."""
 
     path: str
 

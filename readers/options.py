@@ -47,7 +47,6 @@ def check_options(format: str, function: Callable[..., Any], given: Mapping[str,
     Parameters
     ----------
     format : name of the format, for messages.
-    function : the reader.
     leading : number of its first parameters that are not options.
 
     Raises

@@ -167,9 +167,7 @@ class _Feature:
 
     Parameters
     ----------
-    kind : of its values.
     counts : numbers of values in a record, or in a feature of a list.
-    is_list : it is a list of features.
     """
 
     kind: str
@@ -179,10 +177,6 @@ class _Feature:
 
 class _Features:
     """Features of the records, as far as some of these show them.
-
-    Parameters
-    ----------
-    path : of the file, for errors.
 
     Attributes
     ----------

@@ -55,8 +55,6 @@ def facts_of(data: Dataset, format: str, batch_size: int) -> dict[str, Any]:
 
     Parameters
     ----------
-    data : the data set.
-    format : its format.
     batch_size : of the quality of the shuffle.
     """
     row_bytes = sum(field.row_bytes for field in data.schema.values())
@@ -138,11 +136,6 @@ ENTRIES = 200  # entries
 
 def tree(path: str, format: str) -> Tree | None:
     """Return the groups of a file with what lies in them, or None for a format without groups.
-
-    Parameters
-    ----------
-    path : the file.
-    format : its format.
 
     Raises
     ------

@@ -60,7 +60,6 @@ def probe(
 
     Parameters
     ----------
-    paths : paths of the files.
     format : name of the format; None: detected.
     names : fields to read; None: all.
     seconds : limit of one step of the library.

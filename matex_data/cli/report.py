@@ -64,7 +64,6 @@ class Report:
 
         Parameters
         ----------
-        figure : the figure.
         title : what it shows, for those who cannot see it.
         """
         memory = io.BytesIO()
@@ -74,11 +73,6 @@ class Report:
 
     def write_page(self, path: Path, title: str) -> None:
         """Write the page, one file that needs no other, and say so on the standard error.
-
-        Parameters
-        ----------
-        path : of the page.
-        title : of the page.
 
         Raises
         ------

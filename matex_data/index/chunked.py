@@ -115,9 +115,7 @@ class Chunked(Layout):
 
         Parameters
         ----------
-        rows : rows to read.
         outs : pairs of a member and the array that receives it.
-        cache : decoded chunks.
         """
         depth, cells = self.chunk_shape[0], len(self._cells)
         bands = even_blocks(rows, depth)
@@ -372,7 +370,6 @@ class ChunkedMembers(Composed, Table):
 
     Parameters
     ----------
-    chunked : the rows.
     members : the selected members, by the name of their field.
     """
 

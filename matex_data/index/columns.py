@@ -360,7 +360,6 @@ class Group:
 
     Parameters
     ----------
-    count : number of objects.
     described : descriptor of the objects, as JSON; see `descriptors.Separated`.
     numbers : a column for each number.
     arrays : the lists of each array.

@@ -46,13 +46,7 @@ class Converted(Composed, Layout):
 @declared
 @dataclass(frozen=True, eq=False)
 class MissingRows(Layout):
-    """Missing values of a field that a file lacks; nothing is read.
-
-    Parameters
-    ----------
-    rows : number of rows.
-    field : the field.
-    """
+    """Missing values of a field that a file lacks; nothing is read."""
 
     rows: int
     field: Field

@@ -44,7 +44,6 @@ class Call:
     outs : array [samples, ...] of each result that is wanted, to be filled.
     placed : arguments whose rows lie in the results already, where `Computation.place` wants them.
     numbers : int64[samples], numbers of the samples.
-    epoch : number of the epoch.
     fields : of the arguments.
     variables : of the arguments.
     joined : lists of variables that are joined already.
@@ -294,11 +293,8 @@ class _Window:
 
     Parameters
     ----------
-    made : the computations.
     steps : those that the window needs, in order.
     delivered : the variable of each field.
-    wanted : the samples.
-    epoch : number of the epoch.
     """
 
     def __init__(
@@ -394,7 +390,6 @@ def run_steps(
 
     Parameters
     ----------
-    steps : the computations.
     placed : of each, see `Call`.
     memory : the array of each variable.
     fields : the field of each variable.
@@ -455,7 +450,6 @@ class Made(Composed, Layout):
 
     Parameters
     ----------
-    rows : number of rows.
     layouts : of the rows that they are made of.
     inner : see ``inner_bytes``.
     """
@@ -486,7 +480,6 @@ class Drawing:
     Parameters
     ----------
     index : of what is kept: its fields are variables, and the number of each sample.
-    steps : the computations.
     variables : the field of each variable.
     delivered : the variable of each field of the result.
     fields : of the result.
@@ -505,7 +498,6 @@ class Drawing:
         ----------
         arrays : of the fields of ``index``.
         numbers : int64[samples], numbers of the samples.
-        epoch : number of the epoch.
 
         Raises
         ------

@@ -27,7 +27,6 @@ class DecodedBlocks(Table):
 
     Parameters
     ----------
-    path : of the file.
     edges : int64[blocks + 1], the first row of each block, and the number of rows; ascending, without repetition.
     """
 

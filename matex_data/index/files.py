@@ -111,7 +111,6 @@ class FileTable(EntryTable[FileIndex]):
 
     Attributes
     ----------
-    paths : path of each file.
     rows : integers[files], number of rows of each file.
     """
 
@@ -162,12 +161,7 @@ class FileTable(EntryTable[FileIndex]):
 
 
 class FileList(FileTable):
-    """Files as a list of objects: those of one reader, few of them.
-
-    Parameters
-    ----------
-    files : the files.
-    """
+    """Files as a list of objects: those of one reader, few of them."""
 
     def __init__(self, files: Iterable[FileIndex]) -> None:
         self._files = tuple(files)
@@ -298,7 +292,6 @@ class FileColumns(FileTable):
 
     Parameters
     ----------
-    paths : path of each file.
     numbers : of each file.
     groups : layouts of the files, by descriptor.
     facts : of the layouts, by field.

@@ -60,7 +60,6 @@ class InterleavedRecords(Table):
 
     Parameters
     ----------
-    rows : number of records.
     offset : byte position of record 0 in the file.
     stride : bytes from one record to the next.
     fields : the fields in a record, by name.

@@ -186,7 +186,6 @@ class Constant(Layout):
 
     Parameters
     ----------
-    rows : number of rows.
     value : number, bytes, or an array of the shape of a sample.
     """
 

@@ -69,7 +69,6 @@ class Stamp:
 
         Parameters
         ----------
-        path : of the file.
         states : of the parts, by name.
         """
         if not states:
@@ -107,7 +106,6 @@ def part_state(path: str, name: str) -> PartState:
 
     Parameters
     ----------
-    path : of the file.
     name : of the part: path within the folder ``path``; with ``../``, beside the file ``path``.
 
     Raises
@@ -130,7 +128,6 @@ def check_stamp(path: str, stamp: Stamp | None, own: bool = True) -> ChangedFile
 
     Parameters
     ----------
-    path, stamp : of the file.
     own : this is the rank that took the stamp, see `Stamp`.
     """
     if stamp is None:
@@ -148,7 +145,6 @@ def changed(path: str, stamp: Stamp, found: Stamp | OSError) -> ChangedFile:
 
     Parameters
     ----------
-    path : of the file.
     stamp : its state when it was indexed.
     found : its state now, or why the system does not tell it.
     """

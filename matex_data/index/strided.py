@@ -140,7 +140,6 @@ class Segments(Layout):
 
     Parameters
     ----------
-    rows : number of rows.
     offset : byte position of the first segment of row 0, as far as ``outer`` does not move it.
     stride : bytes from one row to the next.
     outer : bytes from one entry to the next, and the entries, of the axes along which segments lie.

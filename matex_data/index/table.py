@@ -110,9 +110,7 @@ def plan_reads(
     Parameters
     ----------
     layouts : of the file's fields, by name.
-    rows : rows to read.
     arrays : the output array of each field to read, by name.
-    cache : decoded chunks.
     """
     tables: dict[Table, list[tuple[str, Array]]] = {}  # compared by identity
     names: dict[Table, str] = {}

@@ -456,8 +456,6 @@ def adapted(file: FileIndex, fields: Schema, union: UnitedFields) -> FileIndex:
     Parameters
     ----------
     file : with layouts for ``fields``.
-    fields : of the file.
-    union : of all files.
     """
     layouts: dict[str, Layout] = {}
     for name, found in union.occurrences.items():

@@ -31,7 +31,6 @@ class Rows:
 
     Parameters
     ----------
-    layout : of the rows.
     shape : of one of them.
     dtype : of their elements as they are delivered; object for texts and for rows of variable length.
     """
@@ -131,7 +130,6 @@ def whole_field(field: Field, rows: int) -> Field:
     Parameters
     ----------
     field : of the rows.
-    rows : number of them.
 
     Examples
     --------
@@ -156,7 +154,6 @@ def whole_file(
 
     Parameters
     ----------
-    path : of the file.
     fields, layouts : of its rows, by name; fields may differ in their numbers of rows.
     single : names of fields of one row that are numbers without an axis, and stay such.
     facts : of the index of its rows.

@@ -44,9 +44,7 @@ class CollectiveFiles:
 
     Parameters
     ----------
-    comm : ranks that read.
     paths : paths of the files, the same on every rank. One that ends in a separator is a folder, which is not opened.
-    profile : counts the bytes that are read.
 
     Raises
     ------

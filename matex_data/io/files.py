@@ -63,11 +63,9 @@ class Files:
 
     Parameters
     ----------
-    comm : ranks that read.
     paths : paths of the files, the same on every rank. One that ends in a separator is a folder, which is not opened.
     io : "auto", "collective" or "independent"; see ``modes.choose``. Ranks of which one chooses otherwise, or which MPI
         does not let communicate in threads, read independently.
-    profile : counts the bytes that are read.
     stamp : returns the stamp of a file, or None, by which this rank checks each file as it opens it. None: others
         check them.
 

@@ -26,7 +26,6 @@ class ReadContext:
     Parameters
     ----------
     session : communicator and open files for these batches alone.
-    index : index of the data set.
     buffers : memory of the windows.
     scratch : memory for bytes to decode; separate, because blocks of one size would displace those of the other.
     cache_bytes : capacity of the cache of decoded chunks, in bytes.

@@ -36,7 +36,6 @@ def execute(plan: ReadPlan, files: Files) -> list[Future[None]]:
     Parameters
     ----------
     plan : reads of this rank.
-    files : open files.
 
     Returns
     -------

@@ -69,11 +69,9 @@ def plan_reads(
 
     Parameters
     ----------
-    index : index of the data set.
     runs : samples in ascending order, numbered over all files.
     destination : int64[runs.total], a row of the arrays for each sample.
     arrays : field name -> array that receives the rows.
-    chunks : cache of decoded chunks.
     scratch : buffers for bytes that have to be decoded.
     """
     plan = ReadPlan(memory=list(arrays.values()), chunks=chunks.of_window(), scratch=scratch)

@@ -121,7 +121,6 @@ def positions_of(key: Any, total: int) -> tuple[Integers, bool]:
     Parameters
     ----------
     key : int, slice, sequence of int, or of bool with one for each sample; negative numbers count from the end.
-    total : number of samples.
 
     Raises
     ------

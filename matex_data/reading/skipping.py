@@ -100,7 +100,6 @@ class SkippedSamples:
 
     Parameters
     ----------
-    index : index of the data set.
     profile : counts the samples that this rank has found.
     """
 
@@ -188,7 +187,6 @@ class SampleRead:
     Parameters
     ----------
     context : files and memory.
-    index : of the data set.
     skipped : samples that are known to fail, which are not read again, and to which others are added; None: each that
         fails is an error.
     tally : of the epoch.

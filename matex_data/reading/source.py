@@ -90,9 +90,7 @@ class Source:
     ----------
     sessions : communicators and open files of the ranks.
     index : index of all files, equal on all ranks.
-    options : of reading.
     transforms : digest or text of the transforms that made the samples of the index; resuming compares it.
-    profile : counters.
     skipped : samples that cannot be read; None if they are not left out.
     drawn : fields of which others are computed differ between epochs, as ``draws_within``.
     repeats : a sample may be in a window several times.
@@ -366,7 +364,6 @@ class Source:
 
         Parameters
         ----------
-        index : index of the data set.
         ranges : samples, their rows in the arrays, and a function that allocates the arrays. The number of ranges is
             equal on all ranks; the last one is empty, so that the ranks agree on the error of the one before.
         """

@@ -97,7 +97,6 @@ class MixedSchedule(Schedule):
 
         Parameters
         ----------
-        mixture : the mixture.
         samples : of all data sets.
         whole : schedule of all samples, whose segments and blocks stand for all of the parts.
         schedule_of : returns the schedule of samples of one data set, given its share of a batch.

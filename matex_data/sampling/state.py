@@ -41,7 +41,6 @@ def identify_samples(index: Index, elements: ElementSpec, samples: Samples, tran
 
     Parameters
     ----------
-    index : index of the data set.
     elements : structure of a batch.
     samples : the samples, ascending.
     transforms : text that identifies the transforms that made samples of other samples.

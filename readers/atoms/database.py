@@ -208,7 +208,6 @@ class DatabaseBlocks(LibraryFrames):
 
     Parameters
     ----------
-    columns : of the table.
     first : int64[blocks], id of the first row of each block.
     of_atoms : names of what ``data`` holds for each atom.
     """

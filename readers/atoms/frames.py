@@ -185,7 +185,6 @@ class LibraryFrames(SingleBlocks):
 
     Parameters
     ----------
-    fields : by name.
     frame_bytes : size of a frame in memory, about.
     """
 

@@ -334,7 +334,6 @@ class FirstRecord:
 
     Parameters
     ----------
-    cells : of the record.
     named : it names the columns; otherwise it is a sample.
     """
 
@@ -356,9 +355,7 @@ def first_record(
 
     Parameters
     ----------
-    path : of the file, for the error.
     records : the first records, at least one.
-    dialect : of the text.
     missing : texts that stand for a missing value.
     before : first record of the first file of the data set; None: this is the first file.
 

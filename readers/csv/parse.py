@@ -50,8 +50,6 @@ class Parser:
 
     Parameters
     ----------
-    path : of the file, for messages.
-    dialect : of the text.
     names : of all its columns.
     na_values : texts that stand for a missing value.
     date_format : of times, as in ``strptime``; None: ISO 8601.
@@ -72,7 +70,6 @@ class Parser:
         ----------
         data : whole records, as stored.
         types : Arrow's type of each column to parse; None: infer it; ``bool``: booleans, also written as 1 and 0.
-        count : number of records.
         line : number of lines before them.
 
         Raises

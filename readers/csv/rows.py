@@ -28,7 +28,6 @@ class CsvRows(DecodedBlocks):
 
     Parameters
     ----------
-    parser : of the file.
     types : of each column that can be read.
     offset : int64[blocks + 1], byte where each block begins, and where the last one ends.
     line : int64[blocks], lines before each block.

@@ -92,7 +92,6 @@ def cf_decoding(
     ----------
     dtype : of the stored values.
     attributes : of the variable.
-    path, name : for errors.
     valid_range : whether values outside of the valid range are missing. None: only of variables that become floats and
         have no attribute for missing values.
     decode_times : convert times to seconds since ``ORIGIN``.

@@ -27,7 +27,6 @@ class Observations:
 
     Parameters
     ----------
-    path : of the file.
     counts : the variable that has the number of observations of each feature, by their dimension.
     """
 
@@ -41,7 +40,6 @@ class Observations:
 
         Parameters
         ----------
-        content : of the file.
         requested : dimension that counts the samples by the user; None: that of the features.
         """
         marked = [variable for variable in content.variables if MARK in variable.attributes]

@@ -58,7 +58,6 @@ class Labels:
 
     Parameters
     ----------
-    path, name : of the file and the coordinate.
     values : decoded, one for each entry.
     attributes : of the decoded values.
     nearest : a value that is not there stands for the nearest one, of two as near ones the larger, as in pandas.

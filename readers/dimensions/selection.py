@@ -76,13 +76,11 @@ def selection_of(
 
     Parameters
     ----------
-    content : of the file.
     dimension : that counts the samples.
     alike : this dimension, and those of groups that are the same one.
     used : dimensions of the variables that are asked for.
     sel : values of coordinates: one, a list, or a slice with both ends, by dimension.
     isel : positions, likewise, by dimension.
-    coordinate : reads a coordinate.
     nearest : values of ``sel`` may lie between those of a coordinate of a sample.
 
     Raises

@@ -108,8 +108,6 @@ class FileContent:
 
     Parameters
     ----------
-    path : of the file.
-    variables : all variables.
     dimensions : length of each dimension.
     unlimited : names of the dimensions that may grow.
     """

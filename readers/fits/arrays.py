@@ -134,11 +134,8 @@ class CompressedImageRows(LibraryRows):
 
     Parameters
     ----------
-    path : of the file.
-    number : of the unit.
     rows, axis : length and position of the sample axis.
     block_rows : rows of a tile.
-    dtype : of the rows.
     """
 
     path: str
@@ -182,13 +179,7 @@ MAX_OPEN = 8  # files of a process whose images are compressed by the tile
 
 
 class TiledImage:
-    """Compressed image of an open file.
-
-    Parameters
-    ----------
-    path : of the file.
-    number : of the unit.
-    """
+    """Compressed image of an open file."""
 
     def __init__(self, path: str, number: int) -> None:
         from astropy.io import fits

@@ -36,7 +36,6 @@ class FitsColumn:
 
     Parameters
     ----------
-    name, unit : of the column.
     offset : first byte in a row.
     stored : dtype of an element in the file.
     shape : of a row; of an element, if the rows are of variable length.

@@ -39,7 +39,6 @@ class HeapRows(Layout):
 
     Parameters
     ----------
-    rows : number of rows.
     begin : position of the heap in the file, in bytes.
     offset : integers[rows], first byte of each row in the heap.
     length : integers[rows], number of elements of each row. Both are held in memory by each rank.

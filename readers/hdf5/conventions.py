@@ -57,12 +57,7 @@ class Pairing:
 
 @dataclass(frozen=True)
 class Conventions:
-    """Pairings of an open file by known conventions.
-
-    Parameters
-    ----------
-    file : the open file.
-    """
+    """Pairings of an open file by known conventions."""
 
     file: h5py.File
 

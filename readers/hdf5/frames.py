@@ -135,13 +135,7 @@ class FrameColumn:
 
 @dataclass(frozen=True)
 class DataFrames:
-    """Frames of an open file.
-
-    Parameters
-    ----------
-    file : the open file.
-    path : of the file, for errors.
-    """
+    """Frames of an open file."""
 
     file: h5py.File
     path: str
@@ -369,8 +363,6 @@ class PickledRows(KeptRows):
 
     Parameters
     ----------
-    name : of the dataset.
-    rows : number of rows.
     column : of the block.
     """
 

@@ -40,8 +40,6 @@ def index_groups(file: TrustedFile, path: str, names: Sequence[str] | None, grou
 
     Parameters
     ----------
-    file : the open file.
-    path : of the file.
     names : datasets by their paths in a group, or patterns of these; None: those that all groups have.
     group : that holds the samples; None: the one that has most groups.
 

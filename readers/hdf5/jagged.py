@@ -31,8 +31,6 @@ class Pairings:
 
     Parameters
     ----------
-    file : the open file.
-    path : of the file, for errors.
     given : of the option ``offsets=``.
     conventions : known conventions; None: only ``given``.
     """

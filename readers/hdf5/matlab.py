@@ -71,7 +71,6 @@ def matlab_rows(dataset: h5py.Dataset, path: str, field: Field, layout: Layout) 
     Parameters
     ----------
     dataset : marked by MATLAB.
-    path : of its file.
     field, layout : of the rows along an axis of the dataset.
 
     Raises

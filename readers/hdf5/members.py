@@ -186,7 +186,6 @@ def member_layouts(table: Compound, path: str, members: Mapping[str, MemberPath]
 
     Parameters
     ----------
-    table : the table.
     members : paths of the selected members, by the name of their field.
     """
     dataset = table.dataset

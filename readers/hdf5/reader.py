@@ -169,7 +169,6 @@ class _Contents:
 
     Parameters
     ----------
-    file, path : the open file, and its path.
     pairings, frames, links : what its datasets stand for.
     allow_missing, sample_axis : see `index`.
     """
@@ -567,7 +566,6 @@ def attributes(
 
     Parameters
     ----------
-    dataset : the dataset.
     dtype : of the field; None: that of the dataset.
     most : number of attributes of the dataset that are read; None: all.
     """

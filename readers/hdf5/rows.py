@@ -34,7 +34,6 @@ class DatasetRows(LibraryRows):
     Parameters
     ----------
     path, name : of the file, and of the dataset in it, or of what stands for the samples.
-    rows : number of rows.
     block_rows : rows of a chunk, of about 256 KiB, or of samples that lie in no order.
     """
 
@@ -173,7 +172,6 @@ class ItemRows(DatasetRows):
 
     Parameters
     ----------
-    dtype : of the field.
     ragged : the arrays differ in shape.
     nbytes : size of all of them in memory.
     """

@@ -29,7 +29,6 @@ class SourceRows(Converted):
     Parameters
     ----------
     layout : of rows of the dataset.
-    path : of the file.
     """
 
     path: str

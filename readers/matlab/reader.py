@@ -53,7 +53,6 @@ def inflated(stored: IO[bytes], names: Collection[str]) -> IO[bytes]:
 
     Parameters
     ----------
-    stored : the file.
     names : of the variables; empty: all.
 
     Raises
@@ -163,7 +162,6 @@ class MatlabFile:
 
     Parameters
     ----------
-    path : of the file.
     stamp : of the file when it was indexed.
     sample_axis : of its arrays.
     variables : that are decoded; (): all.
@@ -245,9 +243,7 @@ class MatlabArray(LibraryRows):
 
     Parameters
     ----------
-    file : the file.
     field : name, shape and dtype.
-    rows : number of rows.
     nbytes : size of the elements of all ragged samples.
     """
 

@@ -28,7 +28,6 @@ class ClassicVariable(Variable):
 
     Parameters
     ----------
-    path : of the file.
     offset : byte position of the first value.
     step : bytes from one index of the first axis to the next.
     packing : compression of the file, in whose content the offset counts; "": none.

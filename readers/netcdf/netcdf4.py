@@ -202,13 +202,7 @@ def _target(dataset: h5py.Dataset, reference: h5py.Reference) -> tuple[int, int]
 
 @dataclass(frozen=True)
 class Hdf5Variable(Variable):
-    """Variable in a dataset, whose shape may be less: along unlimited dimensions the rest is fill.
-
-    Parameters
-    ----------
-    path : of the file.
-    dataset : open dataset.
-    """
+    """Variable in a dataset, whose shape may be less: along unlimited dimensions the rest is fill."""
 
     path: str
     dataset: h5py.Dataset

@@ -58,7 +58,6 @@ class Component:
     layout : of the stored rows; None: all are ``value``.
     value : of a constant component, as stored.
     offset : component that is added after both are converted.
-    attributes : of the field.
     """
 
     shape: tuple[int, ...]

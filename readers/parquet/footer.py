@@ -41,7 +41,6 @@ class Footer:
 
     Parameters
     ----------
-    path : of the file.
     begin, nbytes : of the metadata and what follows them.
     checksum : CRC-32 of these bytes.
     """

@@ -36,10 +36,7 @@ class ColumnField:
 
     Parameters
     ----------
-    column : name of the column.
     steps : from the column to the values.
-    kind : of the values.
-    field : the field.
     requested : the user has requested the dtype of the field.
     """
 

@@ -31,7 +31,6 @@ class RowGroups(ArrowBlocks):
 
     Parameters
     ----------
-    footer : of the file.
     groups : int64[blocks], number of each row group.
     paths : of each field, the name of its leaf in the schema.
     """

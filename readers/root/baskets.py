@@ -69,7 +69,6 @@ class Baskets(BranchBlocks):
     ----------
     offset, nbytes : int64[baskets], byte ranges in the file.
     ratio : bytes of the branch in memory for each byte in the file.
-    encoding : of the entries.
     """
 
     offset: Integers
@@ -148,7 +147,6 @@ def unpack(stored: Bytes, count: int, path: str) -> tuple[Bytes, Array | None]:
     ----------
     stored : the basket as in the file.
     count : number of entries that it should have.
-    path : of the file, for errors.
 
     Raises
     ------

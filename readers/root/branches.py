@@ -37,7 +37,6 @@ class Branches(ABC):
 
     Attributes
     ----------
-    path : of the file.
     key : of the tree in the file.
     rows : number of entries.
     """
@@ -103,13 +102,7 @@ class Branches(ABC):
 
 @dataclass(frozen=True)
 class TreeBranches(Branches):
-    """Branches of a ``TTree``.
-
-    Parameters
-    ----------
-    path, key : of the file, and of the tree in it.
-    tree : the tree of uproot.
-    """
+    """Branches of a ``TTree``."""
 
     path: str
     key: str
@@ -285,13 +278,7 @@ def _encoding(interpretation: Any) -> Encoding | None:
 
 @dataclass(frozen=True)
 class TupleFields(Branches):
-    """Top-level fields of an ``RNTuple``.
-
-    Parameters
-    ----------
-    path, key : of the file, and of the RNTuple in it.
-    ntuple : the RNTuple of uproot.
-    """
+    """Top-level fields of an ``RNTuple``."""
 
     path: str
     key: str

@@ -143,7 +143,6 @@ class BranchBlocks(DecodedBlocks):
 
     Parameters
     ----------
-    branch : name of the branch.
     members : the fields, by name.
     clusters : int64[n], the first entry of each cluster of the fields that are read, the unit of shuffling.
     """

@@ -30,7 +30,6 @@ class BranchField:
     Parameters
     ----------
     path : names of the nested records that lead to it; empty: the branch itself.
-    field : the field.
     kind : "flat": numbers of fixed shape. "jagged": a list of these in each entry. "text": one string in each entry.
         "nested": deeper lists, or lists of strings; a sample is a 1-D object array.
     """

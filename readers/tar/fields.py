@@ -135,7 +135,6 @@ class ImageMember(MemberDecoder):
 
     Parameters
     ----------
-    options : of the decoding.
     info : of the first image, as it is delivered: of all, unless each has a height and width of its own.
     nbytes : size of all images of their own sizes in memory; None: all have one size.
     """

@@ -84,7 +84,6 @@ def read_shard(path: str, file: IO[bytes]) -> Shard:
 
     Parameters
     ----------
-    path : of the shard, for errors.
     file : open archive, at its begin.
 
     Raises

@@ -30,7 +30,6 @@ class TarRows(Table):
 
     Parameters
     ----------
-    path : of the shard.
     decoders : of the fields, by name, in the order of the columns.
     offset, nbytes : integers[rows, fields], the byte range of each member.
     inner : size of all samples of each ragged field in memory, in bytes.

@@ -50,12 +50,7 @@ class EventParser(Protocol):
 @declared
 @dataclass(frozen=True, eq=False)
 class EventBlocks(ByteRangeBlocks):
-    """Events of a text; a block is a range of whole events.
-
-    Parameters
-    ----------
-    parser : of the events.
-    """
+    """Events of a text; a block is a range of whole events."""
 
     parser: EventParser
 
@@ -149,7 +144,6 @@ def index_files(
     Parameters
     ----------
     syntax : by which texts of the format are cut into events.
-    read_header : of the format.
     names : fields; None: all.
 
     Raises

@@ -30,7 +30,6 @@ def content(path: str, file: IO[bytes], encoding: str | None = "") -> tuple[IO[b
 
     Parameters
     ----------
-    path : of the file, for errors.
     file : open, at its begin.
     encoding : of a text, which becomes one in UTF-8 if it is a wide one; None: wide if the first bytes tell that.
 
@@ -57,7 +56,6 @@ class UnpackedFile:
 
     Parameters
     ----------
-    path : of the file.
     stored : its compression or encoding.
     length : of the content, in bytes, if the file says it; None: what it has.
     is_told : a user is told that reads of the file unpack all of it.
@@ -160,7 +158,6 @@ class UnpackedRows(Converted):
     Parameters
     ----------
     layout : of the rows in its content.
-    file : the file.
     """
 
     file: UnpackedFile
@@ -190,7 +187,6 @@ class UnpackedTable(Table):
 
     Parameters
     ----------
-    file : the file.
     table : in its content.
     """
 
@@ -238,9 +234,7 @@ def of_content(path: str, stored: str, table: Table) -> Table:
 
     Parameters
     ----------
-    path : of the file.
     stored : its compression; "": none.
-    table : the table.
     """
     return UnpackedTable(UnpackedFile(path, stored), table) if stored else table
 

@@ -203,8 +203,6 @@ class KeyedChunks(StoredBytes):
 
     Parameters
     ----------
-    store : of the array.
-    keys : of the chunks.
     shards : None: each chunk has a key.
     """
 
@@ -240,7 +238,6 @@ class ChunkExtents(StoredBytes):
 
     Parameters
     ----------
-    paths : the files.
     number : int64[n], of the chunks, ascending.
     file, offset, nbytes, checksum, inflated : int64[n], file, byte range, checksum and size without zip's compression
         of each, see `Extent`.

@@ -60,8 +60,6 @@ class StoreCodec:
 
     Parameters
     ----------
-    name : its id.
-    options : its configuration.
     decode : ``decode(data)``; of a codec for pictures ``decode(data, out)``, of another package ``decode(data, most)``.
     """
 

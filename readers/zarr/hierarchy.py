@@ -66,8 +66,6 @@ def of_level(
 
     Parameters
     ----------
-    path : of the store.
-    arrays : by name.
     known : the pyramids of the store.
     level : number of a level; None: 0, the full resolution.
     names : arrays that the user names, which are kept at whatever level.

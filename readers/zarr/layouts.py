@@ -143,7 +143,6 @@ def layout_of(metadata: ArrayMetadata, source: StoredBytes, axis: int, path: str
 
     Parameters
     ----------
-    source : the stored chunks.
     axis : position of the sample axis.
     path : of the data set's file, whose byte ranges may be the chunks; "": all chunks are fetched.
     """

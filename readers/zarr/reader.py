@@ -135,7 +135,6 @@ class ZarrVariable(Variable):
     Parameters
     ----------
     folder : of the array in the store.
-    metadata : of the array.
     used : receives the folders of the arrays that are looked at.
     """
 

@@ -29,7 +29,6 @@ class Snapshot(Store):
 
     Parameters
     ----------
-    path : of the repository.
     snapshot : its identifier.
     containers : prefixes of the URLs of its virtual chunks, all of which are trusted.
     """

@@ -282,10 +282,6 @@ IMAGE = "image"
 def tiff_references(path: str) -> References:
     """Return references to the first series of images in a TIFF file, at full resolution.
 
-    Parameters
-    ----------
-    path : of the file.
-
     Raises
     ------
     DataError : the file cannot be read, or zarr is not installed.

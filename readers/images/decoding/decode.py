@@ -30,7 +30,6 @@ def image_info(data: Data, options: ImageOptions, path: str | None = None, count
     Parameters
     ----------
     data : bytes of the whole file.
-    path : name of the file, for errors.
     count_pages : False: do not count the pages, ``pages`` is 1.
 
     Raises
@@ -59,7 +58,6 @@ def decode_image(
     Parameters
     ----------
     data : bytes of the whole file.
-    path : name of the file, for errors.
     page : of a file with several.
     out : array that receives the image, if it has its shape and dtype. Otherwise the result is valid until this thread
         decodes the next image.

@@ -187,7 +187,6 @@ class ImageInfo:
     Parameters
     ----------
     shape : (height, width) or (height, width, channels).
-    dtype : of the array.
     pages : of the file; 1 where they are not counted.
     attributes : ``"mode"`` and, for integers, ``"value_range"``, for example ``"0 to 255"``.
     """

@@ -47,7 +47,6 @@ class Header:
     height, width : in pixels.
     channels : None: the array has no axis for them.
     dtype : in native byte order.
-    pages : of the file.
     """
 
     mode: str

@@ -76,11 +76,8 @@ class ImageFiles(Layout):
 
     Parameters
     ----------
-    root : folder.
     names : of the files, relative to it.
-    pages : rows of the files.
     field : dtype and shape of an image.
-    options : of the decoder.
     mean_bytes : size of a ragged image in memory.
     """
 
@@ -167,7 +164,6 @@ class _Task:
     Parameters
     ----------
     rows, files, pages, destination : int64[images].
-    epoch : number of the epoch.
     contents : of the files that are read, or the error of reading them.
     """
 

@@ -55,8 +55,6 @@ def names_images(path: str, head: bytes, root: str | None = None) -> bool:
 
     Parameters
     ----------
-    path : of the table.
-    head : its first bytes.
     root : folder that its paths are relative to; None: its own folder.
     """
     text = plain_head(head)[:HEAD_BYTES]

@@ -51,7 +51,6 @@ def find_pairs(path: str, top: Folder, names: tuple[str, str] | None = None) -> 
 
     Parameters
     ----------
-    path : of the data set, for errors.
     names : of the folder of images and the folder of masks; None: known names, such as "images" and "masks".
 
     Raises
