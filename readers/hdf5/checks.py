@@ -12,7 +12,7 @@ from matex_data._types import Array
 from matex_data.errors import FormatError, install_command
 from matex_data.machine import check_fits
 from matex_data.readers.hdf5.files import RAW_PREFIX, open_indexed, raw_files
-from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.names import reported
 from matex_data.readers.hdf5.rows import missing_filters
 from matex_data.readers.hdf5.virtual import PREFIX, SourceFiles, VirtualSource, sources_of
 from matex_data.storage.objects import is_url
@@ -105,16 +105,12 @@ def _check_source(source: str, inner_name: str, path: str, name: str, allow_miss
         if allow_missing:
             return []
         raise missing_source(path, name, source)
-    try:
-        with open_indexed(source) as file:  # which was asked for as the dataset was opened
-            dataset = file.get(inner_name)
-            if isinstance(dataset, h5py.Dataset):
-                check_filters(dataset, source, inner_name)
-                return list(sources_of(dataset, source)) if dataset.is_virtual else []
-    except HDF5_ERRORS as error:
-        raise FormatError(
-            "a source of the virtual dataset cannot be opened", file=path, field=name, expected=source, found=error
-        ) from error
+    problem = "a source of the virtual dataset cannot be opened"
+    with reported(problem, path, name, expected=source), open_indexed(source) as file:  # asked for as it was opened
+        dataset = file.get(inner_name)
+        if isinstance(dataset, h5py.Dataset):
+            check_filters(dataset, source, inner_name)
+            return list(sources_of(dataset, source)) if dataset.is_virtual else []
     if allow_missing:
         return []
     raise missing_source(path, name, source, inner_name)

@@ -25,7 +25,7 @@ from matex_data.readers.catalogue import Catalogue, Entry
 from matex_data.readers.decoding import narrow
 from matex_data.readers.hdf5.chunks import begin_of
 from matex_data.readers.hdf5.files import TrustedFile
-from matex_data.readers.hdf5.names import HDF5_ERRORS, links_of
+from matex_data.readers.hdf5.names import links_of, reported
 from matex_data.readers.hdf5.rows import ItemRows
 from matex_data.readers.hdf5.types import array_element, element_type, has_bytes_of
 
@@ -161,7 +161,7 @@ def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[st
     no groups with datasets, or one cannot be read.
     """
     columns: dict[str, _Column] = {}
-    try:
+    with reported("the groups of the file cannot be read", path):
         groups = natural_sorted(_groups_of(file, parent))
         above = h5py.h5g.open(file.id, os.fsencode(parent or "/"))
         for number, group in enumerate(groups):
@@ -176,8 +176,6 @@ def _read(file: TrustedFile, path: str, parent: str) -> tuple[list[str], dict[st
                     column.problem = column.problem or f"{groups[len(column.offset)]!r} lacks it"
                 else:
                     column.add(opened, group)
-    except HDF5_ERRORS as error:
-        raise FormatError("the groups of the file cannot be read", file=path, found=error) from error
     for column in columns.values():
         if len(column.offset) < len(groups):
             column.problem = column.problem or f"{groups[len(column.offset)]!r} lacks it"

@@ -27,7 +27,7 @@ from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.strided import Strided, Transposed
 from matex_data.readers.decoding import DecodedLibraryRows
 from matex_data.readers.hdf5.members import MATLAB_CLASS
-from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, text_of
+from matex_data.readers.hdf5.names import has_attribute, reported, text_of
 from matex_data.readers.hdf5.rows import DatasetRows, Hdf5Rows, ItemRows
 from matex_data.readers.matlab.cells import cell_field, cell_shapes
 
@@ -184,13 +184,11 @@ def _cells(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layou
     first = dataset.file[references[0]]
     if dataset.ndim != 2 or 1 not in dataset.shape or _class(first) not in NUMBERS:
         return _texts_of_cell(dataset, path, field)
-    try:
+    problem = "the cell array has elements that are no samples of one field"
+    with reported(problem, path, field.name, remedy=REMEDY):
         items = [_checked_cell(dataset.file[reference]) for reference in references]
         shapes = cell_shapes([_cell_shape(item) for item in items])
         dtype = np.result_type(*{_cell_dtype(item) for item in items})
-    except (*HDF5_ERRORS, ValueError) as error:
-        problem = "the cell array has elements that are no samples of one field"
-        raise FormatError(problem, file=path, field=field.name, found=error, remedy=REMEDY) from error
     found = cell_field(field.name, shapes, dtype)
     nbytes = sum(prod(shape) for shape in shapes) * dtype.itemsize
     kind = min(CELL_ROWS, len(items)), dtype, found.ragged, nbytes, len(shapes[0])

@@ -7,13 +7,13 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import h5py
 import numpy as np
 
-from matex_data.errors import FieldNotFound, FormatError, near_matches, wants_hints
+from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches, wants_hints
 from matex_data.machine import without_rank
 
 MAX_OBJECTS = 20_000  # in a file that is listed
@@ -22,6 +22,17 @@ HDF5_ERRORS = (
     OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
 )  # fmt: skip
 """Exceptions of h5py for a damaged file, or one with features that h5py does not support."""
+
+
+@contextmanager
+def reported(problem: str, path: str, field: str | None = None, **facts: Any) -> Iterator[None]:
+    """Raise ``FormatError`` with a problem, and what was found, for an exception of h5py; a ``DataError`` stays."""
+    try:
+        yield
+    except DataError:
+        raise
+    except HDF5_ERRORS as error:
+        raise FormatError(problem, file=path, field=field, found=error, **facts) from error
 
 
 def has_attribute(item: h5py.HLObject, name: bytes) -> bool:
@@ -114,16 +125,9 @@ def dataset_names(file: h5py.File, path: str) -> list[str]:
     ------
     FormatError : the objects of the file cannot all be listed.
     """
-    try:
+    problem, remedy = "the objects of the file cannot be listed", "name the fields with inputs= and targets="
+    with reported(problem, path, expected=f"groups that open, no more than {MAX_OBJECTS} objects", remedy=remedy):
         return [os.fsdecode(name) for kind, *_, name in objects_of(file) if kind == h5py.h5g.DATASET]
-    except HDF5_ERRORS as error:
-        raise FormatError(
-            "the objects of the file cannot be listed",
-            file=path,
-            expected=f"groups that open, no more than {MAX_OBJECTS} objects",
-            found=error,
-            remedy="name the fields with inputs= and targets=",
-        ) from error
 
 
 def objects_of(file: h5py.File) -> Iterator[tuple[int, h5py.h5g.GroupID, bytes, bytes]]:

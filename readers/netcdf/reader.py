@@ -11,13 +11,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from matex_data.errors import DataError, FormatError
+from matex_data.errors import FormatError
 from matex_data.index.model import Index
 from matex_data.readers.dimensions.samples import VariableOptions, index_content
 from matex_data.readers.dimensions.variables import FileContent
 from matex_data.readers.formats import HDF5_MAGIC
 from matex_data.readers.hdf5.files import open_file
-from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.names import reported
 from matex_data.readers.netcdf import header, netcdf4
 from matex_data.readers.options import takes
 from matex_data.storage.files import open_binary
@@ -70,10 +70,5 @@ def open_content(path: str, trust: Trust | None = None) -> Iterator[FileContent]
             found=repr(magic),
             remedy=NASA_REMEDY if magic[:2] in NASA_MAGIC else None,
         )
-    try:
-        with open_file(path, trust) as hdf5:
-            yield netcdf4.read_content(hdf5, path)
-    except DataError:
-        raise
-    except HDF5_ERRORS as error:
-        raise FormatError("the file cannot be read as netCDF-4", file=path, found=error) from error
+    with reported("the file cannot be read as netCDF-4", path), open_file(path, trust) as hdf5:
+        yield netcdf4.read_content(hdf5, path)

@@ -16,7 +16,8 @@ import h5py
 import numpy as np
 import pytest
 
-from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError
+from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
+from matex_data.readers.hdf5.names import reported
 from matex_data.readers.hdf5.reader import index
 from tests.support.serial import every_row
 
@@ -348,3 +349,10 @@ def test_internal_attributes_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.setattr(h5py.AttributeManager, "__getitem__", lambda self, name: read.append(name) or taken(self, name))
     assert index(path, ["x"]).fields["x"].attributes == {"units": "K"}
     assert read == ["units"]
+
+
+def test_lack_of_memory_is_no_damage() -> None:
+    with pytest.raises(PartitionError, match="no memory"), reported("the dataset cannot be read", "a.h5"):
+        raise PartitionError("no memory")  # a ValueError, as those of h5py
+    with pytest.raises(FormatError, match="the dataset cannot be read"), reported("the dataset cannot be read", "a.h5"):
+        raise ValueError("wrong offset")
