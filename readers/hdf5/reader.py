@@ -20,7 +20,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError, truncated
 from matex_data.fields import Field, expand_names, is_pattern
 from matex_data.index.chunked import MemberPath, axis_first
 from matex_data.index.library import MemoryRows
@@ -48,7 +48,7 @@ from matex_data.readers.hdf5.jagged import Layouts, Pairings
 from matex_data.readers.hdf5.links import Links
 from matex_data.readers.hdf5.matlab import INTERNAL_GROUPS, is_matlab, is_single_value, matlab_axis, matlab_rows
 from matex_data.readers.hdf5.members import Compound, find_field, leaf_names, member_error, member_layouts, member_type
-from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of, text_of
+from matex_data.readers.hdf5.names import HDF5_ERRORS, dataset_names, object_of, reported, text_of
 from matex_data.readers.hdf5.rows import Hdf5Rows
 from matex_data.readers.hdf5.source_rows import source_layout
 from matex_data.readers.hdf5.types import (
@@ -296,10 +296,8 @@ class _Contents:
             return field, layout
         if whole and is_single_value(dataset):
             raise _axis_error(dataset, path, name)
-        try:
+        with reported("the MATLAB array cannot be read", path, name):
             return matlab_rows(dataset, path, field, layout)
-        except HDF5_ERRORS as error:
-            raise FormatError("the MATLAB array cannot be read", file=path, field=name, found=error) from error
 
     def _names_of_codes(self, name: str) -> dict[str, Any]:
         """Return what AnnData keeps beside codes as the attribute of an enumeration; of other datasets nothing."""
@@ -380,7 +378,7 @@ def dataset_rows(
     ------
     FormatError : the dataset has no axis, or cannot be read.
     """
-    try:
+    with reported("the dataset cannot be read", path, name):
         if not dataset.shape:
             raise _axis_error(dataset, path, name)
         if not -dataset.ndim <= axis < dataset.ndim:
@@ -393,8 +391,6 @@ def dataset_rows(
                 leaves = Compound(dataset).names()
                 field_attributes = {**field_attributes, MEMBERS: [f"{name}/{leaf}" for leaf in leaves]}
         return _field_and_layout(dataset, path, name, field_attributes, allow_missing, axis)
-    except HDF5_ERRORS as error:
-        raise FormatError("the dataset cannot be read", file=path, field=name, found=error) from error
 
 
 def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Layouts:
@@ -410,7 +406,7 @@ def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], a
     FormatError : the table cannot be read.
     """
     dataset, first = table.dataset, next(iter(members))
-    try:
+    with reported("the table cannot be read", path, first):
         fields = {name: _member_field(table, name, member_path) for name, member_path in members.items()}
         outside = dataset.is_virtual or dataset.id.get_create_plist().get_external_count()
         layouts = member_layouts(table, path, members) if not outside and _is_in(path, dataset) else {}
@@ -420,8 +416,6 @@ def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], a
             layouts[name] = _library_rows(
                 dataset, path, name, fields[name], allow_missing, table=table, member_path=members[name]
             )
-    except HDF5_ERRORS as error:
-        raise FormatError("the table cannot be read", file=path, field=first, found=error) from error
     return {name: (fields[name], layouts[name]) for name in members}
 
 
@@ -505,14 +499,7 @@ def _check_end(layout: Layout, dataset: h5py.Dataset, path: str, name: str) -> N
     # One call for each dataset: a path takes a message to a server.
     size = os.fstat(dataset.file.id.get_vfd_handle()).st_size
     if layout.end() > size:
-        raise FormatError(
-            "the file is shorter than its datasets",
-            file=path,
-            field=name,
-            expected=f"at least {layout.end()} bytes",
-            found=f"{size} bytes",
-            remedy="the file is truncated: copy it again from its source",
-        )
+        raise truncated(path, size, layout.end(), name)
 
 
 def _library_rows(
