@@ -280,7 +280,6 @@ def _without(value: Any, path: Path, members: Collection[Path]) -> Any:
 
 
 def _without_members(schema: pa.Schema, members: Collection[Path]) -> pa.Schema:
-    """Return a schema without members."""
 
     def kept(kind: pa.DataType, path: Path) -> pa.DataType:
         if pa.types.is_list(kind):

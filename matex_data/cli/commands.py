@@ -444,7 +444,6 @@ def _references(paths: list[str], sample_dim: str | None) -> Any:
 
 
 def _format_of(path: str, format: str | None) -> str:
-    """Return the format of a file."""
     from matex_data.readers import detect, folder_format, read_head
 
     return format or folder_format(path) or detect(path, read_head(path))

@@ -184,7 +184,6 @@ class Chunked(Layout):
         return (chunks[start : start + count] for start in range(0, len(chunks), count))
 
     def _decode(self, selection: SelectedChunks, chunks: Integers, stored: Bytes) -> None:
-        """Decode a group of chunks."""
         ends = np.cumsum(self.nbytes[selection.entry[chunks]]).tolist()
         self.decode_chunks(
             selection, chunks, (stored[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=True))

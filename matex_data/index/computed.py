@@ -432,7 +432,6 @@ def _computed(
     _: int,
     file: FileIndex,
 ) -> FileIndex:
-    """Return the index of a file with computed fields."""
     layouts: dict[str, Layout] = {}
     for name, (variable, leaves) in made_of.items():
         if variable in file.layouts:

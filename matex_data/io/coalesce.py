@@ -157,7 +157,6 @@ class _Group(NamedTuple):
 
 
 def _groups(file: int, requests: Sequence[ReadRequest], limits: tuple[int, int], workers: int) -> Iterator[_Group]:
-    """Yield the requests of each task of a file."""
     most = _task_bytes(sum(request.total for request in requests), limits, workers)
     size, group = 0, _Group(file, [], most)
     for request in requests:

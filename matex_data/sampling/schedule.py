@@ -392,7 +392,6 @@ def _sorted_positions(runs: Runs) -> Integers:
 
 
 def _sort(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
-    """Sort samples, and their destinations with them."""
     moved = np.empty_like(destination)
     moved[ranges(_sorted_positions(runs), runs.count)] = destination
     return sort(runs), moved

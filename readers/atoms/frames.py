@@ -104,7 +104,6 @@ def frames_of(path: str, frames: Sequence[FrameValues], table: Callable[[Mapping
 
 
 def _schema(values: FrameValues) -> dict[str, Field]:
-    """Return the fields of a frame."""
     lists = {
         name: Field(name, (), array.dtype, True, _units(name), (None, *array.shape[1:]))
         for name, array in values.of_atoms.items()

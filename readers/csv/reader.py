@@ -504,7 +504,6 @@ def _fields(
 
 
 def _indexed(file: _TextFile, columns: Iterable[str], types: Mapping[str, ColumnType]) -> FileIndex:
-    """Return the entry of a file, with some of its columns."""
     path, records, columns = file.parser.path, file.records, list(columns)
     assert records is not None
     types = {name: types[name] for name in columns}

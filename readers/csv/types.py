@@ -123,7 +123,6 @@ class ColumnType:
 
     @cached_property
     def _positions(self) -> dict[bytes, int]:
-        """Return the position of each category."""
         return {value: i for i, value in enumerate(self.categories)}
 
     def values(self, column: pa.ChunkedArray) -> Array:

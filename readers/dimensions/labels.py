@@ -108,7 +108,6 @@ class Labels:
         return tuple(found), " ".join(map(str, [len(values), *here[:1], *here[-1:]]))
 
     def _listed(self, wanted: Any) -> Sequence[Any]:
-        """Return a value as a list of one."""
         if is_list(wanted) and not len(wanted):
             raise no_entry(self.path, self.name, wanted, self._shown(None))
         values: Sequence[Any] = wanted if is_list(wanted) else [wanted]

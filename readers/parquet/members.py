@@ -182,7 +182,6 @@ def _declared_shape(column: pa.Field) -> tuple[int, ...] | None:
 
 
 def _requested(path: str, member: ColumnField, dtype: Any) -> ColumnField:
-    """Return a field with the dtype that the user requests."""
     if member.kind == "text" and is_text(dtype):
         return member
     found = numeric(dtype)

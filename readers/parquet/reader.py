@@ -55,7 +55,6 @@ def _damage_of(footer: Footer) -> Iterator[None]:
 
 
 def _of_columns(footer: Footer, metadata: Any, chosen: Leaves) -> Index:
-    """Return the index of chosen columns."""
     path, leaves = footer.path, [leaf for _, leaf in chosen.values()]
     with _damage_of(footer):
         chunks = column_chunks(footer, metadata, leaves)

@@ -253,7 +253,6 @@ def _key(name: str, position: Sequence[int]) -> str:
 
 
 def _json(value: Any) -> Any:
-    """Return an attribute as JSON has it."""
     if isinstance(value, np.ndarray | np.generic):
         value = value.tolist()
     if isinstance(value, bytes):
