@@ -91,10 +91,50 @@ class ReadRequest:
         >>> (request.address - memory.ctypes.data).tolist()
         [0, 4]
         """
-        if self.target is None:
-            return None
-        at = np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
-        return self.target.ctypes.data + at
+        return None if self.target is None else self.target.ctypes.data + self._at
+
+    @property
+    def _at(self) -> Integers:
+        return np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
+
+    def parts(self, memory: Bytes) -> Iterator[tuple[int, Bytes]]:
+        """Yield for each byte range its offset and its part of ``memory``: the target, or scratch memory.
+
+        Examples
+        --------
+        >>> request = ReadRequest(np.array([100, 200]), np.array([4, 4]))
+        >>> [(offset, len(part)) for offset, part in request.parts(np.empty(8, np.uint8))]
+        [(100, 4), (200, 4)]
+        """
+        for offset, begin, count in zip(self.offset.tolist(), self._at.tolist(), self.nbytes.tolist(), strict=True):
+            yield offset, memory[begin : begin + count]
+
+
+def read_elsewhere(request: ReadRequest, fill: Callable[[Iterable[tuple[int, Bytes]]], None]) -> ReadRequest:
+    """Return a request whose bytes are not those of the file itself; the same request if it has no byte ranges.
+
+    Parameters
+    ----------
+    fill : fills each part of memory with the bytes from an offset on.
+    """
+    if not request.total:
+        return request
+    scratch: list[Bytes] = []
+
+    def fetch() -> None:
+        memory = request.target
+        if memory is None:
+            memory = np.empty(request.total, np.uint8)
+            scratch.append(memory)
+        fill(request.parts(memory))
+        if request.fetch is not None:
+            request.fetch()
+
+    def complete(nothing: Bytes) -> None:
+        if request.on_complete is not None:
+            request.on_complete(scratch.pop() if scratch else nothing)
+
+    return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
 
 
 def call_after_last(requests: Iterable[ReadRequest], action: Callable[[], None]) -> list[ReadRequest]:

@@ -2,19 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import h5py
-import numpy as np
 
 from matex_data._types import Array, Bytes
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated, Converted
-from matex_data.index.model import EMPTY, Layout, ReadRequest, RowSelection
+from matex_data.index.layout import read_elsewhere
+from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.subset import subset_rows
 from matex_data.readers.hdf5.files import open_indexed
 from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -41,53 +41,24 @@ class SourceRows(Converted):
 
     def requests(self, rows: RowSelection, out: Array, cache: ChunkCache) -> Iterator[ReadRequest]:
         for request in self.layout.requests(rows, out, cache):
-            if request.total:
-                read = _Read(self.path, request)
-                request = ReadRequest(EMPTY, EMPTY, on_complete=read.complete, fetch=read.fetch)
-            yield request
+            yield read_elsewhere(request, self._fill)
 
-
-class _Read:
-    """Execution of a request for bytes of a source.
-
-    Parameters
-    ----------
-    path : of the source.
-    request : of the layout of its dataset.
-    """
-
-    def __init__(self, path: str, request: ReadRequest) -> None:
-        self._path, self._request = path, request
-        self._scratch = np.empty(0, np.uint8)
-
-    def fetch(self) -> None:
-        """Read to the target of the request, or to scratch memory."""
-        request = self._request
-        if request.target is None:
-            self._scratch = np.empty(request.total, np.uint8)
-        memory = (self._scratch if request.target is None else request.target).data
-        begins = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
+    def _fill(self, parts: Iterable[tuple[int, Bytes]]) -> None:
         try:
-            with Path(self._path).open("rb") as file:
-                for offset, nbytes, begin in zip(request.offset, request.nbytes, begins, strict=True):
+            with Path(self.path).open("rb") as file:
+                for offset, memory in parts:
                     file.seek(offset)
-                    if (count := file.readinto(memory[begin : begin + nbytes])) < nbytes:
+                    if (count := file.readinto(memory.data)) < len(memory):
                         raise DecodeError(
                             "a source of the virtual dataset has become shorter",
-                            expected=f"{offset + nbytes} bytes",
-                            found=f"{offset + count} bytes in {self._path!r}",
+                            expected=f"{offset + len(memory)} bytes",
+                            found=f"{offset + count} bytes in {self.path!r}",
                         )
         except FileNotFoundError as error:
-            found = f"no file {self._path!r}"
+            found = f"no file {self.path!r}"
             raise DecodeError("a source of the virtual dataset is missing", found=found) from error
         except OSError as error:
             raise DecodeError("a source of the virtual dataset cannot be read", found=error) from error
-
-    def complete(self, nothing: Bytes) -> None:
-        """Decode what was read."""
-        scratch, self._scratch = self._scratch, nothing
-        if self._request.on_complete is not None:
-            self._request.on_complete(scratch)
 
 
 def source_layout(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import IO
@@ -14,7 +14,8 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
-from matex_data.index.model import EMPTY, Index, Layout, ReadRequest, RowSelection
+from matex_data.index.layout import OnComplete, read_elsewhere
+from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.readers.kept import kept_file
 from matex_data.readers.text.compression import stored_as, unpacked
@@ -101,33 +102,23 @@ class UnpackedFile:
 
     def request(self, request: ReadRequest) -> ReadRequest:
         """Return the request that takes its byte ranges from the content; the same request if it has none."""
-        if not request.total and request.fetch is None:
-            return request
-        taken: list[Bytes] = []
-        fetch = partial(self._fetch, request, taken)
-        complete = partial(self._complete, request, taken)
-        return ReadRequest(EMPTY, EMPTY, on_complete=complete, fetch=fetch)
+        return read_elsewhere(request.calling(partial(_complete, request.on_complete)), self._fill)
 
-    def _fetch(self, request: ReadRequest, taken: list[Bytes]) -> None:
-        """Take the byte ranges now: other files may have replaced the content when they are decoded."""
-        taken[:] = [_taken(self.content(), request.offset, request.nbytes)]
-        if request.fetch is not None:
-            request.fetch()
+    def _fill(self, parts: Iterable[tuple[int, Bytes]]) -> None:
+        content = self.content()
+        for offset, memory in parts:
+            if offset + len(memory) > len(content):
+                problem, expected = "the content has become shorter", f"{offset + len(memory)} bytes"
+                raise DecodeError(problem, file=self.path, expected=expected, found=f"{len(content)} bytes")
+            memory[:] = content[offset : offset + len(memory)]
 
-    def _complete(self, request: ReadRequest, taken: list[Bytes], _: Bytes) -> None:
-        found = taken.pop()
-        if request.target is not None:
-            at = np.cumsum(request.nbytes) - request.nbytes if request.at is None else request.at
-            begin = 0
-            for to, count in zip(at.tolist(), request.nbytes.tolist(), strict=True):
-                request.target[to : to + count] = found[begin : begin + count]
-                begin += count
-            found = found[:0]
-        if request.on_complete is not None:
-            try:
-                request.on_complete(found)
-            except DataError as error:
-                raise error.within(CONTENT) from error
+
+def _complete(on_complete: OnComplete | None, data: Bytes) -> None:
+    if on_complete is not None:
+        try:
+            on_complete(data)
+        except DataError as error:
+            raise error.within(CONTENT) from error
 
 
 def wrong_length(path: str, field: str | None, expected: int | None, found: int) -> DecodeError:
@@ -140,14 +131,6 @@ def wrong_length(path: str, field: str | None, expected: int | None, found: int)
         found=f"{found} bytes",
         remedy=RESTORE,
     )
-
-
-def _taken(content: Bytes, offset: Integers, nbytes: Integers) -> Bytes:
-    """Return a copy of byte ranges of the content, one after the other."""
-    if len(offset) == 1:
-        return content[int(offset[0]) : int(offset[0] + nbytes[0])].copy()
-    parts = [content[begin : begin + count] for begin, count in zip(offset.tolist(), nbytes.tolist(), strict=True)]
-    return np.concatenate([np.empty(0, np.uint8), *parts])
 
 
 @declared

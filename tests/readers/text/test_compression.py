@@ -18,6 +18,7 @@ from mpi4py import MPI
 
 from matex_data import machine, open_dataset
 from matex_data.errors import DecodeError, PartitionError
+from matex_data.index.layout import ReadRequest
 from matex_data.readers.text import compression, unpacked
 
 
@@ -100,3 +101,26 @@ def test_a_text_that_does_not_fit_into_memory(
     with pytest.raises(PartitionError, match="does not fit into the memory") as caught:
         open_dataset(path, comm=MPI.COMM_SELF)
     assert caught.value.file == path and "each rank then reads its own rows" in str(caught.value.remedy)
+
+
+@pytest.mark.parametrize("has_target", [True, False])
+def test_a_content_that_has_become_shorter(tmp_path: Path, has_target: bool) -> None:
+    path = tmp_path / "a.gz"
+    path.write_bytes(gzip.compress(bytes(range(8))))
+    file, received = unpacked.UnpackedFile(str(path), "gzip"), list[bytes]()
+    memory = np.zeros(4, np.uint8) if has_target else None
+    for begin, is_short in ((2, False), (6, True)):
+        offset, nbytes = np.array([0, begin]), np.array([1, 3])
+        request = ReadRequest(offset, nbytes, memory, on_complete=lambda data: received.append(data.tobytes()))
+        changed = file.request(request)
+        assert not changed.total
+        assert changed.fetch is not None
+        assert changed.on_complete is not None
+        if is_short:
+            with pytest.raises(DecodeError, match="the content has become shorter"):
+                changed.fetch()
+        else:
+            changed.fetch()
+            changed.on_complete(np.empty(0, np.uint8))
+            taken = received[0] if memory is None else memory.tobytes()
+            assert taken == bytes([0, 2, 3, 4])
