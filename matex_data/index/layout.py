@@ -27,6 +27,8 @@ EMPTY: Integers = np.empty(0, np.int64)
 
 OnComplete = Callable[[Bytes], None]
 """Callback of a read request. It may run on any thread, and raises `DecodeError` for bytes that do not decode."""
+Part = tuple[int, memoryview]
+"""Byte offset in a file, and memory that receives the bytes from there on."""
 
 
 @dataclass(frozen=True)
@@ -97,20 +99,20 @@ class ReadRequest:
     def _at(self) -> Integers:
         return np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
 
-    def parts(self, memory: Bytes) -> Iterator[tuple[int, Bytes]]:
+    def parts(self, memory: memoryview) -> Iterator[Part]:
         """Yield for each byte range its offset and its part of ``memory``: the target, or scratch memory.
 
         Examples
         --------
         >>> request = ReadRequest(np.array([100, 200]), np.array([4, 4]))
-        >>> [(offset, len(part)) for offset, part in request.parts(np.empty(8, np.uint8))]
+        >>> [(offset, len(part)) for offset, part in request.parts(np.empty(8, np.uint8).data)]
         [(100, 4), (200, 4)]
         """
         for offset, begin, count in zip(self.offset.tolist(), self._at.tolist(), self.nbytes.tolist(), strict=True):
             yield offset, memory[begin : begin + count]
 
 
-def read_elsewhere(request: ReadRequest, fill: Callable[[Iterable[tuple[int, Bytes]]], None]) -> ReadRequest:
+def read_elsewhere(request: ReadRequest, fill: Callable[[Iterable[Part]], None]) -> ReadRequest:
     """Return a request whose bytes are not those of the file itself; the same request if it has no byte ranges.
 
     Parameters
@@ -126,7 +128,7 @@ def read_elsewhere(request: ReadRequest, fill: Callable[[Iterable[tuple[int, Byt
         if memory is None:
             memory = np.empty(request.total, np.uint8)
             scratch.append(memory)
-        fill(request.parts(memory))
+        fill(request.parts(memory.data))
         if request.fetch is not None:
             request.fetch()
 

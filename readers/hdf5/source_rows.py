@@ -8,12 +8,12 @@ from pathlib import Path
 
 import h5py
 
-from matex_data._types import Array, Bytes
+from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated, Converted
-from matex_data.index.layout import read_elsewhere
+from matex_data.index.layout import Part, read_elsewhere
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.subset import subset_rows
 from matex_data.readers.hdf5.files import open_indexed
@@ -43,12 +43,12 @@ class SourceRows(Converted):
         for request in self.layout.requests(rows, out, cache):
             yield read_elsewhere(request, self._fill)
 
-    def _fill(self, parts: Iterable[tuple[int, Bytes]]) -> None:
+    def _fill(self, parts: Iterable[Part]) -> None:
         try:
             with Path(self.path).open("rb") as file:
                 for offset, memory in parts:
                     file.seek(offset)
-                    if (count := file.readinto(memory.data)) < len(memory):
+                    if (count := file.readinto(memory)) < len(memory):
                         raise DecodeError(
                             "a source of the virtual dataset has become shorter",
                             expected=f"{offset + len(memory)} bytes",

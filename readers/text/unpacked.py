@@ -14,7 +14,7 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
-from matex_data.index.layout import OnComplete, read_elsewhere
+from matex_data.index.layout import OnComplete, Part, read_elsewhere
 from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.readers.kept import kept_file
@@ -104,13 +104,15 @@ class UnpackedFile:
         """Return the request that takes its byte ranges from the content; the same request if it has none."""
         return read_elsewhere(request.calling(partial(_complete, request.on_complete)), self._fill)
 
-    def _fill(self, parts: Iterable[tuple[int, Bytes]]) -> None:
-        content = self.content()
+    def _fill(self, parts: Iterable[Part]) -> None:
+        content = self.content().data
+        size = len(content)
         for offset, memory in parts:
-            if offset + len(memory) > len(content):
-                problem, expected = "the content has become shorter", f"{offset + len(memory)} bytes"
-                raise DecodeError(problem, file=self.path, expected=expected, found=f"{len(content)} bytes")
-            memory[:] = content[offset : offset + len(memory)]
+            end = offset + len(memory)
+            if end > size:
+                problem = "the content has become shorter"
+                raise DecodeError(problem, file=self.path, expected=f"{end} bytes", found=f"{size} bytes")
+            memory[:] = content[offset:end]
 
 
 def _complete(on_complete: OnComplete | None, data: Bytes) -> None:
