@@ -261,7 +261,7 @@ def _kinds_of_type(kind: pa.DataType, path: Path) -> Iterator[tuple[Path, str]]:
     """Yield what `_kinds` does, of a type that pyarrow has inferred from values."""
     if pa.types.is_struct(kind):
         yield path, _KINDS[dict]
-        for member in (kind.field(i) for i in range(kind.num_fields)):
+        for member in kind:
             yield from _kinds_of_type(member.type, (*path, member.name))
     elif pa.types.is_list(kind):
         yield path, _KINDS[list]
@@ -286,8 +286,7 @@ def _without_members(schema: pa.Schema, members: Collection[Path]) -> pa.Schema:
             return pa.list_(kept(kind.value_type, (*path, None)))
         if not pa.types.is_struct(kind):
             return kind
-        inner = (kind.field(i) for i in range(kind.num_fields))
-        return pa.struct([f.with_type(kept(f.type, (*path, f.name))) for f in inner if (*path, f.name) not in members])
+        return pa.struct([f.with_type(kept(f.type, (*path, f.name))) for f in kind if (*path, f.name) not in members])
 
     if not members:
         return schema
@@ -312,8 +311,7 @@ def _with_type(schema: pa.Schema, column: str, steps: Sequence[Step], value: pa.
             return value
         if left[0] is None:
             return pa.list_(replaced(kind.value_type, left[1:]))
-        inner = (kind.field(i) for i in range(kind.num_fields))
-        return pa.struct([f.with_type(replaced(f.type, left[1:])) if f.name == left[0] else f for f in inner])
+        return pa.struct([f.with_type(replaced(f.type, left[1:])) if f.name == left[0] else f for f in kind])
 
     number = schema.get_field_index(column)
     return schema.set(number, schema[number].with_type(replaced(schema[number].type, steps)))

@@ -7,6 +7,7 @@ import csv
 import importlib.util
 import io
 import re
+from codecs import BOM_UTF8
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -277,7 +278,7 @@ def column_names(fields: Sequence[str]) -> list[str]:
 
 def is_markup_or_script(text: bytes) -> bool:
     """Return whether a text begins as XML, a web page or a script, whatever its name."""
-    return _MARKUP_OR_SCRIPT.match(text.removeprefix(b"\xef\xbb\xbf")) is not None
+    return _MARKUP_OR_SCRIPT.match(text.removeprefix(BOM_UTF8)) is not None
 
 
 def is_binary(text: bytes) -> bool:
@@ -298,7 +299,7 @@ def is_table(text: bytes, whole: bool) -> bool:
     ----------
     whole : this is all of the text; otherwise its last record may be cut off.
     """
-    text = text.removeprefix(b"\xef\xbb\xbf")
+    text = text.removeprefix(BOM_UTF8)
     decoded = text.decode("latin-1")
     if _control_count(text) or is_markup_or_script(text):
         return False

@@ -6,6 +6,7 @@ Format: RFC 4180, https://www.rfc-editor.org/rfc/rfc4180, and the dialects that 
 from __future__ import annotations
 
 import re
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -57,7 +58,6 @@ HEAD_BYTES = 1 << 20  # of a large file, and as often twice as many as the first
 MOST_HEAD_BYTES = 64 << 20
 HEAD_RECORDS = 200  # from which header and width are detected
 SAMPLE_BLOCKS = 64  # of a large file, from which types are inferred
-BOM = b"\xef\xbb\xbf"
 _SEPARATOR_LINE = re.compile(rb"sep=([\t -~])[\r\n]")  # the first line of texts for Excel
 
 ReadText = Callable[[int, int], Bytes]
@@ -233,7 +233,7 @@ def _parse_head(path: str, head: Bytes, size: int, options: CsvOptions, before: 
 
     Return None if these are not the whole text, and hold no header with two records behind it.
     """
-    start = len(BOM) if head[: len(BOM)].tobytes() == BOM else 0
+    start = len(BOM_UTF8) if head[: len(BOM_UTF8)].tobytes() == BOM_UTF8 else 0
     separator = _SEPARATOR_LINE.match(head[start : start + 16].tobytes())
     if separator and not options.skiprows:
         options = replace(options, skiprows=1, sep=options.sep or separator[1].decode())

@@ -100,7 +100,7 @@ def leaves_of(name: str, steps: tuple[Step, ...], kind: pa.DataType) -> Iterator
     """Yield name, steps and type of each value of a type."""
     kind = storage(kind)
     if pa.types.is_struct(kind):
-        for member in (kind.field(i) for i in range(kind.num_fields)):
+        for member in kind:
             yield from leaves_of(f"{name}.{member.name}", (*steps, member.name), member.type)
     elif pa.types.is_fixed_size_list(kind):
         yield from leaves_of(name, (*steps, kind.list_size), kind.value_type)
@@ -313,7 +313,7 @@ def _count_leaves(kind: pa.DataType) -> int:
     if pa.types.is_map(kind):
         return _count_leaves(kind.key_type) + _count_leaves(kind.item_type)
     if pa.types.is_struct(kind):
-        return sum(_count_leaves(kind.field(i).type) for i in range(kind.num_fields))
+        return sum(_count_leaves(member.type) for member in kind)
     if pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         return _count_leaves(kind.value_type)
     return 1

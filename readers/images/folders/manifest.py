@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from codecs import BOM_UTF8
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -27,7 +28,6 @@ from matex_data.storage.objects import check_url, existing_objects, is_url
 from matex_data.storage.trust import NONE, Trust, resolved
 
 HEAD_BYTES = 64 << 10  # in which the first record lies
-BOM = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ def _in_utf_8(text: Bytes) -> bytes:
     possible = encodings_of(text)
     encoding = next(name for name in ENCODINGS if name in possible)
     data = text.tobytes()
-    return (data if encoding == "utf-8" else data.decode(encoding).encode()).removeprefix(BOM)
+    return (data if encoding == "utf-8" else data.decode(encoding).encode()).removeprefix(BOM_UTF8)
 
 
 def _is_lines(text: bytes) -> bool:
