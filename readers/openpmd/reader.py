@@ -6,7 +6,7 @@ Format: openPMD 1.1 and 2.0, https://github.com/openPMD/openPMD-standard; see `s
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import h5py
@@ -18,6 +18,7 @@ from matex_data.index.combined import Concatenated, with_shared_blocks
 from matex_data.index.library import Constant, MemoryRows
 from matex_data.index.model import FileIndex, Index, Layout
 from matex_data.index.whole import Rows, whole
+from matex_data.locks import cached_property
 from matex_data.readers.catalogue import check_known
 from matex_data.readers.hdf5.files import open_file
 from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -76,9 +77,8 @@ def index(
     try:
         with open_file(path, trust) as file:
             found = read_iterations(file, path)
-            chosen = select_iterations(file, path, found, numbers)
-            build = _particles if sample == "particle" else _iterations
-            fields, layouts = build(path, found, chosen, asked, units, names)
+            series = _Series(path, found, select_iterations(file, path, found, numbers), asked, units, names)
+            fields, layouts = _particles(series) if sample == "particle" else _iterations(series)
     except DataError:
         raise
     except HDF5_ERRORS as error:
@@ -88,22 +88,43 @@ def index(
     return Index(fields, [FileIndex(path, rows, layouts)])
 
 
-def _particles(
-    path: str,
-    found: Sequence[Iteration],
-    chosen: Sequence[Iteration],
-    asked: Sequence[str],
-    units: str,
-    names: Sequence[str] | None,
-) -> tuple[dict[str, Field], dict[str, Layout]]:
+@dataclass(frozen=True)
+class _Series:
+    """Iterations of an open file, and what is asked of them.
+
+    Parameters
+    ----------
+    found, chosen : all iterations, and those that are read.
+    asked : species; (): all.
+    units, names : of the fields, as of `index`.
+    """
+
+    path: str
+    found: Sequence[Iteration]
+    chosen: Sequence[Iteration]
+    asked: Sequence[str]
+    units: str
+    names: Sequence[str] | None
+
+    @cached_property
+    def species(self) -> list[str]:
+        """Return the names of the species that are asked for."""
+        known = list(dict.fromkeys(name for iteration in self.found for name in iteration.species))
+        for name in self.asked:
+            if name not in known:
+                raise FormatError(f"the file has no species {name!r}", file=self.path, expected=f"one of {known}")
+        return [name for name in known if not self.asked or name in self.asked]
+
+
+def _particles(series: _Series) -> tuple[dict[str, Field], dict[str, Layout]]:
     """Return fields and layouts of the particles of one species, of all chosen iterations."""
-    known = _species(path, found, asked)
+    path, known = series.path, series.species
     if not known:
         raise FormatError(
             "the file has no particles",
             file=path,
             expected="a species of particles",
-            found=f"the meshes {sorted({name for one in found for name in one.meshes})}",
+            found=f"the meshes {sorted({name for one in series.found for name in one.meshes})}",
             remedy="open it with sample='iteration': each iteration is a sample, and its meshes are fields",
         )
     if len(known) > 1:
@@ -114,12 +135,12 @@ def _particles(
             found=f"{known}",
             remedy=f"give species={known[0]!r}, or sample='iteration'",
         )
-    having = [one for one in found if known[0] in one.species]
-    used = [one for one in chosen if known[0] in one.species]
-    read = [_read_particles(path, one.species[known[0]], units, names) for one in used or having[:1]]
+    having = [one for one in series.found if known[0] in one.species]
+    used = [one for one in series.chosen if known[0] in one.species]
+    read = [_read_particles(series, one.species[known[0]], series.names) for one in used or having[:1]]
     counts = [_count(path, one, one.species[known[0]], parts) for one, parts in zip(used, read, strict=False)]
     fields, layouts = dict[str, Field](), dict[str, Layout]()
-    for name in _selected(path, read, names):
+    for name in _selected(path, read, series.names):
         parts = _of_all(path, name, used or having, read)
         fields[name] = _field(path, name, parts, parts[0].shape[1:])
         rows = [part.rows(count, fields[name].dtype) for part, count in zip(parts, counts, strict=False) if count]
@@ -129,20 +150,12 @@ def _particles(
     return fields, with_shared_blocks(layouts)
 
 
-def _iterations(
-    path: str,
-    found: Sequence[Iteration],
-    chosen: Sequence[Iteration],
-    asked: Sequence[str],
-    units: str,
-    names: Sequence[str] | None,
-) -> tuple[dict[str, Field], dict[str, Layout]]:
+def _iterations(series: _Series) -> tuple[dict[str, Field], dict[str, Layout]]:
     """Return fields and layouts of whole iterations: the particles of all species, meshes, number and time."""
-    known = _species(path, found, asked)
-    used = chosen or found[:1]
-    prefixes = {name: f"{name}/" if len(known) > 1 else "" for name in known}
+    path, chosen = series.path, series.chosen
+    used = chosen or series.found[:1]
     fields, layouts = dict[str, Field](), dict[str, Layout]()
-    particles = [_all_particles(path, one, prefixes, units, names) for one in used]
+    particles = [_all_particles(series, one) for one in used]
     for name in _selected(path, particles, None):
         present = [parts[name][0] if name in parts else None for parts in particles]
         if any(present):
@@ -152,36 +165,34 @@ def _iterations(
                 for part, parts in zip(present, particles, strict=True)
             ]
             layouts[name] = _wholes(rows[: len(chosen)], fields[name].dtype)
-    for name, (field, layout) in _meshes(path, used, len(chosen), units, names, set(fields)).items():
+    for name, (field, layout) in _meshes(series, used, set(fields)).items():
         fields[name], layouts[name] = field, layout
     times = np.array([one.time for one in chosen])
     for name, values in (("iteration", np.array([one.number for one in chosen], np.int64)), ("time", times)):
         if name not in fields:
             fields[name] = Field(name, (), values.dtype, attributes={"units": "s"} if name == "time" else {})
             layouts[name] = MemoryRows(values)
-    selected = _selected(path, [fields], names)
+    selected = _selected(path, [fields], series.names)
     return {name: fields[name] for name in selected}, {name: layouts[name] for name in selected}
 
 
-def _all_particles(
-    path: str, iteration: Iteration, prefixes: Mapping[str, str], units: str, names: Sequence[str] | None
-) -> dict[str, tuple[Component | None, int]]:
+def _all_particles(series: _Series, iteration: Iteration) -> dict[str, tuple[Component | None, int]]:
     """Return the components of all species in an iteration, each with the number of particles, by field name."""
     found: dict[str, tuple[Component | None, int]] = {}
-    for species, prefix in prefixes.items():
+    names = series.names
+    for species in series.species:
         if species in iteration.species:
-            group = iteration.species[species]
+            group, prefix = iteration.species[species], f"{species}/" if len(series.species) > 1 else ""
             wanted = None if names is None else [name.removeprefix(prefix) for name in names if name.startswith(prefix)]
-            read = _read_particles(path, group, units, wanted)
-            count = _count(path, iteration, group, read)
+            read = _read_particles(series, group, wanted)
+            count = _count(series.path, iteration, group, read)
             found |= {prefix + name: (part, count) for name, part in read.items()}
     return found
 
 
-def _meshes(
-    path: str, used: Sequence[Iteration], count: int, units: str, names: Sequence[str] | None, taken: Collection[str]
-) -> dict[str, tuple[Field, Layout]]:
+def _meshes(series: _Series, used: Sequence[Iteration], taken: Collection[str]) -> dict[str, tuple[Field, Layout]]:
     """Return field and layout of each mesh component that has the same shape in all iterations."""
+    path, names = series.path, series.names
     stored = [{name: (record, part) for name, record, part in components(one.meshes)} for one in used]
     found: dict[str, tuple[Field, Layout]] = {}
     for name in stored[0] if stored else ():
@@ -189,7 +200,7 @@ def _meshes(
         if names is not None and field_name not in names:
             continue
         read = [
-            {name: read_component(path, name, *meshes[name], units, grid=one.grid)} if name in meshes else {}
+            {name: read_component(path, name, *meshes[name], series.units, grid=one.grid)} if name in meshes else {}
             for one, meshes in zip(used, stored, strict=True)
         ]
         try:
@@ -201,7 +212,7 @@ def _meshes(
             warn(f"{path}: the mesh {name!r} is left out: {error}")
             continue
         field = replace(_field(path, field_name, parts, parts[0].shape), name=field_name)
-        rows = [part.rows(part.shape[0], field.dtype) for part in parts[:count]]
+        rows = [part.rows(part.shape[0], field.dtype) for part in parts[: len(series.chosen)]]
         found[field_name] = field, _wholes(rows, field.dtype, parts[0].shape[1:])
     return found
 
@@ -224,21 +235,12 @@ def _check_shapes(path: str, name: str, used: Sequence[Iteration], parts: Sequen
             )
 
 
-def _species(path: str, found: Sequence[Iteration], asked: Sequence[str]) -> list[str]:
-    known = list(dict.fromkeys(name for iteration in found for name in iteration.species))
-    for name in asked:
-        if name not in known:
-            raise FormatError(f"the file has no species {name!r}", file=path, expected=f"one of {known}")
-    return [name for name in known if not asked or name in asked]
-
-
-def _read_particles(
-    path: str, group: h5py.Group, units: str, names: Sequence[str] | None
-) -> dict[str, Component | None]:
+def _read_particles(series: _Series, group: h5py.Group, names: Sequence[str] | None) -> dict[str, Component | None]:
     """Return the components of a species by field name; None: of a field that is not in ``names``.
 
     Offsets belong to their records, unless numbers are delivered as stored.
     """
+    path, units = series.path, series.units
     stored = {name: (record, component) for name, record, component in components(group)}
     found: dict[str, Component | None] = {}
     for name, (record, component) in stored.items():
