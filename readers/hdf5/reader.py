@@ -385,12 +385,23 @@ def dataset_rows(
             problem, found = "the dataset has too few axes for sample_axis=", f"shape {dataset.shape}"
             raise FormatError(problem, file=path, field=name, found=found)
         axis %= dataset.ndim
+        memory = element_type(dataset)
+        stored, item, ragged = array_element(memory)
+        native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
         if field_attributes is None:
             field_attributes = attributes(dataset)
-            if element_type(dataset).names is not None:
+            if memory.names is not None:
                 leaves = Compound(dataset).names()
                 field_attributes = {**field_attributes, MEMBERS: [f"{name}/{leaf}" for leaf in leaves]}
-        return _field_and_layout(dataset, path, name, field_attributes, allow_missing, axis)
+        objects = other_objects(memory)
+        if objects is not None:
+            field_attributes = {**field_attributes, "nested": True, "type": objects}
+        field = Field(name, (*axis_first(dataset.shape, axis)[1:], *item), native, ragged, field_attributes)
+        partial = any(unreadable_members(dataset.id.get_type()))
+        layout = None if partial else _byte_ranges(dataset, path, name, axis)
+        if layout is None:
+            layout = replace(_library_rows(dataset, path, name, field, allow_missing, axis), partial=partial)
+        return field, layout
 
 
 def member_rows(table: Compound, path: str, members: Mapping[str, MemberPath], allow_missing: bool = False) -> Layouts:
@@ -433,23 +444,6 @@ def _axis_error(dataset: h5py.Dataset, path: str, name: str) -> FormatError:
     found = "no data (a null dataspace)" if dataset.shape is None else "a single value"
     expected = "a dataset whose first axis counts the samples"
     return FormatError(NO_AXIS, file=path, field=name, expected=expected, found=found)
-
-
-def _field_and_layout(
-    dataset: h5py.Dataset, path: str, name: str, field_attributes: Mapping[str, Any], allow_missing: bool, axis: int
-) -> tuple[Field, Layout]:
-    memory = element_type(dataset)
-    stored, item, ragged = array_element(memory)
-    native = stored if stored.names is not None else np.dtype(stored.newbyteorder("=").str)
-    objects = other_objects(memory)
-    if objects is not None:
-        field_attributes = {**field_attributes, "nested": True, "type": objects}
-    field = Field(name, (*axis_first(dataset.shape, axis)[1:], *item), native, ragged, field_attributes)
-    partial = any(unreadable_members(dataset.id.get_type()))
-    layout = None if partial else _byte_ranges(dataset, path, name, axis)
-    if layout is None:
-        layout = replace(_library_rows(dataset, path, name, field, allow_missing, axis), partial=partial)
-    return field, layout
 
 
 def _byte_ranges(dataset: h5py.Dataset, path: str, name: str, axis: int = 0) -> Layout | None:
