@@ -336,6 +336,10 @@ def is_category(field: Field) -> bool:
     return field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list)
 
 
+EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
+"""Units of times that a reader has made of values with a type of their own; others are those of the file."""
+
+
 def is_time(field: Field) -> bool:
     """Return whether a field has times, by its units: numbers since a date.
 

@@ -15,14 +15,13 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches
-from matex_data.fields import EXACT, MISSING_INTEGER, Field, expand_names, matching
+from matex_data.fields import EPOCH, EXACT, MISSING_INTEGER, Field, expand_names, matching
 from matex_data.index.combined import exact, in_row
 from matex_data.index.library import MemoryRows
 from matex_data.index.model import FileIndex, Index
 from matex_data.warning import warn
 
 NAME = "memory"  # in place of the path of a file
-EPOCH = {"units": "seconds since 1970-01-01 00:00:00 UTC"}
 SECONDS = {"units": "seconds"}
 BESIDE_FRACTIONS = "integers up to 2**53 beside fractions"
 DIGESTED = 1024  # rows at a time
@@ -222,7 +221,7 @@ def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field,
     if array.ndim == 0:
         raise FormatError("an array has no axis of samples", field=name, expected="at least one axis", found="a scalar")
     if array.dtype.kind == "M":
-        return _seconds(name, array, {**attributes, **EPOCH})
+        return _seconds(name, array, {**attributes, "units": EPOCH})
     if array.dtype.kind == "m":
         return _seconds(name, array, {**attributes, **SECONDS})
     if array.dtype.kind in "SU":
@@ -312,7 +311,7 @@ def _objects(name: str, array: Array, attributes: Mapping[str, Any]) -> tuple[Fi
     if all(isinstance(value, Integral | float | np.floating | np.bool_) for value in present) and values:
         return _numbers(name, values, array.shape, attributes)
     if present and all(isinstance(value, date) for value in present):
-        return _seconds(name, _times(values).reshape(array.shape), {**attributes, **EPOCH})
+        return _seconds(name, _times(values).reshape(array.shape), {**attributes, "units": EPOCH})
     texts = np.empty(len(values), object)
     for i, value in enumerate(values):
         if isinstance(value, str | bytes):

@@ -27,7 +27,7 @@ EMPTY: Integers = np.empty(0, np.int64)
 
 OnComplete = Callable[[Bytes], None]
 """Callback of a read request. It may run on any thread, and raises `DecodeError` for bytes that do not decode."""
-Part = tuple[int, memoryview]
+ReadPart = tuple[int, memoryview]
 """Byte offset in a file, and memory that receives the bytes from there on."""
 
 
@@ -99,7 +99,7 @@ class ReadRequest:
     def _at(self) -> Integers:
         return np.cumsum(self.nbytes) - self.nbytes if self.at is None else self.at
 
-    def parts(self, memory: memoryview) -> Iterator[Part]:
+    def parts(self, memory: memoryview) -> Iterator[ReadPart]:
         """Yield for each byte range its offset and its part of ``memory``: the target, or scratch memory.
 
         Examples
@@ -112,7 +112,7 @@ class ReadRequest:
             yield offset, memory[begin : begin + count]
 
 
-def read_elsewhere(request: ReadRequest, fill: Callable[[Iterable[Part]], None]) -> ReadRequest:
+def read_elsewhere(request: ReadRequest, fill: Callable[[Iterable[ReadPart]], None]) -> ReadRequest:
     """Return a request whose bytes are not those of the file itself; the same request if it has no byte ranges.
 
     Parameters

@@ -366,7 +366,9 @@ class _Collected:
         """Add the files of an index."""
         if LISTED in index.facts:
             count, *ends = index.facts[LISTED].split()
-            self.listed += [(index.files.paths[0], *map(int, ends))] if ends else []
+            if ends:
+                first, last = map(int, ends)
+                self.listed.append((index.files.paths[0], first, last))
             index = Index(index.fields, index.files, index.static, {**index.facts, LISTED: count})
         if self.first is None:  # one without samples is false
             self.first = Index(index.fields, index.files, index.static, index.facts)

@@ -9,7 +9,6 @@ import pyarrow as pa
 
 from matex_data._types import Array
 
-EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
 DAY = 86_400  # seconds
 TICKS = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}  # of a unit in a second
 

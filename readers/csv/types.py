@@ -15,8 +15,9 @@ import pyarrow.compute as pc
 from matex_data._types import Array
 from matex_data.declared import declared
 from matex_data.errors import DecodeError, FormatError
+from matex_data.fields import EPOCH
 from matex_data.locks import cached_property
-from matex_data.readers.arrow.times import EPOCH, seconds
+from matex_data.readers.arrow.times import seconds
 
 _WHOLE = re.compile(rb"[-+]?[0-9]{1,20}")
 _ARROW = {

@@ -17,7 +17,7 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.errors import FormatError
-from matex_data.memory import EPOCH
+from matex_data.fields import EPOCH
 from matex_data.readers.decoding import Decoding, Narrowed
 
 PACKING_ATTRIBUTES = ("scale_factor", "add_offset", "_FillValue", "missing_value", "_Unsigned")
@@ -306,7 +306,7 @@ def calendar_of(attributes: Mapping[str, Any]) -> str:
     >>> calendar_of({"units": "seconds since 1970-01-01 00:00:00 UTC"}), calendar_of({"units": "days since 1500-01-01"})
     ('proleptic_gregorian', 'standard')
     """
-    own = "proleptic_gregorian" if attributes.get("units") == EPOCH["units"] else "standard"
+    own = "proleptic_gregorian" if attributes.get("units") == EPOCH else "standard"
     return str(attributes.get("calendar") or own)
 
 

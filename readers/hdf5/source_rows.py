@@ -13,7 +13,7 @@ from matex_data.declared import declared
 from matex_data.errors import DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Concatenated, Converted
-from matex_data.index.layout import Part, read_elsewhere
+from matex_data.index.layout import ReadPart, read_elsewhere
 from matex_data.index.model import Layout, ReadRequest, RowSelection
 from matex_data.index.subset import subset_rows
 from matex_data.readers.hdf5.files import open_indexed
@@ -43,7 +43,7 @@ class SourceRows(Converted):
         for request in self.layout.requests(rows, out, cache):
             yield read_elsewhere(request, self._fill)
 
-    def _fill(self, parts: Iterable[Part]) -> None:
+    def _fill(self, parts: Iterable[ReadPart]) -> None:
         try:
             with Path(self.path).open("rb") as file:
                 for offset, memory in parts:

@@ -16,9 +16,8 @@ import pyarrow as pa
 
 from matex_data.declared import declared
 from matex_data.errors import FormatError
-from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, Field
+from matex_data.fields import ALL_MISSING, EMPTY_IS_MISSING, EPOCH, Field
 from matex_data.index.model import Index
-from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.catalogue import Catalogue, Unreadable, given_for
 
 SECONDS = "seconds"

@@ -14,7 +14,7 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.combined import Converted
-from matex_data.index.layout import OnComplete, Part, read_elsewhere
+from matex_data.index.layout import OnComplete, ReadPart, read_elsewhere
 from matex_data.index.model import Index, Layout, ReadRequest, RowSelection
 from matex_data.index.table import Column, Outputs, Table
 from matex_data.readers.kept import kept_file
@@ -104,7 +104,7 @@ class UnpackedFile:
         """Return the request that takes its byte ranges from the content; the same request if it has none."""
         return read_elsewhere(request.calling(partial(_complete, request.on_complete)), self._fill)
 
-    def _fill(self, parts: Iterable[Part]) -> None:
+    def _fill(self, parts: Iterable[ReadPart]) -> None:
         content = self.content().data
         size = len(content)
         for offset, memory in parts:

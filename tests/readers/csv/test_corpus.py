@@ -14,7 +14,7 @@ import pytest
 from mpi4py import MPI
 
 from matex_data import DataError, open_dataset
-from matex_data.readers.arrow.times import EPOCH
+from matex_data.fields import EPOCH
 from matex_data.readers.csv import reader as csv_reader
 from matex_data.readers.csv import records
 from matex_data.readers.text import scan as text_scan

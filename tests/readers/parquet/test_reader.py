@@ -20,10 +20,10 @@ from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
 from matex_data.errors import DecodeError
+from matex_data.fields import EPOCH
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
 from matex_data.lru import LeastRecentlyUsed
-from matex_data.readers.arrow.times import EPOCH
 from matex_data.readers.parquet import footer, reader
 from tests.support.format_suite import Case, FormatSuite, same
 from tests.support.ranks import Pools
