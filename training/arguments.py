@@ -11,6 +11,7 @@ import tensorflow as tf
 from matex_data.arguments import check_arguments
 from matex_data.errors import ArgumentError
 from matex_data.training.comm.channel import Channel, open_channel
+from matex_data.warning import warn
 
 
 def open_checked(
@@ -52,10 +53,8 @@ def check_model(call: str, model: Any, compiled: bool = False) -> None:
         )
 
 
-def check_dataset(call: str, dataset: Any, options: Mapping[str, Any] | None = None) -> None:
-    """Raise ``ArgumentError`` unless data is a ``matex_data.Dataset`` or a ``tf.data.Dataset``, whose batches no option
-    makes.
-    """
+def check_dataset(call: str, dataset: Any) -> None:
+    """Raise ``ArgumentError`` unless data is a ``matex_data.Dataset`` or a ``tf.data.Dataset``."""
     if not hasattr(dataset, "tf_dataset") and not isinstance(dataset, tf.data.Dataset):
         raise ArgumentError(
             f"{call}() takes no data of this kind",
@@ -63,15 +62,16 @@ def check_dataset(call: str, dataset: Any, options: Mapping[str, Any] | None = N
             found=type(dataset).__name__,
             remedy="md.open_dataset(path); md.training.shard(tf.data.Dataset.from_tensor_slices(arrays).batch(n))",
         )
-    given = next((name for name in ("batch_size", "shuffle") if (options or {}).get(name)), None)
-    if given is not None and isinstance(dataset, tf.data.Dataset):
-        raise ArgumentError(
-            f"{call}() takes no {given}= beside a tf.data.Dataset, which has its batches",
-            expected=f"{given}= with a matex_data.Dataset",
-            found=repr((options or {})[given]),
-            remedy="give it to tf_dataset(), or call batch() or shuffle() of the data; arrays in validation_data= have "
-            "validation_batch_size=",
-        )
+
+
+def warn_of_ignored(call: str, dataset: Any, options: Mapping[str, Any]) -> None:
+    """Warn of options that make batches, beside data that have theirs."""
+    for name in ("batch_size", "shuffle"):
+        if options.get(name) and isinstance(dataset, tf.data.Dataset):
+            warn(
+                f"{call}(): {name}={options[name]!r} does not apply to a tf.data.Dataset, which has its batches, in "
+                f"their order, already; give {name}= to tf_dataset(), or call batch() or shuffle() of the data"
+            )
 
 
 def check_keras_options(call: str, options: Mapping[str, Any]) -> None:

@@ -17,7 +17,13 @@ from matex_data.epochs.tfdata import marked_as_sharded, sharded_source
 from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
+from matex_data.training.arguments import (
+    check_dataset,
+    check_keras_options,
+    check_model,
+    open_checked,
+    warn_of_ignored,
+)
 from matex_data.training.callbacks import evaluation_callbacks
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck
@@ -383,7 +389,7 @@ def _begin(
 
     def check() -> None:
         check_model(call, arguments["model"], compiled=function is evaluate)
-        check_dataset(call, dataset, arguments)
+        check_dataset(call, dataset)
         check_keras_options(call, options)
 
     check_not_alone(f"{function.__name__}()")
@@ -395,6 +401,8 @@ def _begin(
         _check_whole(arguments["model"])
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
+    if world.rank == 0:
+        warn_of_ignored(call, dataset, arguments)
     default = 0 if function is predict and hasattr(dataset, "tf_dataset") else "auto"  # Keras would show each window
     return channel, {"verbose": default, **options} if world.rank == 0 else {**options, "verbose": 0}
 

@@ -16,7 +16,13 @@ from matex_data.errors import ArgumentError, PartitionError
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.library import MPI
 from matex_data.training import keras_api
-from matex_data.training.arguments import check_dataset, check_keras_options, check_model, open_checked
+from matex_data.training.arguments import (
+    check_dataset,
+    check_keras_options,
+    check_model,
+    open_checked,
+    warn_of_ignored,
+)
 from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import begin_test_check, fit_check
 from matex_data.training.comm.channel import Channel, open_channel
@@ -144,7 +150,7 @@ def fit(
 
     def check() -> None:
         check_model("training.fit", model, compiled=True)
-        check_dataset("training.fit", dataset, keras_fit_options)
+        check_dataset("training.fit", dataset)
         check_keras_options("training.fit", {**keras_fit_options, "callbacks": callbacks})
         if save_every is not None and save_every < 1:
             raise ArgumentError("save_every= is a number of steps", expected="1 or more", found=save_every)
@@ -158,6 +164,8 @@ def fit(
     channel.communicator.agreed(lambda: runtime_of(channel, collectives, "chained"), given)
     keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
     warn_of_shared_gpu(channel.rank)
+    if world.rank == 0:
+        warn_of_ignored("training.fit", dataset, keras_fit_options)
     if world.size > 1 and mesh is None:
         save_by_renaming(model)
     folder = None if checkpoint is None else Path(checkpoint)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,8 +33,6 @@ def _cases(comm: Any, folder: str) -> dict[str, Callable[[], Any]]:
         "takes no model=": lambda: fit(None, rows, comm=comm),
         "model that is compiled": lambda: fit(other, rows, comm=comm),
         "takes no data": lambda: fit(model, (ROWS["x"], ROWS["y"]), comm=comm),
-        "takes no batch_size= beside": lambda: fit(model, rows, batch_size=3, comm=comm),
-        "takes no shuffle= beside": lambda: fit(model, rows, shuffle=True, comm=comm),
         "takes no epochs=": lambda: fit(model, rows, epochs="2", comm=comm),
         "takes no callbacks=": lambda: fit(model, rows, callbacks=[keras.callbacks.TerminateOnNaN], comm=comm),
         "takes no checkpoint=": lambda: fit(model, rows, checkpoint=3, comm=comm),
@@ -48,8 +47,6 @@ def _cases(comm: Any, folder: str) -> dict[str, Callable[[], Any]]:
         "different numbers": lambda: fit(model, rows, validation_data=(ROWS["x"], ROWS["y"][:5]), comm=comm, verbose=0),
         "evaluate() takes a model": lambda: evaluate(other, rows, comm=comm),
         "evaluate() takes no data": lambda: evaluate(model, ROWS["x"], comm=comm),
-        "evaluate() takes no batch_size=": lambda: evaluate(model, rows, batch_size=3, comm=comm),
-        "predict() takes no batch_size=": lambda: predict(model, rows, batch_size=3, comm=comm),
         "predict() takes no data": lambda: predict(model, ROWS["x"], comm=comm),
         "takes no gather=": lambda: predict(model, rows, gather="yes", comm=comm),
         "takes no to=": lambda: predict(model, data, to=3, comm=comm),
@@ -86,3 +83,34 @@ def test_arguments_of_another_kind_are_named(pool: Pool, tmp_path: Path) -> None
     for found in pool.run(_told, str(tmp_path), timeout=60):
         for words, text in found.items():
             assert words in text and text.startswith(("ArgumentError: ", "PartitionError: ")), (words, text)
+
+
+def _warned(comm: Any) -> dict[str, list[str]]:
+    import keras
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    data = md.open_dataset(ROWS, inputs="x", targets="y", comm=comm)
+    rows, given = data.tf_dataset(6), {"comm": comm, "verbose": 0}
+    calls: dict[str, Callable[[], Any]] = {
+        "fit(): batch_size=3": lambda: md.training.fit(model, rows, batch_size=3, **given),
+        "fit(): shuffle=True": lambda: md.training.fit(model, rows, shuffle=True, **given),
+        "evaluate(): batch_size=3": lambda: md.training.evaluate(model, rows, batch_size=3, **given),
+        "predict(): batch_size=3": lambda: md.training.predict(model, rows, batch_size=3, **given),
+        "": lambda: md.training.fit(model, rows, shuffle=False, **given),
+    }
+    found = {}
+    for words, call in calls.items():
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            call()
+        found[words] = [str(one.message) for one in said if "does not apply" in str(one.message)]
+    return found
+
+
+@pytest.mark.rank_counts(2)
+def test_options_that_data_with_batches_ignore_are_said_once(pool: Pool) -> None:
+    of_root, of_other = pool.run(_warned, timeout=60)
+    assert not any(of_other.values())
+    for words, said in of_root.items():
+        assert len(said) == bool(words) and all(words in text for text in said), (words, said)
