@@ -99,7 +99,8 @@ def patched(index: Index, shape: PatchShape) -> Index:
     count = shape.count or shape.drawn or prod(map(len, begins))
     fields = {name: _cut(field, axes, shape) if name in images else field for name, field in index.fields.items()}
     cut = partial(_patched_file, index.fields, frozenset(images), tuple(axes), shape, count, index.first_row)
-    files = DerivedFiles(index.files, cut, index.files.rows * count)
+    rows = index.files.rows.astype(np.int64) * count  # they may be in the smallest dtype that holds them
+    files = DerivedFiles(index.files, cut, rows)
     facts = {name: text for name, text in index.facts.items() if name != LISTED}
     return Index(fields, files, index.static, {**facts, COUNT: str(count)})
 

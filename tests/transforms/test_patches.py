@@ -157,3 +157,12 @@ def test_volumes_and_whole_axes(tmp_path: Path) -> None:
 def test_what_is_no_patch_is_an_error(folder: Path, options: dict[str, Any], message: str) -> None:
     with pytest.raises(md.DataError, match=message):
         md.open_dataset(folder / "chunked", comm=MPI.COMM_SELF, **options)
+
+
+def test_patches_of_files_of_different_numbers_of_images(tmp_path: Path) -> None:
+    images = np.arange(8 * 56.0).reshape(8, 8, 7)
+    for number, rows in enumerate((slice(0, 2), slice(2, 8))):
+        np.savez(tmp_path / f"{number}.npz", x=images[rows])
+    found = md.open_dataset(tmp_path, patch=(1, 1), comm=MPI.COMM_SELF).load()["x"]
+    np.testing.assert_array_equal(found.ravel(), images.ravel())
+    assert len(md.open_dataset(tmp_path, patch=(2, 2), patches_per_image=300, comm=MPI.COMM_SELF)) == 8 * 300
