@@ -218,6 +218,8 @@ SAMPLE_COORDINATE = "sample_coordinate"
 """Attribute of the field that is the coordinate of the samples: True."""
 UNITS = ("units", "calendar")
 """Attributes of a field of numbers: in what they count."""
+EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
+"""Units of times of tables and of NumPy, whose calendar is the Gregorian one for all times."""
 NAMES_OF_CODES = ("categories", "class_names", "enum")
 """Attributes of a field of codes: what each code stands for."""
 COORDINATES = "the coordinates"
@@ -334,10 +336,6 @@ def field_of(fields: Schema, name: str) -> Field:
 def is_category(field: Field) -> bool:
     """Return whether the values of a field are positions in the list of its categories."""
     return field.dtype.kind == "i" and isinstance(field.attributes.get("categories"), list)
-
-
-EPOCH = "seconds since 1970-01-01 00:00:00 UTC"
-"""Units of times that a reader has made of values with a type of their own; others are those of the file."""
 
 
 def is_time(field: Field) -> bool:
