@@ -231,13 +231,14 @@ def _trust_of(name: str, trust: Trust | None) -> dict[str, Trust]:
 
 
 def _check_storage(name: str, path: str) -> None:
-    """Raise ``FormatError`` if the file is in a store of objects, and a reader of another package reads files only."""
-    if is_url(path) and name not in FORMATS and not format_named(name).remote:
+    """Raise ``FormatError`` if the file is in a store of objects, and its reader reads files only."""
+    if is_url(path) and not format_named(name).remote:
+        register = "; or, in the package that registers the format, open them by matex_data.abc.open_binary, and give "
         raise FormatError(
             f"files of the format {name!r} are not read from a store of objects",
             file=path,
-            remedy="copy the files to a file system that all ranks see; or, in the package that registers the format, "
-            "open them by matex_data.abc.open_binary, and give Format(..., remote=True)",
+            remedy="copy the files to a file system that all ranks see"
+            + ("" if name in FORMATS else register + "Format(..., remote=True)"),
         )
 
 

@@ -176,6 +176,7 @@ class KnownFormat(Format):
 
     partitioned: bool = False
     takes_static: bool = False
+    remote: bool = True
 
 
 HDF5_MAGIC = tuple((offset, b"\x89HDF\r\n\x1a\n") for offset in (0, 512, 1024, 2048))
@@ -303,6 +304,7 @@ FORMATS: dict[str, KnownFormat] = {
         text=rb"SQLite format 3\0(?s:.*?)CREATE TABLE systems \(",  # other databases are not read
         extra="matex_data[atoms]",
         concurrent=True,
+        remote=False,  # SQLite opens files
     ),
     "root": KnownFormat(
         "matex_data.readers.root.reader:index",

@@ -326,6 +326,13 @@ def test_readers_of_other_packages_read_files_alone_unless_they_say_otherwise(
             md.open_dataset(url, comm=MPI.COMM_SELF, format="toy")
 
 
+def test_databases_are_read_from_files_alone(tmp_path: Path, store: ObjectStore) -> None:
+    (tmp_path / "a.db").write_bytes(b"SQLite format 3\0" + bytes(100) + b"CREATE TABLE systems (id INTEGER)")
+    url = store.put(tmp_path / "a.db", "databases/a.db")
+    with pytest.raises(FormatError, match=r"'asedb' are not read from a store(.|\n)*all ranks see$"):
+        md.open_dataset(url, comm=MPI.COMM_SELF)
+
+
 def test_datasets_of_several_files_are_refused(tmp_path: Path, store: ObjectStore) -> None:
     layout = h5py.VirtualLayout((ROWS, 7), "f4")
     layout[:] = h5py.VirtualSource("b.h5", "x", (ROWS, 7))
