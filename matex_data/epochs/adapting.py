@@ -12,29 +12,31 @@ from matex_data.errors import PartitionError
 LAYERS = ("Normalization", "Discretization", "TextVectorization", "StringLookup", "IntegerLookup")
 
 
-def refuse_own_rows(is_partial: Callable[[Any], bool]) -> None:
+def refuse_own_rows() -> None:
     """Let ``adapt`` of the layers raise an error for data of which other ranks have other rows.
 
-    Called once there is such data; the layers of a Keras that nobody has imported need nothing.
-
-    Parameters
-    ----------
-    is_partial : tells such data.
+    Called when files are opened, since ``layer.adapt(data.tf_dataset(48))`` takes the method before there is such data,
+    and once there is; the layers of a Keras that nobody has imported need nothing.
     """
     layers = getattr(sys.modules.get("keras"), "layers", None)
     for name in LAYERS if layers else ():
         for owner in getattr(layers, name).__mro__:
             adapt = vars(owner).get("adapt")
-            if adapt is not None and not hasattr(adapt, "matex_is_partial"):
-                owner.adapt = _guarded(adapt, is_partial)
+            if adapt is not None and not hasattr(adapt, "matex_guarded"):
+                owner.adapt = _guarded(adapt)
 
 
-def _guarded(adapt: Callable[..., Any], is_partial: Callable[[Any], bool]) -> Callable[..., Any]:
+def _is_partial(data: Any) -> bool:
+    tensors = sys.modules.get("matex_data.epochs.tfdata")
+    return tensors is not None and bool(tensors.has_other_rows_elsewhere(data))
+
+
+def _guarded(adapt: Callable[..., Any]) -> Callable[..., Any]:
     """Return a method ``adapt`` that looks at its data first."""
 
     @functools.wraps(adapt)
     def guarded(layer: Any, data: Any, *arguments: Any, **options: Any) -> Any:
-        if is_partial(data):
+        if _is_partial(data):
             raise PartitionError(
                 f"the layer {layer.name!r} would be adapted to the rows of this rank alone",
                 expected="the samples of all ranks",
@@ -43,5 +45,5 @@ def _guarded(adapt: Callable[..., Any], is_partial: Callable[[Any], bool]) -> Ca
             )
         return adapt(layer, data, *arguments, **options)
 
-    guarded.matex_is_partial = is_partial  # type: ignore[attr-defined]
+    guarded.matex_guarded = True  # type: ignore[attr-defined]
     return guarded

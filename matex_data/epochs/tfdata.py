@@ -83,11 +83,12 @@ def marked_as_sharded(dataset: tf.data.Dataset, ranks: Communicator) -> tf.data.
     """Mark a dataset as rows of this rank alone: nothing shards it again, and no layer is adapted to it."""
     dataset.matex_sharded = ranks
     if ranks.size > 1:
-        refuse_own_rows(_has_other_rows_elsewhere)
+        refuse_own_rows()
     return dataset
 
 
-def _has_other_rows_elsewhere(data: Any) -> bool:
+def has_other_rows_elsewhere(data: Any) -> bool:
+    """Return whether data for a layer is a rank's share of a dataset."""
     ranks = sharding_ranks(data) if isinstance(data, tf.data.Dataset) else None
     return ranks is not None and ranks.size > 1
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from matex_data._types import Io
 from matex_data.arguments import check_arguments
 from matex_data.dataset import Dataset
+from matex_data.epochs.adapting import refuse_own_rows
 from matex_data.fields import Names
 from matex_data.index.runs import Runs
 from matex_data.index.whole import SAMPLE
@@ -242,6 +243,8 @@ def open_dataset(
     arguments = dict(locals())
     sessions = read_sessions(comm)
     request, how = sessions.comm.agreed(lambda: _requested(arguments), equal_on_all(arguments))
+    if sessions.comm.size > 1:
+        refuse_own_rows()
     if not sessions.threaded:
         text = "each rank reads independently, and an error of one rank does not stop the others"
         sessions.comm.on_root(lambda: warn(f"MPI does not allow calls from threads: {text}"))

@@ -98,6 +98,22 @@ def _refused(comm: Any, path: Path) -> None:
         data.adapt(keras.layers.Discretization(num_bins=2), "name")
 
 
+FIRST_CALL = """
+import keras
+import matex_data as md
+
+data = md.open_dataset({"x": [0.0, 1.0, 2.0, 3.0]}, inputs="x")
+try:
+    keras.layers.Normalization(axis=None).adapt(data.tf_dataset(2))
+except md.PartitionError as error:
+    print(error)
+"""
+
+
+def test_a_layer_refuses_the_first_dataset_of_a_script_that_has_the_rows_of_one_rank() -> None:
+    assert run_script(2, FIRST_CALL).stdout.count("adapt it to the samples of all ranks") == 2
+
+
 @pytest.mark.rank_counts(2)
 def test_what_does_not_fit_is_an_error_on_all_ranks(pool: Pool, path: Path) -> None:
     pool.run(_refused, path, timeout=60)
