@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -64,23 +64,19 @@ def _member_of(values: Array, member: BranchField) -> Array:
         return values
     dtype = member.field.dtype
     if member.path:
-        return _nested_view(values, member.path)
+        return values["/".join(member.path)]
     out = np.empty(values.shape, dtype)
-    _fill(out, values, ())
+    _fill(out, lambda path: values["/".join(path)])
     return out
 
 
-def _nested_view(values: Array, path: Sequence[str]) -> Array:
-    """Return a member of values whose nested members are named ``outer/inner``."""
-    return values["/".join(path)]
-
-
-def _fill(out: Array, values: Array, path: tuple[str, ...]) -> None:
+def _fill(out: Array, taken: Callable[[tuple[str, ...]], Array], path: tuple[str, ...] = ()) -> None:
+    """Fill records, of whose members ``taken`` returns those that are no records by the names that lead to them."""
     for name in out.dtype.names or ():
         if out[name].dtype.names is None:
-            out[name] = _nested_view(values, (*path, name))
+            out[name] = taken((*path, name))
         else:
-            _fill(out[name], values, (*path, name))
+            _fill(out[name], taken, (*path, name))
 
 
 def _texts(lists: RaggedArray) -> Sequence[bytes]:
@@ -106,16 +102,8 @@ def _plain(array: ak.Array, member: BranchField) -> Array:
     if dtype.names is None:
         return np.asarray(ak.to_numpy(array, allow_missing=False))
     out = np.empty((len(array), *member.field.shape), dtype)
-    _fill_awkward(out, array)
+    _fill(out, lambda path: ak.to_numpy(array[path], allow_missing=False))
     return out
-
-
-def _fill_awkward(out: Array, array: ak.Array) -> None:
-    for name in out.dtype.names or ():
-        if out[name].dtype.names is None:
-            out[name] = ak.to_numpy(array[name], allow_missing=False)
-        else:
-            _fill_awkward(out[name], array[name])
 
 
 def _items(layout: ak.contents.Content) -> list[Any]:
