@@ -382,3 +382,15 @@ def within(samples: Samples, runs: Runs) -> Samples:
     low, high = (samples.rank(edge) for edge in (runs.start, runs.stop))
     filled = high > low
     return samples.at(Runs(low[filled], (high - low)[filled]))
+
+
+def neighbours(sizes: Integers, together: float) -> list[Integers]:
+    """Return the positions of neighbours in groups whose sizes are about ``together`` in sum.
+
+    Examples
+    --------
+    >>> [positions.tolist() for positions in neighbours(np.array([3, 3, 3, 9, 1]), 6)]
+    [[0, 1], [2, 3], [4]]
+    """
+    group = (np.cumsum(sizes) - sizes) // together
+    return np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(group)) + 1) if len(sizes) else []

@@ -12,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from matex_data._types import Integers
+from matex_data.index.runs import neighbours
 from matex_data.index.stamps import Stamp, changed, check_stamp, part_state
 from matex_data.io import preadv, probe
 from matex_data.io.coalesce import ReadTask
@@ -228,8 +229,7 @@ class _OpenObject:
         first = task.first
         offset, sizes = task.offset[first], np.add.reduceat(task.nbytes, first) if len(first) else first
         edges, total = np.append(first, len(task.nbytes)).tolist(), 0
-        held = np.cumsum(sizes + OBJECT_GAP_BYTES) // OBJECT_BYTES
-        for runs in np.split(np.arange(len(first)), np.flatnonzero(np.diff(held)) + 1):
+        for runs in neighbours(sizes + OBJECT_GAP_BYTES, OBJECT_BYTES):
             wanted = offset[runs].tolist(), sizes[runs].tolist()
             try:
                 read = objects.read_ranges(self._url, *wanted, OBJECT_GAP_BYTES, self._state.tag)

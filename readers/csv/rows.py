@@ -15,6 +15,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.decoded import DecodedBlocks, SelectedBlocks
 from matex_data.index.model import ReadRequest, ranges
+from matex_data.index.runs import neighbours
 from matex_data.index.scatter import matrix_view, scatter
 from matex_data.index.table import Outputs
 from matex_data.readers.csv.parse import CALL_BYTES, COLUMN_BYTES, Block, Parser
@@ -54,13 +55,11 @@ class CsvRows(DecodedBlocks):
     def block_requests(self, selection: SelectedBlocks, positions: Integers) -> Iterator[ReadRequest]:
         number = selection.blocks.number[positions]
         nbytes, targets = self.offset[number + 1] - self.offset[number], _targets(selection.outs)
-        total = nbytes.sum()
-        calls = round(total / max(CALL_BYTES, COLUMN_BYTES * len(selection.outs)))
-        group = (np.cumsum(nbytes) - nbytes) * max(1, calls) // max(1, total)
-        for indices in np.split(np.arange(len(positions)), np.flatnonzero(np.diff(group)) + 1):
-            if len(indices):
-                complete = partial(self._parse, selection, positions[indices], targets)
-                yield ReadRequest(self.offset[number[indices]], nbytes[indices], on_complete=complete)
+        total = max(1, nbytes.sum())
+        calls = max(1, round(total / max(CALL_BYTES, COLUMN_BYTES * len(selection.outs))))
+        for indices in neighbours(nbytes, total / calls):
+            complete = partial(self._parse, selection, positions[indices], targets)
+            yield ReadRequest(self.offset[number[indices]], nbytes[indices], on_complete=complete)
 
     def block_sizes(self, blocks: Integers) -> Integers:
         """Return the number of records of each block, int64[blocks]."""

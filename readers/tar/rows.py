@@ -14,6 +14,7 @@ from matex_data.declared import declared
 from matex_data.errors import DataError, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import ReadRequest, RowSelection
+from matex_data.index.runs import neighbours
 from matex_data.index.table import Outputs, Table
 from matex_data.readers.formats import located
 from matex_data.readers.tar.fields import MemberDecoder
@@ -70,10 +71,8 @@ class TarRows(Table):
         columns = np.array([list(self.decoders).index(name) for name, _ in outs], np.int64)
         numbers = rows.numbers
         sizes = self.nbytes[numbers[:, None], columns].sum(axis=1, dtype=np.int64)
-        group = (np.cumsum(sizes) - sizes) // REQUEST_BYTES
-        for selected in np.split(np.arange(len(numbers)), np.flatnonzero(np.diff(group)) + 1):
-            if len(selected):
-                yield Members(numbers[selected], rows.destination[selected], columns, outs)
+        for selected in neighbours(sizes, REQUEST_BYTES):
+            yield Members(numbers[selected], rows.destination[selected], columns, outs)
 
     def _spans(self, numbers: Integers, columns: Integers) -> _Spans:
         """Return the ranges to read for the members of some samples, merged over small gaps."""

@@ -18,6 +18,7 @@ from matex_data.declared import declared
 from matex_data.errors import RESTORE, DecodeError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import Layout, ReadRequest, RowSelection, call_after_last
+from matex_data.index.runs import neighbours
 from matex_data.index.scatter import as_bytes
 from matex_data.locks import Lock, cached_property
 from matex_data.readers.images.decoding import ImageInfo, ImageOptions
@@ -181,7 +182,7 @@ class StackPages(Layout):
             yield ReadRequest(*self._ranges(numbers), target=as_bytes(out), at=at)
             return
         sizes = self.nbytes[numbers].sum(axis=1, dtype=np.int64)
-        for selected in _groups(sizes):
+        for selected in neighbours(sizes, REQUEST_BYTES):
             if len(selected) == 1 and sizes[selected[0]] > REQUEST_BYTES and not self.is_whole:
                 yield from self._read_large(int(numbers[selected[0]]), int(rows.destination[selected[0]]), out)
             else:
@@ -193,7 +194,7 @@ class StackPages(Layout):
         """Yield the reads of a page whose segments several threads decode."""
         array = self._target(out, destination)
         requests = []
-        for segments in _groups(self.nbytes[number].astype(np.int64)):
+        for segments in neighbours(self.nbytes[number].astype(np.int64), REQUEST_BYTES):
             offset, nbytes = (table[number, segments].astype(np.int64) for table in (self.offset, self.nbytes))
             complete = partial(self._decode_segments, number, segments.tolist(), array)
             requests.append(ReadRequest(offset, nbytes, on_complete=complete))
@@ -244,10 +245,3 @@ class StackPages(Layout):
                     found=error,
                     remedy=RESTORE,
                 ) from error
-
-
-def _groups(sizes: Integers) -> list[Integers]:
-    """Return the positions of neighbours that are about `REQUEST_BYTES` together."""
-    group = (np.cumsum(sizes) - sizes) // REQUEST_BYTES
-    cuts = np.flatnonzero(np.diff(group)) + 1
-    return [neighbours for neighbours in np.split(np.arange(len(sizes)), cuts) if len(neighbours)]
