@@ -13,7 +13,6 @@ from typing import IO, Any
 import numpy as np
 
 from matex_data.errors import DataError, FormatError
-from matex_data.fields import Field
 from matex_data.index.model import Index
 from matex_data.readers.catalogue import Catalogue, file_of_table
 from matex_data.readers.decoding import narrow
@@ -132,16 +131,10 @@ def _index(
     else:
         unpacked = size_of_open(archive.file)
         rows = CompressedTarRows(path, decoders, offset, nbytes, inner, archive.packing, archive.stored, unpacked)
-        fields = {name: _with_archive(field, unpacked // rows.rows) for name, field in fields.items()}
+        # A window has a limit on its bytes, so that no more shards than that are in memory for its samples.
+        share = unpacked // rows.rows
+        fields = {name: replace(of, scratch_bytes=max(0, share - of.row_bytes)) for name, of in fields.items()}
     return file_of_table(path, fields, rows)
-
-
-def _with_archive(field: Field, nbytes: int) -> Field:
-    """Return a field whose samples take as much memory as their part of a decompressed archive, or more.
-
-    A window has a limit on its bytes, so that no more shards than that are in memory for its samples.
-    """
-    return replace(field, scratch_bytes=max(0, nbytes - field.row_bytes))
 
 
 @dataclass(frozen=True)
