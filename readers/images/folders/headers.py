@@ -142,7 +142,7 @@ def read_facts(
     reading = _Reading(root, names, options, ragged, frozenset(paged.tolist()))
     merged = _merge(ranks.allgather(agreed(ranks, lambda: reading.summary(needed[start:stop]))))
     if not merged.kinds:
-        merged = _first_readable(root, names, options, ragged, ranks, merged)
+        merged = _first_readable(replace(reading, paged=frozenset()), ranks, merged)
     kinds = list(merged.kinds.values())
     if len(kinds) > 1 and not only_pages:
         (first, one), (second, other) = kinds
@@ -207,14 +207,11 @@ def _merge(summaries: Iterable[Headers]) -> Headers:
     return merged
 
 
-def _first_readable(
-    root: str, names: Texts, options: ImageOptions, ragged: bool, ranks: IndexingRanks, merged: Headers
-) -> Headers:
+def _first_readable(reading: _Reading, ranks: IndexingRanks, merged: Headers) -> Headers:
     """Return the summary with the first header that rank 0 can read. *Collective*. Raise ``DataError`` if there is
     none.
     """
-    reading = _Reading(root, names, options, ragged, frozenset())
-    summaries = (reading.summary(np.array([number])) for number in range(len(names)))
+    summaries = (reading.summary(np.array([number])) for number in range(len(reading.names)))
     shared = on_root(ranks, lambda: next((summary for summary in summaries if summary.kinds), merged))
     ranks.agree(None if shared.kinds else merged.error)
     return replace(shared, pages=merged.pages)
