@@ -27,7 +27,7 @@ from matex_data.errors import DataError, FormatError
 from matex_data.index.library import LibraryRows
 from matex_data.index.whole import SAMPLE
 from matex_data.machine import free_memory, without_rank
-from matex_data.readers import FORMATS, HEAD_BYTES, detect, reader
+from matex_data.readers import FORMATS, HEAD_BYTES, detect, read_head, reader
 from matex_data.storage.trust import Trust
 
 SECONDS = 60.0  # limit of a step of the library: to open a file, or to read one block of rows
@@ -165,11 +165,10 @@ def main() -> None:
         step()
         try:
             _probe_file(path, format, names, options, step)
-        except DataError as error:
-            out.write(f"error {base64.b64encode(pickle.dumps(error)).decode()}\n")
         except Exception as error:
             unexpected = FormatError("the file cannot be read", file=path, found=f"{type(error).__name__}: {error}")
-            out.write(f"error {base64.b64encode(pickle.dumps(unexpected)).decode()}\n")
+            told = error if isinstance(error, DataError) else unexpected
+            out.write(f"error {base64.b64encode(pickle.dumps(told)).decode()}\n")
         else:
             out.write("sound\n")
 
@@ -178,9 +177,7 @@ def _probe_file(
     path: str, format: str | None, names: Sequence[str] | None, options: Mapping[str, Any], step: ProbeStep
 ) -> None:
     """Open one file, and read the rows that only the library can read; raise ``DataError`` if it cannot be read."""
-    with Path(path).open("rb") as file:
-        head = file.read(HEAD_BYTES)
-    index = reader(format or detect(path, head))(path, names, Trust.of_site(), **options)
+    index = reader(format or detect(path, read_head(path)))(path, names, Trust.of_site(), **options)
     for file_index in index.files:
         for layout in file_index.layouts.values():
             if isinstance(layout, LibraryRows):
