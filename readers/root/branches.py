@@ -32,18 +32,24 @@ BITS = 15  # kBits, the type of ``TObject::fBits``: if others refer to the objec
 OBJECT_BYTES = 64  # guessed size of an entry of variable length
 
 
+@dataclass(frozen=True)
 class Branches(ABC):
     """Branches of one tree, by name.
 
-    Attributes
+    Parameters
     ----------
     key : of the tree in the file.
-    rows : number of entries.
+    tree : of uproot.
     """
 
     path: str
     key: str
-    rows: int
+    tree: Any
+
+    @property
+    def rows(self) -> int:
+        """Number of entries."""
+        return int(self.tree.num_entries)
 
     @property
     @abstractmethod
@@ -104,9 +110,6 @@ class Branches(ABC):
 class TreeBranches(Branches):
     """Branches of a ``TTree``."""
 
-    path: str
-    key: str
-    tree: Any
     _branches: dict[str, Any] = field(init=False, default_factory=dict)
     _expected: set[str] = field(init=False, default_factory=set)
     _probed: set[str] = field(init=False, default_factory=set)
@@ -115,10 +118,6 @@ class TreeBranches(Branches):
     def __post_init__(self) -> None:
         for name, branch in self.tree.iteritems(recursive=True):
             self._branches.setdefault(name, branch)
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return int(self.tree.num_entries)
 
     @property
     def names(self) -> list[str]:
@@ -280,27 +279,19 @@ def _encoding(interpretation: Any) -> Encoding | None:
 class TupleFields(Branches):
     """Top-level fields of an ``RNTuple``."""
 
-    path: str
-    key: str
-    ntuple: Any
-
-    @property
-    def rows(self) -> int:  # type: ignore[override]
-        return int(self.ntuple.num_entries)
-
     @cached_property
     def names(self) -> list[str]:
-        return list(self.ntuple.keys(recursive=False))
+        return list(self.tree.keys(recursive=False))
 
     def has(self, name: str) -> bool:
         return name in self.names
 
     def typename(self, name: str) -> str:
-        return str(self.ntuple[name].typename)
+        return str(self.tree[name].typename)
 
     def form(self, name: str) -> ak.forms.Form:
         try:
-            form, path = self.ntuple[name].to_akform()
+            form, path = self.tree[name].to_akform()
             for key in path:
                 form = form.content(key)
         except Exception as error:  # of many kinds
@@ -308,5 +299,5 @@ class TupleFields(Branches):
         return form
 
     def edges(self, name: str) -> Integers:
-        first = [int(cluster.num_first_entry) for cluster in self.ntuple.cluster_summaries]
+        first = [int(cluster.num_first_entry) for cluster in self.tree.cluster_summaries]
         return np.unique(np.array([0, *first, self.rows], np.int64))
