@@ -76,7 +76,8 @@ class ImageFiles(Layout):
 
     Parameters
     ----------
-    names : of the files, relative to it.
+    names : of the files, relative to ``root``.
+    pages : rows of the files.
     field : dtype and shape of an image.
     mean_bytes : size of a ragged image in memory.
     """
