@@ -23,7 +23,15 @@ from matex_data.transforms.expressions import Expression, parse
 from matex_data.transforms.file_fields import add_static_fields
 from matex_data.transforms.flatten import flatten_fields
 from matex_data.transforms.imputing import Imputation, find_rules, texts_to_fill
-from matex_data.transforms.missing import KEEP, Missing, check_missing, fill_missing, filling, find_complete
+from matex_data.transforms.missing import (
+    KEEP,
+    Missing,
+    check_missing,
+    fill_missing,
+    filling,
+    find_complete,
+    is_nullable,
+)
 from matex_data.transforms.names import fields_to_read, named_by_rules
 from matex_data.transforms.new_fields import NewFields
 from matex_data.transforms.pad import FIRST, Keep, Pad, check_pad, pad_fields, sort_fields
@@ -263,6 +271,9 @@ def _slid(
 ) -> tuple[Remade, ElementSpec]:
     """Return sequence windows of rows, or the rows where a request has none, and the structure of a batch."""
     if request.window is not None:
+        if request.window.horizon and elements.names is None and request.missing == "mask":
+            masks = (MASK.format(name) for name, field in rows.fields.items() if is_nullable(field))
+            elements = ElementSpec(inputs=[*rows.fields, *masks])
         return sliding_sequences(rows, elements, request.window, continues)
     return Remade(rows, Ties() if request.patches is None else ties_of(rows), _unchanged), elements
 

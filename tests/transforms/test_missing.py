@@ -133,6 +133,11 @@ def test_named_masks_of_windows_and_of_integers(missing: Any) -> None:
     first, then = open_dataset(table, inputs=names, window=2, horizon=1, missing=missing, comm=MPI.COMM_SELF).head(1)
     assert [first["x_mask"].tolist(), first["n_mask"].tolist()] == [[[True, False]], [[True, True]]]
     assert [then["x_ahead"].tolist(), then["x_ahead_mask"].tolist()] == [[[3]], [[True]]]
+    if missing == "mask":  # all fields have their masks where none is named, those of the target, too
+        whole = {"x": table["x"], "n": table["n"]}
+        first, then = open_dataset(whole, window=2, horizon=1, missing=missing, comm=MPI.COMM_SELF).head(1)
+        assert set(first) == {"x", "n", "x_mask"} and set(then) == {"x_ahead", "n_ahead", "x_ahead_mask"}
+        assert [first["x_mask"].tolist(), then["x_ahead_mask"].tolist()] == [[[True, False]], [[True]]]
     for sides in ({"inputs": ["x", "name", "name_mask"]}, {"inputs": "x", "targets": "x_mask", "window": 2}):
         with pytest.raises(FieldNotFound, match="no field has this mask"):
             open_dataset(table, missing=missing, comm=MPI.COMM_SELF, **sides)
