@@ -384,13 +384,13 @@ def within(samples: Samples, runs: Runs) -> Samples:
     return samples.at(Runs(low[filled], (high - low)[filled]))
 
 
-def neighbours(sizes: Integers, together: float) -> list[Integers]:
-    """Return the positions of neighbours in groups whose sizes are about ``together`` in sum.
+def neighbours(sizes: Integers, group_size: float) -> list[Integers]:
+    """Return the positions of neighbours in groups whose sizes are about ``group_size`` in sum.
 
     Examples
     --------
     >>> [positions.tolist() for positions in neighbours(np.array([3, 3, 3, 9, 1]), 6)]
     [[0, 1], [2, 3], [4]]
     """
-    group = (np.cumsum(sizes) - sizes) // together
+    group = (np.cumsum(sizes) - sizes) // group_size
     return np.split(np.arange(len(sizes)), np.flatnonzero(np.diff(group)) + 1) if len(sizes) else []
