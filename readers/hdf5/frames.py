@@ -24,7 +24,7 @@ from matex_data.locks import cached_property
 from matex_data.readers import pickles
 from matex_data.readers.hdf5.checks import all_values
 from matex_data.readers.hdf5.members import Compound
-from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, object_of, text_of
+from matex_data.readers.hdf5.names import HDF5_ERRORS, has_attribute, object_of, reported, text_of
 from matex_data.readers.hdf5.rows import opened_dataset
 from matex_data.readers.hdf5.types import element_type, stored_type
 from matex_data.readers.kept import KeptRows
@@ -181,13 +181,12 @@ class DataFrames:
         if key not in self._columns:
             group = self.file[key]
             try:
-                read = _table_columns if "table" in text_of(group.attrs["pandas_type"]) else _fixed_columns
-                pairs = list(read(group))
+                with reported("the data frame cannot be read", self.path, key):
+                    read = _table_columns if "table" in text_of(group.attrs["pandas_type"]) else _fixed_columns
+                    pairs = list(read(group))
             except FormatError as error:
                 error.at(self.path, key)
                 raise
-            except HDF5_ERRORS as error:
-                raise FormatError("the data frame cannot be read", file=self.path, field=key, found=error) from error
             names = [name for name, _ in pairs]
             double = next((name for name in names if names.count(name) > 1), None)
             if double is not None:
@@ -372,15 +371,12 @@ class PickledRows(KeptRows):
     row_bytes = 1  # all rows are one block
 
     def decode(self) -> Array:
-        try:
+        with reported("the column of objects cannot be read", self.path, self.name, DecodeError):
             block = pickles.load(bytes(opened_dataset(self, self.path, self.name)[0]))
             values = block[:, self.column] if block.ndim > 1 else block
             texts = np.empty(len(values), object)
             texts[:] = [_text(value) for value in values]
-            return texts
-        except HDF5_ERRORS as error:
-            problem = "the column of objects cannot be read"
-            raise DecodeError(problem, file=self.path, field=self.name, found=error) from error
+        return texts
 
 
 def _text(value: Any) -> bytes:

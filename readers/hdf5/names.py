@@ -15,6 +15,7 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches, wants_hints
 from matex_data.machine import without_rank
+from matex_data.storage.files import undecodable
 
 MAX_OBJECTS = 20_000  # in a file that is listed
 HINT_SECONDS = 20.0  # limit for the listing behind a hint
@@ -25,14 +26,17 @@ HDF5_ERRORS = (
 
 
 @contextmanager
-def reported(problem: str, path: str, field: str | None = None, **facts: Any) -> Iterator[None]:
-    """Raise ``FormatError`` with a problem, and what was found, for an exception of h5py; a ``DataError`` stays."""
+def reported(
+    problem: str, path: str, field: str | None = None, kind: type[DataError] = FormatError, **facts: Any
+) -> Iterator[None]:
+    """Raise an error with a problem, and what was found, for an exception of h5py; a ``DataError`` stays."""
     try:
         yield
     except DataError:
         raise
     except HDF5_ERRORS as error:
-        raise FormatError(problem, file=path, field=field, found=error, **facts) from error
+        facts = {"field": field, "found": error, "remedy": None, **facts}
+        raise undecodable(kind, problem, path, error, **facts) from error
 
 
 def has_attribute(item: h5py.HLObject, name: bytes) -> bool:

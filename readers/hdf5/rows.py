@@ -19,7 +19,7 @@ from matex_data.errors import DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows, OpenFiles
 from matex_data.readers.hdf5.files import object_at, open_indexed
-from matex_data.readers.hdf5.names import HDF5_ERRORS
+from matex_data.readers.hdf5.names import reported
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
 from matex_data.readers.matlab.cells import cell_rows
@@ -52,13 +52,11 @@ class DatasetRows(LibraryRows):
 
     @abstractmethod
     def take(self, start: int, stop: int) -> Array:
-        """Read rows like `read`; raise any of `HDF5_ERRORS`."""
+        """Read rows like `read`; raise any of `readers.hdf5.names.HDF5_ERRORS`."""
 
     def read(self, start: int, stop: int) -> Array:
-        try:
+        with reported(self.problem, self.path, self.name, DecodeError, row=start):
             return self.take(start, stop)
-        except HDF5_ERRORS as error:
-            raise DecodeError(self.problem, file=self.path, field=self.name, row=start, found=error) from error
 
 
 @declared

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import itertools
 import os
 import pickle
@@ -351,7 +352,10 @@ def test_internal_attributes_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert read == ["units"]
 
 
-def test_lack_of_memory_is_no_damage() -> None:
+def test_lack_of_memory_and_errors_of_the_system_are_no_damage() -> None:
+    with pytest.raises(DataError, match="permissions") as raised, reported("damaged", "a.h5", "x", DecodeError, row=3):
+        raise PermissionError(errno.EACCES, "Permission denied")
+    assert type(raised.value) is DataError and (raised.value.field, raised.value.row) == ("x", 3)
     with pytest.raises(PartitionError, match="no memory"), reported("the dataset cannot be read", "a.h5"):
         raise PartitionError("no memory")  # a ValueError, as those of h5py
     with pytest.raises(FormatError, match="the dataset cannot be read"), reported("the dataset cannot be read", "a.h5"):
