@@ -282,7 +282,8 @@ def restore_rank_variables(found: Checkpoint, model: Any, of_all: bool = False) 
     for i, variable in zip(range(len(found.facts["own"])), rank_variables(model), strict=False):
         if shapes[f"own{i}"] == (found.ranks, *variable.shape):
             variable.assign(found.array(f"own{i}")[found.replica])
-    note_combined(model)
+    if of_all:
+        note_combined(model)
 
 
 def _own_rows(found: Checkpoint, name: str, variable: Any) -> Array:
