@@ -210,12 +210,20 @@ def sliding_sequences(
 
     Raises
     ------
-    FormatError : no file is long enough for one; a field has samples of varying length.
+    FormatError : no file is long enough for one; a field has samples of varying length, or the name of a target.
     """
     inputs, targets = elements.inputs, elements.targets
     names = list(index.fields) if inputs is None else as_list(inputs)
     ahead = (as_list(targets) or names) if shape.horizon else []
     rows = index.fields  # which have no masks that are yet to be made
+    taken = next((AHEAD.format(name) for name in ahead if AHEAD.format(name) in names), None)
+    if taken is not None:
+        raise FormatError(
+            "the inputs have a field with the name of a target",
+            file=next(iter(index.files.paths), None),
+            field=taken,
+            remedy="leave it out of inputs=, or give it another name with derive=",
+        )
     fields = {name: _extended(rows[name], name, shape.length) for name in names if name in rows}
     fields |= {AHEAD.format(n): _extended(rows[n], AHEAD.format(n), shape.horizon) for n in ahead if n in rows}
     chains = Chains.of(index.files.rows, shape, continues)

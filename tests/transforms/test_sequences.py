@@ -99,3 +99,16 @@ def test_errors(folder: Path) -> None:
         open_dataset(str(folder), inputs="t", window=500, horizon=1, comm=MPI.COMM_SELF)
     with pytest.raises(PartitionError, match="stride=0"):
         open_dataset(str(folder), inputs="t", window=5, stride=0, comm=MPI.COMM_SELF)
+
+
+@pytest.mark.parametrize("names", [{}, {"inputs": ["x", "x_ahead"], "targets": "x"}])
+def test_an_input_has_not_the_name_of_a_target(names: dict[str, Any]) -> None:
+    arrays = {"x": np.arange(5.0), "x_ahead": np.arange(5.0)}
+    for make in (
+        lambda: open_dataset(arrays, window=2, horizon=1, comm=MPI.COMM_SELF, **names),
+        lambda: open_dataset(arrays, comm=MPI.COMM_SELF, **names).window(2, horizon=1),
+    ):
+        with pytest.raises(FormatError, match=r"the name of a target.*'x_ahead'"):
+            make()
+    data = open_dataset(arrays, inputs="x", targets="x_ahead", window=2, horizon=1, comm=MPI.COMM_SELF)
+    assert data.head(1)[1].shape == (1, 1)
