@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from matex_data.errors import FormatError
-from matex_data.fields import Field, field_of
+from matex_data.fields import MISSING_INTEGER, Field, field_of
 from matex_data.index.computed import Call, ComputedFields, compute_all
 from matex_data.index.model import Index
 from matex_data.index.runs import Runs
@@ -64,6 +64,7 @@ def encode_categories(index: Index, names: Sequence[str], opened: Opened, whole:
     for name, field in fields.items():
         values = sorted(counts[name])
         attributes = {**field.attributes, CATEGORIES: [str(value) for value in values]}
+        attributes.pop(MISSING_INTEGER, None)  # the code of a missing value is -1
         coded = replace(field, dtype=np.dtype(np.int32), attributes=attributes)
         steps.append(ComputedFields(partial(_codes, name, tuple(values)), [name], {name: coded}))
     return compute_all(index, steps)

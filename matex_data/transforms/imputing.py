@@ -64,8 +64,9 @@ def find_rules(fields: Schema, rules: Rules) -> dict[str, FillRule]:
 
 def texts_to_fill(fields: Schema, rules: Rules, names: Sequence[str]) -> dict[str, str]:
     """Return the texts that replace missing ones of these fields before classes are made of them; see `find_rules`."""
-    found = {name: rule for name, rule in find_rules(fields, rules).items() if name in names and rule not in RULES}
-    return {name: rule for name, rule in found.items() if isinstance(rule, str)}
+    by_name = {name: pattern for name, pattern in named_by_rules(rules, fields, "missing=").items() if name in names}
+    texts = ((name, pattern, rules[pattern]) for name, pattern in by_name.items() if rules[pattern] not in RULES)
+    return {n: rule for n, key, rule in texts if isinstance(rule, str) and _applies(fields[n], rule, named=key == n)}
 
 
 def _applies(field: Field, rule: FillRule, named: bool) -> bool:

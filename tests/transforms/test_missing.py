@@ -376,6 +376,12 @@ def test_texts_are_filled_in_before_classes_are_made_of_them(tmp_path: Path, poo
         open_dataset(given, comm=MPI.COMM_SELF, dtype={"site": "category"}, missing={"site": "unknown"})
 
 
+def test_classes_of_integers_that_float64_cannot_hold_are_filled() -> None:
+    table = pd.DataFrame({"code": pd.array([2**60, None, 3, 2**60], "Int64"), "x": [1.0, np.nan, 3, 4]})
+    data = open_dataset(table, comm=MPI.COMM_SELF, one_hot="code", missing={"x": 0.0, "code": "mode"})
+    assert data.load()["code"].argmax(axis=1).tolist() == [1, 1, 0, 1]
+
+
 @pytest.mark.parametrize("given", [{"missing": "mask"}, {"missing": {"x": 0.0}}, {"pad": {"lists": 3}}], ids=str)
 @pytest.mark.parametrize(
     "use", [{"where": "{}"}, {"derive": {"y": "{} * 2"}}, {"weights": "{}"}, {"weights": "{} * 2"}]
