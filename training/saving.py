@@ -6,6 +6,7 @@ import contextlib
 import functools
 import glob
 import os
+import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -192,10 +193,11 @@ def _renaming(write: Callable[..., None]) -> Callable[..., None]:
 
 
 def _draft(target: Path) -> Path:
-    """Return the path at which this rank writes a file first; remove what killed processes of it have left there."""
-    suffix = f"-{MPI.COMM_WORLD.rank}-{target.name}"
-    for left in target.parent.glob(f".*{glob.escape(suffix)}"):
-        writer = left.name[1 : -len(suffix)]
+    """Return the path at which this rank writes a file first; remove what it has left there, killed on this machine."""
+    begin, end = f".{platform.node()}-", f"-{MPI.COMM_WORLD.rank}-{target.name}"
+    for left in target.parent.glob(f"{glob.escape(begin)}*{glob.escape(end)}"):
+        writer = left.name[len(begin) : -len(end)]
         if writer.isdecimal() and not is_running(int(writer)):
-            left.unlink(missing_ok=True)
-    return target.with_name(f".{os.getpid()}{suffix}")
+            with contextlib.suppress(OSError):  # of another user
+                left.unlink()
+    return target.with_name(f"{begin}{os.getpid()}{end}")
