@@ -65,7 +65,7 @@ def check_dataset(call: str, dataset: Any) -> None:
 
 
 def warn_of_ignored(call: str, dataset: Any, options: Mapping[str, Any]) -> None:
-    """Warn of options that make batches, beside data that have theirs."""
+    """Warn of options that make batches, beside data that have theirs; filters may make this an error."""
     for name in ("batch_size", "shuffle"):
         if options.get(name) and isinstance(dataset, tf.data.Dataset):
             warn(

@@ -354,7 +354,8 @@ def _joined(*outputs: Any) -> Any:
 def stand_ins(model: Any) -> Iterator[None]:
     """Context manager: batches without rows can be predicted, by a step that is traced once for an unchanged model."""
     step = model.predict_step
-    options = model.predict_function, model.jit_compile, model.run_eagerly, model.steps_per_execution
+    compiled = getattr(model, "_loss_tracker", None)  # another one since each compile, after which Keras traces anew
+    options = compiled, model.predict_function, model.jit_compile, model.run_eagerly, model.steps_per_execution
     parts = [getattr(step, "__func__", step), *options, *model._flatten_layers(), *(v.value for v in model.variables)]
     before, step, function = vars(model).get(PREDICTING, ([], None, None))
     if len(before) != len(parts) or any(a is not b for a, b in zip(before, parts, strict=True)):
@@ -394,6 +395,7 @@ def _begin(
 
     check_not_alone(f"{function.__name__}()")
     channel = world = open_checked(call, function, arguments, check)
+    channel.communicator.on_root(lambda: warn_of_ignored(call, dataset, arguments))
     staged = stages_of(arguments["model"])
     if staged is not None:
         channel, world = staged.replicas, staged.world
@@ -401,8 +403,6 @@ def _begin(
         _check_whole(arguments["model"])
     keras_api.check(channel.rank, channel.size, keras_api.TRAINING)
     check_preprocessing(dataset, channel)
-    if world.rank == 0:
-        warn_of_ignored(call, dataset, arguments)
     default = 0 if function is predict and hasattr(dataset, "tf_dataset") else "auto"  # Keras would show each window
     return channel, {"verbose": default, **options} if world.rank == 0 else {**options, "verbose": 0}
 

@@ -164,8 +164,7 @@ def fit(
     channel.communicator.agreed(lambda: runtime_of(channel, collectives, "chained"), given)
     keras_api.check(world.rank, world.size, keras_api.TRAINING, *(name for name, used in features.items() if used))
     warn_of_shared_gpu(channel.rank)
-    if world.rank == 0:
-        warn_of_ignored("training.fit", dataset, keras_fit_options)
+    world.communicator.on_root(lambda: warn_of_ignored("training.fit", dataset, keras_fit_options))
     if world.size > 1 and mesh is None:
         save_by_renaming(model)
     folder = None if checkpoint is None else Path(checkpoint)

@@ -250,3 +250,25 @@ def test_under_the_launcher(table: str, tmp_path: Path) -> None:
     done = run_script(2, LAUNCHER, "--all-output", str(script), table, timeout=100)
     assert done.returncode == 0, done.stderr
     assert done.stdout.count("EQUAL 2") == 2
+
+
+def _recompiled(comm: Any) -> Any:
+    import keras
+    import tensorflow as tf
+
+    from matex_data import training
+
+    model, found = _model(), []
+    x = np.random.default_rng(0).normal(size=(10, 6)).astype("f4")
+    for activation in ("softmax", "linear"):
+        model.layers[-1].activation = keras.activations.get(activation)
+        model.compile("adam", "mse")
+        batches = training.shard(tf.data.Dataset.from_tensor_slices(x).batch(5), comm=comm)
+        found.append((training.predict(model, batches, gather=True, comm=comm), model(x).numpy()))
+    return found
+
+
+def test_a_model_that_is_compiled_anew_is_traced_anew(ranks: Pools) -> None:
+    for found in ranks(2).run(_recompiled, timeout=60):
+        for outputs, expected in found:
+            np.testing.assert_allclose(outputs, expected, rtol=1e-5)
