@@ -15,7 +15,6 @@ import numpy as np
 
 from matex_data.errors import DataError, FieldNotFound, FormatError, near_matches, wants_hints
 from matex_data.machine import without_rank
-from matex_data.storage.files import undecodable
 
 MAX_OBJECTS = 20_000  # in a file that is listed
 HINT_SECONDS = 20.0  # limit for the listing behind a hint
@@ -35,8 +34,7 @@ def reported(
     except DataError:
         raise
     except HDF5_ERRORS as error:
-        facts = {"field": field, "found": error, "remedy": None, **facts}
-        raise undecodable(kind, problem, path, error, **facts) from error
+        raise kind(problem, file=path, field=field, found=error, **facts) from error
 
 
 def has_attribute(item: h5py.HLObject, name: bytes) -> bool:

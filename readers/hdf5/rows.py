@@ -15,14 +15,15 @@ import numpy as np
 
 from matex_data._types import Array
 from matex_data.declared import declared
-from matex_data.errors import DecodeError
+from matex_data.errors import DataError, DecodeError
 from matex_data.index.chunked import MemberPath, member
 from matex_data.index.library import LibraryRows, OpenFiles
 from matex_data.readers.hdf5.files import object_at, open_indexed
-from matex_data.readers.hdf5.names import reported
+from matex_data.readers.hdf5.names import HDF5_ERRORS
 from matex_data.readers.hdf5.types import element_type, read_elements
 from matex_data.readers.hdf5.virtual import SourceFiles
 from matex_data.readers.matlab.cells import cell_rows
+from matex_data.storage.files import undecodable
 
 MAX_ROWS = 1 << 63
 
@@ -52,11 +53,16 @@ class DatasetRows(LibraryRows):
 
     @abstractmethod
     def take(self, start: int, stop: int) -> Array:
-        """Read rows like `read`; raise any of `readers.hdf5.names.HDF5_ERRORS`."""
+        """Read rows like `read`; raise any of `HDF5_ERRORS`."""
 
     def read(self, start: int, stop: int) -> Array:
-        with reported(self.problem, self.path, self.name, DecodeError, row=start):
+        try:
             return self.take(start, stop)
+        except DataError:
+            raise
+        except HDF5_ERRORS as error:
+            facts = {"field": self.name, "row": start, "found": error, "remedy": None}
+            raise undecodable(DecodeError, self.problem, self.path, error, **facts) from error
 
 
 @declared

@@ -20,6 +20,7 @@ import pytest
 from matex_data.errors import DataError, DecodeError, FieldNotFound, FormatError, PartitionError
 from matex_data.readers.hdf5.names import reported
 from matex_data.readers.hdf5.reader import index
+from matex_data.readers.hdf5.rows import DatasetRows
 from tests.support.serial import every_row
 
 Write = Callable[[h5py.File], None]
@@ -352,9 +353,14 @@ def test_internal_attributes_are_not_read(tmp_path: Path, monkeypatch: pytest.Mo
     assert read == ["units"]
 
 
-def test_lack_of_memory_and_errors_of_the_system_are_no_damage() -> None:
-    with pytest.raises(DataError, match="permissions") as raised, reported("damaged", "a.h5", "x", DecodeError, row=3):
+class _Denied(DatasetRows):
+    def take(self, start: int, stop: int) -> Any:
         raise PermissionError(errno.EACCES, "Permission denied")
+
+
+def test_lack_of_memory_and_errors_of_the_system_are_no_damage() -> None:
+    with pytest.raises(DataError, match="permissions") as raised:
+        _Denied("a.h5", "x", 10, 1).read(3, 4)
     assert type(raised.value) is DataError and (raised.value.field, raised.value.row) == ("x", 3)
     with pytest.raises(PartitionError, match="no memory"), reported("the dataset cannot be read", "a.h5"):
         raise PartitionError("no memory")  # a ValueError, as those of h5py
