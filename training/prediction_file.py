@@ -6,9 +6,7 @@ Memory is bounded by a window of samples, and nothing goes over the network.
 from __future__ import annotations
 
 import contextlib
-import glob
 import os
-import platform
 from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from io import BufferedReader, BufferedWriter
@@ -22,7 +20,7 @@ from matex_data._types import Array
 from matex_data.errors import DataError, PartitionError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.communicator import Communicator, Equal
-from matex_data.mpi.processes import is_running
+from matex_data.mpi.processes import remove_unfinished, unfinished_name
 
 Columns = dict[str, Array]
 
@@ -55,7 +53,7 @@ def write_predictions(
     equal = Equal({"to": str(path), "fields": list(ids)}, "the ranks write other files", "give all ranks the same to=")
     comm.agreed(lambda: _check_target(path, ids), equal)
     job = comm.on_root(lambda: _written(path, lambda: _job(path)))
-    drafts = [path.with_name(f".{path.name}.{job}.{name}") for name in ("whole", *range(comm.size))]
+    drafts = [path.with_name(f"{job}{name}") for name in ("whole", *range(comm.size))]
     own = drafts[1 + comm.rank]
     try:
         with comm.agreed(lambda: _written(path, lambda: own.open("wb"))) as stream:
@@ -71,14 +69,9 @@ def write_predictions(
 
 
 def _job(path: Path) -> str:
-    """Return what names this job in its drafts; remove those of jobs that were killed on this machine."""
-    begin = f".{path.name}.{platform.node()}-"
-    for draft in path.parent.glob(f"{glob.escape(begin)}*"):
-        writer = draft.name[len(begin) :].partition(".")[0]
-        if writer.isdecimal() and not is_running(int(writer)):
-            with contextlib.suppress(OSError):  # of another user
-                draft.unlink()
-    return f"{platform.node()}-{os.getpid()}"
+    """Return the begin of the names of the drafts of this job; remove those of killed ones."""
+    remove_unfinished(path.parent, f".{path.name}.")
+    return unfinished_name(f".{path.name}.")
 
 
 def _check_target(path: Path, ids: Columns) -> None:

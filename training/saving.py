@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import glob
 import os
-import platform
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import numpy as np
 from matex_data.errors import DataError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.library import MPI
-from matex_data.mpi.processes import is_running
+from matex_data.mpi.processes import remove_unfinished, unfinished_name
 from matex_data.training.arguments import check_model, open_checked
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import running_alone
@@ -193,11 +191,6 @@ def _renaming(write: Callable[..., None]) -> Callable[..., None]:
 
 
 def _draft(target: Path) -> Path:
-    """Return the path at which this rank writes a file first; remove what it has left there, killed on this machine."""
-    begin, end = f".{platform.node()}-", f"-{MPI.COMM_WORLD.rank}-{target.name}"
-    for left in target.parent.glob(f"{glob.escape(begin)}*{glob.escape(end)}"):
-        writer = left.name[len(begin) : -len(end)]
-        if writer.isdecimal() and not is_running(int(writer)):
-            with contextlib.suppress(OSError):  # of another user
-                left.unlink()
-    return target.with_name(f"{begin}{os.getpid()}{end}")
+    """Return the path at which this rank writes a file first; remove those of killed ranks."""
+    remove_unfinished(target.parent, ".")
+    return target.with_name(unfinished_name(".", f"{MPI.COMM_WORLD.rank}-{target.name}"))

@@ -1,4 +1,4 @@
-"""Processes that a rank starts or forks.
+"""Processes that a rank starts or forks, and names of files that tell whose process writes them.
 
 They must not call MPI: an MPI library does not survive ``fork``, and a started process inherits the environment with
 which its rank introduced itself to the launcher. Such processes read data without MPI.
@@ -6,8 +6,14 @@ which its rank introduced itself to the launcher. Such processes read data witho
 
 from __future__ import annotations
 
+import glob
 import multiprocessing
 import os
+import platform
+import re
+import shutil
+from contextlib import suppress
+from pathlib import Path
 
 import mpi4py
 
@@ -31,6 +37,28 @@ def is_running(process: int) -> bool:
     except OSError:  # a process of another user
         return True
     return True
+
+
+def unfinished_name(begin: str, end: str = "") -> str:
+    """Return the name of a file or folder that this process removes or renames; see `remove_unfinished`."""
+    return f"{begin}{platform.node()}~{os.getpid()}~{end}"
+
+
+def remove_unfinished(folder: Path, begin: str) -> None:
+    """Remove what processes of this machine that were killed have left in a folder, by the begin of `unfinished_name`.
+
+    What those of other machines have left stays, since they may run, and so does what another user has left.
+    """
+    begin += f"{platform.node()}~"  # no name of a machine has a tilde
+    for path in folder.glob(f"{glob.escape(begin)}*~*"):
+        process = re.match(r"\d+(?=~)", path.name[len(begin) :])
+        if process is None or is_running(int(process[0])):
+            continue
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            with suppress(OSError):
+                path.unlink()
 
 
 def is_descendant_of_rank() -> bool:

@@ -1,7 +1,9 @@
-"""The examples of docs/processes.md, on two ranks."""
+"""The examples of docs/processes.md, on two ranks; what killed processes have left."""
 
 from __future__ import annotations
 
+import os
+import platform
 import re
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import h5py
 import numpy as np
 import pytest
 
+from matex_data.mpi import processes
 from tests.support.frameworks import needs
 from tests.support.launch import ROOT, run_script
 
@@ -37,3 +40,26 @@ def test_workers_of_a_data_loader(images: Path) -> None:
     assert done.returncode == 0, done.stderr
     lines = [f"{workers} workers, epoch {epoch} 480 samples" for workers in (0, 2) for epoch in (0, 1)]
     assert sorted(done.stdout.splitlines()) == sorted(lines * 2)
+
+
+def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    node, killed = platform.node(), 2**22 + 1
+    left = [f".a{node}~{killed}~0", f".a{node}~{killed}~1", f".a{node}~{killed}~denied"]
+    kept = [
+        *(f".a{node}~{os.getpid()}~0", f".a{node}~{killed}", f".a{node}~~0", f".b{node}~{killed}~0"),
+        *(f".aelsewhere~{killed}~0", f".a{node}-2~{killed}~0"),  # there it may run
+        processes.unfinished_name(".a", "name.keras"),
+    ]
+    for name in (*left[1:], *kept):
+        (tmp_path / name).touch()
+    (tmp_path / left[0] / "within").mkdir(parents=True)
+    unlink = Path.unlink
+
+    def denied(path: Path, missing_ok: bool = False) -> None:
+        if path.name.endswith("denied"):
+            raise PermissionError("of another user")
+        unlink(path, missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", denied)
+    processes.remove_unfinished(tmp_path, ".a")
+    assert {path.name for path in tmp_path.iterdir()} == {*kept, left[2]}

@@ -69,7 +69,7 @@ def test_one_file_has_the_predictions_of_all_ranks(samples: int, events: str, ra
     with h5py.File(events) as file:
         x, event, name = (file[key][:samples] for key in ("x", "event", "name"))
     for size in (1, 2, 3):
-        (tmp_path / f".one.csv.{platform.node()}-{2**22 + 1}.0").write_bytes(b"part")  # of a job that was killed
+        (tmp_path / f".one.csv.{platform.node()}~{2**22 + 1}~0").write_bytes(b"part")  # of a job that was killed
         ranks(size).run(_write, events, str(tmp_path), samples, timeout=120)
         tables = {"parquet": pd.read_parquet(tmp_path / "one.parquet"), "csv": pd.read_csv(tmp_path / "one.csv")}
         for found in tables.values():

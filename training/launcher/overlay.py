@@ -16,10 +16,8 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import glob
 import os
 import pickle
-import platform
 import shutil
 import stat
 import tempfile
@@ -31,7 +29,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from matex_data.mpi import abort, deadlines
 from matex_data.mpi.communicator import pickle_error
-from matex_data.mpi.processes import is_child_process, is_running
+from matex_data.mpi.processes import is_child_process, remove_unfinished, unfinished_name
 from matex_data.paths import is_library
 from matex_data.training.launcher.journal import (
     Change,
@@ -273,7 +271,7 @@ class Overlay:
         the folder itself. File systems that are mounted twice look like one, so that a move has to be tried.
         """
         if parent not in self._keeping:
-            made = Path(parent, f"{HIDDEN}{platform.node()}-{os.getpid()}-{len(self._keeping)}")
+            made = Path(parent, unfinished_name(HIDDEN, str(len(self._keeping))))
             made.mkdir()
             for above in (Path(self._begin), *reversed(made.parents[1:])):
                 with contextlib.suppress(OSError):
@@ -281,7 +279,7 @@ class Overlay:
                     break
             self._keeping[parent] = str(made)
             self._note_change(str(made))
-            _remove_abandoned(made.parent)
+            remove_unfinished(made.parent, HIDDEN)
         return self._keeping[parent]
 
     # other ranks
@@ -648,14 +646,6 @@ class Overlay:
 def _within(paths: Iterable[str], *folders: str) -> list[str]:
     """Return the paths that are one of these, or lie in one."""
     return [path for path in paths if f"{path}/".startswith(tuple(f"{folder}/" for folder in folders))]
-
-
-def _remove_abandoned(parent: Path) -> None:
-    """Remove what jobs have kept in a folder that were killed on this machine."""
-    for folder in parent.glob(f"{HIDDEN}{glob.escape(platform.node())}-*-*"):
-        process = folder.name.split("-")[-2]
-        if process.isdecimal() and not is_running(int(process)):
-            shutil.rmtree(folder, ignore_errors=True)
 
 
 def _is_read_only(path: str) -> bool:

@@ -477,7 +477,7 @@ def test_habits_of_scripts_for_one_process(size: int, tmp_path: Path) -> None:
         file["old"] = 5
     ended = subprocess.Popen(["true"])
     ended.wait()
-    (folder / f".matex-{platform.node()}-{ended.pid}-0").mkdir()  # of a job that was killed
+    (folder / f".matex-{platform.node()}~{ended.pid}~0").mkdir()  # of a job that was killed
     (folder / "script.py").write_text(HABITS)
     code = f"import os; os.chdir({str(folder)!r}); {LAUNCHER}"
     done = run_script(
