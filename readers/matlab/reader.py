@@ -40,9 +40,13 @@ from matex_data.warning import ignore_warnings
 HEADER = 128  # bytes of a file in front of its elements
 TAG = 8  # bytes
 ORDERS = {b"IM": "<", b"MI": ">"}  # what stands at the end of the header
-MATRIX, COMPRESSED = 14, 15
+UINT32, MATRIX, COMPRESSED = 6, 14, 15
 TYPES = {1, 2, 3, 4, 5, 6, 7, 9, 12, 13, MATRIX, 16, 17, 18}  # of elements within a variable
 FLAGS = 16  # bytes of the element with the flags, the first one of a variable
+COMPLEX = 0x0800  # flag of an array with imaginary parts
+HEADING = 3  # elements of an array in front of its content: flags, lengths of the axes, name
+NUMBERS = {4: 1, 5: 3, **dict.fromkeys(range(6, 16), 1)}
+"""Elements of content by the class of an array: of text, a sparse matrix, or numbers; without imaginary parts."""
 HEAD = 4096  # bytes of a variable that have its name
 OBJECTS = (MatlabFunction, MatlabOpaque)  # arrays of SciPy with members, which are no structures
 REMEDY = "name the variables that you need with inputs= and targets=, or save the file as version 7.3"
@@ -82,26 +86,44 @@ def inflated(stored: IO[bytes], names: Collection[str]) -> IO[bytes]:
             continue
         check_fits(content.tell() + nbytes, "the variables of the file", remedy=REMEDY)
         element = decompress("zlib", data, TAG + nbytes).data if is_compressed else tag + data.tobytes()
-        _check_types(element, order)
+        _check_elements(element, order)
         content.write(element)
     content.seek(0)
     return content
 
 
-def _check_types(element: bytes | memoryview, order: str) -> None:
-    """Raise ``ValueError`` if an element, or one within it, has no type of the format: SciPy would crash."""
-    pending = [(0, len(element))]
+def _check_elements(element: bytes | memoryview, order: str) -> None:
+    """Raise ``ValueError`` unless an element consists of those that its arrays need, each of its length.
+
+    SciPy, which reads one element behind the other and does not ask where an array ends, would crash.
+    """
+    pending: list[tuple[int, int, int | None]] = [(0, len(element), None)]
     while pending:
-        at, end = pending.pop()
-        while at + TAG <= end:
+        at, end, numbers = pending.pop()
+        count = 0
+        while at < end:
+            if at + TAG > end:
+                raise ValueError(f"no element at byte {at} of its variable, where one is due")
             kind, nbytes = struct.unpack_from(f"{order}II", element, at)
             is_small = kind >> 16  # up to four bytes stand in the tag
             kind &= 0xFFFF
-            if kind not in TYPES:
+            if kind not in TYPES or (kind == MATRIX and numbers is not None):
                 raise ValueError(f"an element of the type {kind}, at byte {at} of its variable")
-            if kind == MATRIX and not is_small:
-                pending.append((at + TAG, min(end, at + TAG + nbytes)))
+            if kind == MATRIX and not is_small and nbytes:
+                pending.append((at + TAG, at + TAG + nbytes, _numbers_of(element, at + TAG, order)))
             at += TAG if is_small else TAG + nbytes + -nbytes % TAG
+            count += 1
+        if at >= end + TAG or (numbers is not None and count < HEADING + numbers):
+            raise ValueError(f"an array with fewer elements than it needs, which ends at byte {end} of its variable")
+
+
+def _numbers_of(element: bytes | memoryview, at: int, order: str) -> int | None:
+    """Return how many elements with numbers an array has, by its flags; None: it has other arrays."""
+    kind, nbytes, flags = struct.unpack_from(f"{order}III", element, at)
+    if (kind, nbytes) != (UINT32, FLAGS - TAG):
+        raise ValueError(f"no flags at byte {at} of its variable, where an array begins")
+    numbers = NUMBERS.get(flags & 0xFF)
+    return numbers if numbers is None else numbers + bool(flags & COMPLEX)
 
 
 def _name(head: bytes, order: str) -> str:

@@ -133,6 +133,17 @@ def test_types_of_elements_that_there_are_not(tmp_path: Path, compressed: bool) 
         load(tmp_path / "a.mat")
 
 
+@pytest.mark.parametrize(("at", "value", "found"), [(145, 8, "fewer elements than it needs"), (140, 24, "no flags")])
+def test_arrays_that_are_not_what_they_say(tmp_path: Path, at: int, value: int, found: str) -> None:
+    """SciPy takes what follows for imaginary parts, or for numbers, and ends the process at its type."""
+    scipy.io.savemat(tmp_path / "a.mat", {"x": np.arange(60.0).reshape(20, 3), "s": {"a": np.arange(4.0)}})
+    content = bytearray((tmp_path / "a.mat").read_bytes())
+    content[at] = value
+    (tmp_path / "a.mat").write_bytes(content)
+    with pytest.raises(FormatError, match=found):
+        load(tmp_path / "a.mat")
+
+
 def _element(kind: int, data: bytes) -> bytes:
     return struct.pack("<II", kind, len(data)) + data + bytes(-len(data) % 8)
 
