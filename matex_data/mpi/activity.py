@@ -62,15 +62,16 @@ def waiting() -> AbstractContextManager[None]:
     return _noted("waiting")
 
 
-def meeting(ranks: object) -> AbstractContextManager[None]:
+def meeting(ranks: object, for_main: bool = False) -> AbstractContextManager[None]:
     """Return a context manager: report that the main thread waits until all ranks have come, which exchange numbers.
 
     Parameters
     ----------
     ranks : liveness of the ranks.
+    for_main : the main thread waits for this one, whichever it is.
     """
     global _met
-    if threading.get_ident() != threading.main_thread().ident:
+    if not for_main and threading.get_ident() != threading.main_thread().ident:
         return nullcontext()
     _met += 1
     return _noted("meeting", ranks)

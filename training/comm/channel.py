@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 from matex_data.errors import PartitionError
 from matex_data.io.sessions import read_sessions
-from matex_data.mpi.activity import meeting
+from matex_data.mpi.activity import inside, meeting
 from matex_data.mpi.attributes import attached
 from matex_data.mpi.communicator import Equal
 from matex_data.mpi.deadlines import derived
@@ -149,7 +150,9 @@ class Channel:
         collectives : communicator on which the operation runs; None: ``host``.
         """
         digest = hashlib.blake2b(operation.encode(), digest_size=7).digest()
-        with meeting(self.communicator.liveness):
+        in_graph = collectives is self.graph  # whose threads the main thread waits for, in a line of its own
+        location = inside("operation of a graph") if in_graph else nullcontext()
+        with meeting(self.communicator.liveness, in_graph), location:
             equal = (collectives or self.host).have_equal(int.from_bytes(digest, "little"))
         if not equal:
             raise RuntimeError(

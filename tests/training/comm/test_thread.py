@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from matex_data.mpi.activity import meetings, user_location
 from matex_data.training.comm.channel import CommunicationPool, open_channel
 from tests.support.ranks import Pool
 
@@ -84,3 +85,26 @@ def _interrupted(comm: Any) -> list[float]:
 @pytest.mark.rank_counts(2)
 def test_an_interrupted_wait_keeps_its_memory(pool: Pool) -> None:
     assert pool.run(_interrupted) == [[3.0] * 9] * 2
+
+
+def _met_in_graph(comm: Any) -> list[Any]:
+    """Return whether this rank says that it waits, and where, while an operation of a graph waits for the others."""
+    channel = open_channel(comm)
+    liveness, found = channel.communicator.liveness, []
+    operation = threading.Thread(target=channel.check_same, args=("reduce", channel.graph))
+    if comm.rank == 0:
+        operation.start()
+        while not (found and found[0] is not None) and operation.is_alive():
+            found = [meetings(liveness), user_location()]
+    comm.Barrier()
+    if comm.rank == 1:
+        operation.start()
+    operation.join(30)
+    return [*found, meetings(liveness)]
+
+
+@pytest.mark.rank_counts(2)
+def test_the_main_thread_waits_for_the_operations_of_its_graph(pool: Pool) -> None:
+    (met, location, after), _ = pool.run(_met_in_graph)
+    assert met > 0 and after is None
+    assert location.endswith("; MPI: operation of a graph")
