@@ -130,6 +130,20 @@ _PENDING: set[PendingMaximum] = set()
 """References to incomplete reductions, since MPI still accesses their memory."""
 
 
+COMPLETION_TIME = 0.1
+"""Seconds that a call may take to complete after an interrupt, if all ranks have come to it."""
+
+
+def left_call(rank: int) -> PartitionError:
+    """Return the error of a rank whose previous call was interrupted, or failed, before the other ranks have come."""
+    return PartitionError(
+        "this rank has left a collective call before the others have come to it",
+        expected="each rank to complete what all have begun",
+        found=f"rank {rank} goes on after an interrupt, or an error, in such a call",
+        remedy="end the job, and start it again: the ranks are at different calls",
+    )
+
+
 def has_pending() -> bool:
     """Return whether a reduction of this process is incomplete."""
     return not all(reduction.done() for reduction in list(_PENDING))
@@ -157,6 +171,7 @@ class Communicator:
         self.rank = rank if mpi is None else int(mpi.rank)
         self.size = size if mpi is None else int(mpi.size)
         self._busy = Lock()
+        self._latest: PendingMaximum | None = None
         self.sharded_data = False
         self._on_sharded_data: list[Callable[[], None]] = []
 
@@ -211,7 +226,16 @@ class Communicator:
         PartitionError : another rank does not make this call in time; another thread makes a collective call.
         """
         with self.one_thread_at_a_time(self._busy):
-            return [int(value) for value in self.start_maximum(values).wait()]
+            return [int(value) for value in self._complete_maximum(values)]
+
+    def _complete_maximum(self, values: Any) -> Integers:
+        """Return the maximum over all ranks, as ``start_maximum`` starts it, once those before are complete."""
+        if self._latest is not None and not self._latest.done(COMPLETION_TIME):
+            raise left_call(self.rank)
+        self._latest = self.start_maximum(values)
+        found = self._latest.wait()
+        self._latest = None
+        return found
 
     def poll(self, request: MPI.Request) -> None:
         """Return when the request has completed. Wait without a deadline, in a thread whose consumer has one."""
@@ -407,7 +431,7 @@ class Communicator:
     def _all_here(self) -> Iterator[None]:
         """Context manager: a blocking call of MPI, which begins once all ranks have come, each within its time."""
         with self.one_thread_at_a_time(self._busy):
-            self.start_maximum([0]).wait()
+            self._complete_maximum([0])
             with meeting(self.liveness), waiting_for(self.liveness):  # maybe in another call than the others
                 yield
 

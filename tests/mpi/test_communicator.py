@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 import time
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from mpi4py import MPI
 from matex_data import PartitionError, open_dataset
 from matex_data.io.sessions import read_sessions
 from matex_data.mpi.communicator import Communicator, has_pending
+from matex_data.training.replacements import replaced
 from tests.mpi.conftest import ROWS
 from tests.support.ranks import Pool
 
@@ -34,6 +37,31 @@ def _maxima(comm: MPI.Intracomm) -> list[list[int]]:
 def test_values_stay_in_memory_until_all_ranks_have_read_them(pool: Pool) -> None:
     expected = [[number * pool.size + pool.size - 1] + [number] * 50 for number in range(40)]
     assert pool.run(_maxima) == [expected] * pool.size
+
+
+def _after_an_interrupt(comm: MPI.Intracomm) -> list[int]:
+    """Return a maximum after a call that an interrupt has ended on one rank, before and after the others came to it."""
+    opened = read_sessions(comm).comm.duplicate()
+
+    def interrupt(happened: Any) -> None:
+        raise KeyboardInterrupt
+
+    if comm.rank == 0:
+        with replaced(opened, wait_until=interrupt), contextlib.suppress(KeyboardInterrupt):
+            opened.maximum(1)
+        for call in (opened.barrier, lambda: opened.allgather(7)):
+            with pytest.raises(PartitionError, match="has left a collective call"):
+                call()
+    comm.Barrier()
+    if comm.rank > 0:
+        assert opened.maximum(5) == [5]
+    comm.Barrier()
+    return opened.maximum(comm.rank)
+
+
+@pytest.mark.rank_counts(2, 3)
+def test_a_call_that_only_one_rank_has_left_is_not_taken_for_the_next(pool: Pool) -> None:
+    assert pool.run(_after_an_interrupt) == [[pool.size - 1]] * pool.size
 
 
 def _concurrent_calls(comm: MPI.Intracomm, path: str) -> list[str]:

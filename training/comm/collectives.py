@@ -12,10 +12,12 @@ import numpy as np
 
 from matex_data._types import Array, Bools, Integers
 from matex_data.mpi.activity import meeting
+from matex_data.mpi.communicator import COMPLETION_TIME, left_call
 from matex_data.mpi.deadlines import derived, waiting_for
 from matex_data.mpi.library import MPI
 from matex_data.mpi.liveness import Liveness
 from matex_data.mpi.node import CoreShare
+from matex_data.mpi.polling import poll
 from matex_data.timeline import timeline
 from matex_data.training.comm.drift import DriftCheck, WaitingClock
 
@@ -69,6 +71,7 @@ class Collectives:
         self.clock = clock
         self.slice_bytes = slice_bytes
         self._drift = DriftCheck(clock)
+        self._interrupted: MPI.Request | None = None
 
     def duplicate(self) -> Collectives:
         """Return new collectives of the same ranks. *Collective*."""
@@ -258,6 +261,7 @@ class Collectives:
         if self.share == CoreShare.OVERSUBSCRIBED:
             self._wait(started, *arguments)
             return
+        self._check_complete()
         with waiting_for(self.liveness), self.clock:
             blocking(*arguments)
 
@@ -268,6 +272,7 @@ class Collectives:
 
     def _wait(self, start: Callable[..., MPI.Request], *arguments: Any) -> None:
         """Start an operation and wait for it."""
+        self._check_complete()
         request = start(*arguments)
         try:
             with waiting_for(self.liveness), self.clock:
@@ -279,8 +284,15 @@ class Collectives:
                 while not request.Test():
                     time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
         except BaseException:
+            self._interrupted = request
             _INTERRUPTED.append((request, arguments))
             raise
+
+    def _check_complete(self) -> None:
+        """Raise ``PartitionError`` if ranks have not come to an interrupted call: they would take the next for it."""
+        if self._interrupted is not None and not poll(self._interrupted.Test, COMPLETION_TIME):
+            raise left_call(self.comm.rank)
+        self._interrupted = None
 
 
 def segments(flat: Array, nbytes: int = CALL_BYTES) -> Iterator[Array]:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from matex_data.errors import PartitionError
 from matex_data.mpi.activity import meetings, user_location
 from matex_data.training.comm.channel import CommunicationPool, open_channel
 from tests.support.ranks import Pool
@@ -73,9 +74,12 @@ def _interrupted(comm: Any) -> list[float]:
             collectives._wait(collectives.comm.Iallreduce, MPI.IN_PLACE, array)
         signal.signal(signal.SIGALRM, before)
         del array
+        with pytest.raises(PartitionError, match="has left a collective call"):
+            collectives.barrier()
     comm.Barrier()
     if comm.rank == 1:
         collectives._wait(collectives.comm.Iallreduce, MPI.IN_PLACE, array)
+    comm.Barrier()
     collectives.barrier()
     found = kept()
     assert found is not None, "MPI would write to memory that is free"
