@@ -56,8 +56,8 @@ def split(
     gap : number of samples to leave out where a set borders on another one; those in front of the border.
     files : int64[files], first sample of each file, ascending; no gap reaches over the border of a file. None: gaps
         reach over all borders.
-    events : samples that begin an event, whose samples stay together: a border moves to the next one of them. None:
-        each sample is an event.
+    events : samples that begin an event, whose samples stay together: a border moves behind the last one of them that
+        is among ``runs``. None: each sample is an event.
 
     Returns
     -------
@@ -146,32 +146,37 @@ def _as_runs(samples: Samples) -> Runs:
 
 def _cut(runs: Runs, ends: Sequence[int], seed: int | None, gap: int, events: Chosen | None) -> Iterator[Runs]:
     """Yield the samples between ``ends``, ascending."""
-    sequence = runs if seed is None else _shuffle_sections(runs, check_seed(seed), gap, events)
-    inner = _snap(sequence, np.array(ends[1:-1], np.int64), events).tolist()
-    for low, high in pairwise([ends[0], *inner, ends[-1]]):
+    inner = np.array(ends[1:-1], np.int64)
+    if seed is None:
+        sequence, inner = runs, _snap(runs, inner, events)
+    else:
+        sections = _shuffled_sections(runs, check_seed(seed), gap, events)
+        sequence, before = runs.at(sections), sections.numbers(inner[inner < runs.total])
+        inner[inner < runs.total] += _snap(runs, before, events) - before  # a section ends with an event
+    for low, high in pairwise([ends[0], *inner.tolist(), ends[-1]]):
         yield sort(sequence.part(low, high))
 
 
-def _shuffle_sections(runs: Runs, seed: int, gap: int, events: Chosen | None) -> Runs:
+def _shuffled_sections(runs: Runs, seed: int, gap: int, events: Chosen | None) -> Runs:
+    """Return the positions in ``runs``, in a random order of sections."""
     length = max(1, runs.total // UNITS, SECTION_GAPS * gap)
     starts = np.unique(_snap(runs, np.arange(0, runs.total, length, dtype=np.int64), events))
     counts = np.diff(starts, append=runs.total)
     order = permutation(len(starts), seed)
-    return runs.slice(starts[order], counts[order])
+    return Runs(starts[order], counts[order])
 
 
 def _snap(runs: Runs, positions: Integers, events: Chosen | None) -> Integers:
-    """Return the positions in ``runs``, moved to the next event, or to the end of the run."""
-    inner = positions[positions < runs.total]
-    if events is None or not len(inner):
+    """Return the positions in ``runs``, ascending, moved behind the event of the sample in front of them."""
+    moving = (positions > 0) & (positions < runs.total)
+    if events is None or not moving.any():
         return positions
-    run = np.searchsorted(runs.first, inner, side="right") - 1
-    number = runs.start[run] + inner - runs.first[run]
-    before = events.rank(number)
-    following = events.numbers(np.minimum(before, events.total - 1))
-    end = runs.stop[run]
-    moved = np.where(before < events.total, np.minimum(following, end), end)
-    return np.concatenate([inner + moved - number, positions[len(inner) :]])
+    behind = runs.numbers(positions[moving] - 1) + 1
+    before = events.rank(behind)
+    following = runs.rank(events.numbers(np.minimum(before, events.total - 1)))
+    moved = positions.copy()
+    moved[moving] = np.where(before < events.total, following, runs.total)
+    return moved
 
 
 def check_fractions(fractions: Sequence[float]) -> None:

@@ -166,3 +166,17 @@ def test_patches_of_files_of_different_numbers_of_images(tmp_path: Path) -> None
     found = md.open_dataset(tmp_path, patch=(1, 1), comm=MPI.COMM_SELF).load()["x"]
     np.testing.assert_array_equal(found.ravel(), images.ravel())
     assert len(md.open_dataset(tmp_path, patch=(2, 2), patches_per_image=300, comm=MPI.COMM_SELF)) == 8 * 300
+
+
+@pytest.mark.parametrize("seed", [None, 1])
+@pytest.mark.parametrize("option", ["patch", "flatten"])
+def test_sets_of_selected_patches_and_objects_share_no_image(option: str, seed: int | None) -> None:
+    images = np.random.default_rng(0).normal(size=(40, 8, 8))
+    x = images if option == "patch" else [image.ravel()[: number % 7 * 3] for number, image in enumerate(images)]
+    how: dict[str, Any] = {"patch": (2, 2)} if option == "patch" else {"flatten": "x"}
+    data = md.open_dataset({"x": x, "n": np.arange(40)}, comm=MPI.COMM_SELF, **how)
+    data = data.where("max(x) > 0.4" if option == "patch" else "x > 0.4")
+    for sets in (data.split(0.5, 0.3, 0.2, seed=seed), *data.kfold(3, seed=seed)):
+        numbers = [part.load(fields="n")["n"] for part in sets]
+        np.testing.assert_array_equal(np.sort(np.concatenate(numbers)), data.load()["n"])
+        assert sum(len(set(part)) for part in numbers) == len(set(data.load()["n"]))
