@@ -87,18 +87,18 @@ def index_another(
         try:
             return _indexed(likely, path, names, options, stamp, trust, is_first=False)
         except FormatError:
-            if named or _detected(path) == likely:
+            if named or _detected(path, options) == likely:
                 raise
     with ExitStack() as opened:
-        kind = _kind_of_open_hdf5(path, opened) if likely in ("hdf5", "openpmd") else None
-        return _indexed(kind or _detected(path), path, names, options, stamp, trust, is_first=False)
+        kind = _kind_of_open_hdf5(path, options, opened) if likely in ("hdf5", "openpmd") else None
+        return _indexed(kind or _detected(path, options), path, names, options, stamp, trust, is_first=False)
 
 
-def _detected(path: str) -> str:
-    return folder_format(path) or detect(path, read_head(path))
+def _detected(path: str, options: Mapping[str, Any]) -> str:
+    return folder_format(path) or detect(path, read_head(path), options)
 
 
-def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
+def _kind_of_open_hdf5(path: str, options: Mapping[str, Any], opened: ExitStack) -> str | None:
     """Return the format of an HDF5 file, and keep it open for its reader; None if it is no such file."""
     from matex_data.readers.hdf5.files import kept_open  # imports h5py, which most formats do without
     from matex_data.readers.hdf5.names import HDF5_ERRORS
@@ -107,7 +107,7 @@ def _kind_of_open_hdf5(path: str, opened: ExitStack) -> str | None:
         opened.enter_context(kept_open(path))
     except HDF5_ERRORS:
         return None
-    return detect(path, HDF5_MAGIC[0][1])
+    return detect(path, HDF5_MAGIC[0][1], options)
 
 
 def reader(name: str) -> Callable[..., Index]:

@@ -282,6 +282,18 @@ def test_extensions_as_samples(tmp_path: Path) -> None:
         read(path, hdu=[1, 5], sample_axis=1)
 
 
+def test_options_choose_the_reader_for_further_files(tmp_path: Path) -> None:
+    planes = np.arange(48, dtype="f4").reshape(4, 4, 3)
+    for number, plane in enumerate(planes[:3]):
+        fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(plane, name="SCI")]).writeto(tmp_path / f"{number}.fits")
+    for paths, format in ((tmp_path / "*.fits", None), (tmp_path, "fits")):
+        found = open_dataset(paths, hdu=["SCI"], format=format, comm=MPI.COMM_SELF).load()["SCI"]
+        same(found, planes[:3])
+    fits.PrimaryHDU(planes[:3]).writeto(tmp_path / "a.fit")
+    fits.PrimaryHDU(planes[3:]).writeto(tmp_path / "b.fit")
+    same(open_dataset(tmp_path / "*.fit", sample_axis=0, comm=MPI.COMM_SELF).load()["data"], planes)
+
+
 def test_long_texts_of_headers(tmp_path: Path) -> None:
     path, unit = tmp_path / "a.fits", "10**-7 & erg/'s'" * 20
     table = fits.BinTableHDU.from_columns([C("flux", "E", unit=unit, array=np.arange(4)), C("b", "J", unit="m")])
