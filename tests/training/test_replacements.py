@@ -74,3 +74,28 @@ def patches_after_interrupts(comm: Any) -> int:
 @pytest.mark.rank_counts(2)
 def test_an_interrupt_leaves_no_patch(pool: Pool) -> None:
     assert min(pool.run(patches_after_interrupts)) > 100
+
+
+def patches_of_stages_after_interrupts(comm: Any) -> int:
+    import keras
+
+    from matex_data.training.model_parallel.mesh import Mesh
+    from matex_data.training.model_parallel.stages.model import StagedModel
+
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(2), keras.layers.Dense(1)])
+    model.compile(keras.optimizers.SGD(), "mse")
+    mesh, attributes = Mesh(comm=comm, stages=2), set(vars(model))
+
+    def train() -> None:
+        with StagedModel(model, mesh):
+            pass
+
+    def check(number: int) -> None:
+        assert set(vars(model)) == attributes, number
+
+    return interrupted_at_every_line(("stages/model.py",), train, check)
+
+
+@pytest.mark.rank_counts(2)
+def test_an_interrupt_leaves_no_patch_of_stages(pool: Pool) -> None:
+    assert min(pool.run(patches_of_stages_after_interrupts)) > 30

@@ -154,11 +154,13 @@ class StagedModel:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: Any, trace: Any) -> None:
-        self._optimizing.__exit__(kind, error, trace)
-        if self._prepared and self.deferred:
-            self._replacements.set(self.model, "make_train_function", self._refuse_training)
-        else:
-            self.release(joined=all_leave(self.ranks.channel, kind))
+        # An interrupt may come while ranks join parts.
+        with contextlib.nullcontext() if self._prepared and self.deferred else self._replacements:
+            self._optimizing.__exit__(kind, error, trace)
+            if self._prepared and self.deferred:
+                self._replacements.set(self.model, "make_train_function", self._refuse_training)
+            else:
+                self.release(joined=all_leave(self.ranks.channel, kind))
 
     def release(self, joined: bool = False) -> None:
         """Restore what entering has replaced; if ``joined``, parts of weights are whole again. *Collective* then."""
