@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain
-from math import prod
 from typing import Any
 
 import numpy as np
@@ -120,7 +119,7 @@ class UnitedRows(Converted):
             content = exact(lists.values, self.field, kind, _row_of_element(rows.numbers.item, lists.offsets[1:]))
             scatter_lists(out, rows.destination, lists.offsets, content)
         elif self.field.ragged:
-            samples = read if self.stored.ragged else read.reshape(len(read), prod(self.stored.shape))  # one is a list
+            samples = read if self.stored.shape or self.stored.ragged else read.reshape(len(read), 1)  # one is a list
             out[rows.destination] = _exact_samples(samples, self.field, kind, rows.numbers.item)
         else:
             scatter(out, rows.destination, exact(read, self.field, kind, rows.numbers.item))

@@ -325,7 +325,9 @@ def united(first: Field, other: Field) -> Field | None:
         shape = _common_shape(first.sample_shape, other.sample_shape)
         return None if shape is None else ragged_field(replace(first, dtype=dtype), shape)
     if first.attributes.get(LISTS) and other.attributes.get(LISTS):
-        return replace(first, dtype=dtype, shape=(), ragged=True)
+        shape = _common_shape(first.sample_shape, other.sample_shape)
+        shape = [None] if shape is None and max(len(first.sample_shape), len(other.sample_shape)) <= 1 else shape
+        return None if shape is None else ragged_field(replace(first, dtype=dtype), shape)
     lists = [field for field in (first, other) if field.ragged]
     arrays = [field for field in (first, other) if not field.ragged and len(field.shape) == 1]
     if len(lists) == len(arrays) == 1 and lists[0].inner == (None,) and not lists[0].shape and not lists[0].nested:

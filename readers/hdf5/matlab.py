@@ -190,9 +190,10 @@ def _cells(dataset: h5py.Dataset, path: str, field: Field) -> tuple[Field, Layou
         shapes = cell_shapes([_cell_shape(item) for item in items])
         dtype = np.result_type(*{_cell_dtype(item) for item in items})
     found = cell_field(field.name, shapes, dtype)
+    found = replace(found, attributes={**field.attributes, **found.attributes})
     nbytes = sum(prod(shape) for shape in shapes) * dtype.itemsize
     kind = min(CELL_ROWS, len(items)), dtype, found.ragged, nbytes, len(shapes[0])
-    return replace(found, attributes=field.attributes), CellArrays(path, dataset.name, len(items), *kind)
+    return found, CellArrays(path, dataset.name, len(items), *kind)
 
 
 def _checked_cell(item: Any) -> h5py.Dataset:

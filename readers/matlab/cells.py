@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from matex_data._types import Array
-from matex_data.fields import Field
+from matex_data.fields import LISTS, Field
 from matex_data.index.united import ragged_field
 
 Shape = tuple[int, ...]
@@ -38,7 +38,7 @@ def cell_shapes(shapes: Sequence[Shape]) -> list[Shape]:
 
 
 def cell_field(name: str, shapes: Sequence[Shape], dtype: np.dtype[np.generic]) -> Field:
-    """Return the field of samples of these shapes, ragged where they differ.
+    """Return the field of samples of these shapes, ragged where they differ, in this file or in another one.
 
     Examples
     --------
@@ -47,7 +47,7 @@ def cell_field(name: str, shapes: Sequence[Shape], dtype: np.dtype[np.generic]) 
     """
     lengths = [set(axis) for axis in zip(*shapes, strict=True)]
     shape = [axis.pop() if len(axis) == 1 else None for axis in lengths]
-    return ragged_field(Field(name, (), dtype), shape)
+    return ragged_field(Field(name, (), dtype, attributes={LISTS: True}), shape)
 
 
 def cell_rows(cells: Sequence[Array], shapes: Sequence[Shape], dtype: np.dtype[np.generic], dense: bool) -> Array:
@@ -59,3 +59,8 @@ def cell_rows(cells: Sequence[Array], shapes: Sequence[Shape], dtype: np.dtype[n
     for number, array in enumerate(arrays):
         rows[number] = array
     return rows
+
+
+def has_cells(array: Array) -> bool:
+    """Return whether an array is one of objects that are arrays."""
+    return array.dtype == object and isinstance(array[0], np.ndarray)

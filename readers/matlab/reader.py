@@ -33,7 +33,7 @@ from matex_data.index.whole import FILE, whole_file
 from matex_data.machine import check_fits
 from matex_data.readers.catalogue import Catalogue, Unreadable
 from matex_data.readers.kept import BLOCK_BYTES, kept_file
-from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes
+from matex_data.readers.matlab.cells import cell_field, cell_rows, cell_shapes, has_cells
 from matex_data.storage.files import open_whole, reading, undecodable
 from matex_data.warning import ignore_warnings
 
@@ -164,17 +164,17 @@ def index(path: str, names: Sequence[str] | None = None, *, sample_axis: int = 0
     layouts = {name: _layout(file, name, array) for name, array in arrays.items()}
     entries = {name: (layout.field, partial(layouts.__getitem__, name)) for name, layout in layouts.items()}
     longer = [name for name, array in arrays.items() if len(array) > 1]
-    numbers = {name for name, array in arrays.items() if array.shape == (1,)}
+    numbers = {name for name, array in arrays.items() if array.shape == (1,) and not has_cells(array)}
     as_sample = partial(whole_file, path, single=numbers)
     listed, finish = (None, as_sample) if sample == FILE else (longer or None, None)
     return Catalogue.of(path, {**entries, **unread}, "variable", listed, finish).index(names)
 
 
 def _layout(file: MatlabFile, name: str, array: Array) -> MatlabArray:
-    if not array.dtype.hasobject or not isinstance(array[0], np.ndarray):
+    if not has_cells(array):
         return MatlabArray(file, Field(name, array.shape[1:], array.dtype), len(array))
     field = cell_field(name, [cell.shape for cell in array], array[0].dtype)
-    return MatlabArray(file, field, len(array), sum(cell.nbytes for cell in array))
+    return MatlabArray(file, field, len(array), sum(cell.nbytes for cell in array) if field.ragged else 0)
 
 
 @declared
@@ -287,11 +287,14 @@ class MatlabArray(LibraryRows):
 
     def read(self, start: int, stop: int) -> Array:
         array = self.file.arrays().get(self.field.name)
-        expected = self.rows, *self.field.shape
-        if array is None or (array.shape, array.dtype) != (expected, self.field.array_dtype):
+        of_cells = not self.field.ragged and array is not None and has_cells(array)
+        kinds = set() if array is None else {(array.shape[1:], array.dtype)}
+        if array is not None and of_cells:
+            kinds = {(cell.shape, cell.dtype) for cell in array}
+        if array is None or len(array) != self.rows or kinds != {(self.field.shape, self.field.array_dtype)}:
             remedy = "open the data set again"
             raise DecodeError("the file has changed", file=self.file.path, field=self.field.name, remedy=remedy)
-        return array[start:stop]
+        return np.stack(list(array[start:stop])) if of_cells else array[start:stop]
 
 
 def _arrays(name: str, value: Any) -> Iterator[tuple[str, Any]]:
@@ -337,7 +340,7 @@ def _cells(value: Array) -> Array:
     dtype = np.result_type(*[cell.dtype.newbyteorder("=") for cell in cells])
     if dtype.kind in "fc" and any(cell.dtype.kind in "iu" and cell.dtype.itemsize == 8 for cell in cells):
         raise Unreadable("cells of integers of 64 bits beside others, of which no type has all numbers")
-    return cell_rows(cells, shapes, dtype, len(set(shapes)) == 1)
+    return cell_rows(cells, shapes, dtype, dense=False)  # in another file they may differ
 
 
 def _texts(value: Array) -> Array:

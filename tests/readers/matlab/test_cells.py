@@ -7,6 +7,7 @@ import hdf5storage
 import numpy as np
 import pytest
 import scipy.io
+from mpi4py import MPI
 
 import matex_data as md
 from tests.support.loading import check_samples
@@ -26,6 +27,13 @@ def _cell(arrays: Any, row: bool) -> Any:
     return cell
 
 
+def _save(path: Path, content: dict[str, Any], version: str) -> None:
+    if version == "5":
+        scipy.io.savemat(path, content)
+    else:
+        hdf5storage.savemat(str(path), content, format="7.3")
+
+
 @pytest.mark.parametrize("row", [True, False])
 @pytest.mark.parametrize("version", ["5", "7.3"])
 def test_cells_of_arrays(pool: Pool, tmp_path: Path, version: str, row: bool) -> None:
@@ -37,10 +45,7 @@ def test_cells_of_arrays(pool: Pool, tmp_path: Path, version: str, row: bool) ->
         "equal": _cell(EQUAL, row),
         "label": np.arange(6.0)[:, None],
     }
-    if version == "5":
-        scipy.io.savemat(path, content)
-    else:
-        hdf5storage.savemat(str(path), content, format="7.3")
+    _save(path, content, version)
     wanted: dict[str, Any] = {"trial": TRIALS, "spikes": SPIKES, "equal": EQUAL, "label": np.arange(6.0)}
     shapes = {"trial": (None, 3), "spikes": (None,), "equal": (2, 5), "label": ()}
     check_samples(pool, str(path), wanted, shapes)
@@ -50,11 +55,24 @@ def test_cells_of_arrays(pool: Pool, tmp_path: Path, version: str, row: bool) ->
 def test_cells_of_other_contents(tmp_path: Path, version: str) -> None:
     path = tmp_path / "mixed.mat"
     content = {"mixed": _cell([np.zeros((2, 3)), "a text"], False), "x": np.arange(2.0)[:, None]}
-    if version == "5":
-        scipy.io.savemat(path, content)
-    else:
-        hdf5storage.savemat(str(path), content, format="7.3")
+    _save(path, content, version)
     with pytest.warns(UserWarning, match="left out"):
         assert list(md.open_dataset(path).schema) == ["x"]
     with pytest.raises(md.FormatError):
         md.open_dataset(path, inputs="mixed")
+
+
+@pytest.mark.parametrize("version", ["5", "7.3"])
+def test_cells_of_one_shape_in_a_file_are_united_with_those_of_others(tmp_path: Path, version: str) -> None:
+    numbers = np.arange(60.0).reshape(-1, 3)
+    for lengths in ([(4, 4), (2, 5)], [(2, 5), (4, 4)], [(4, 4), (3, 3)], [(3,), (4,)]):
+        trials = [[numbers[:rows] * (at + 1) for at, rows in enumerate(of_file)] for of_file in lengths]
+        for number, rows in enumerate(trials):
+            content = {"trial": _cell(rows, True), "vector": _cell([row[:, :1] for row in rows], True)}
+            _save(tmp_path / f"{number}.mat", content, version)
+        data = md.open_dataset(tmp_path, inputs=["trial", "vector"], comm=MPI.COMM_SELF)
+        assert data.schema["trial"].sample_shape == (None, 3)
+        found = data.load()
+        for at, row in enumerate(trials[0] + trials[1]):
+            np.testing.assert_array_equal(found["trial"][at], row)
+            np.testing.assert_array_equal(found["vector"][at], row[:, 0])
