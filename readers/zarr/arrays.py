@@ -186,9 +186,10 @@ def _sharding(
     index = [_named(codec)["name"] for codec in sharding["index_codecs"]]
     if index not in (["bytes"], ["bytes", "crc32c"]):
         raise Unreadable(f"shards with an index by {index}")
-    if 0 in chunk_shape or any(whole % part for whole, part in zip(shard_shape, chunk_shape, strict=True)):
+    pairs = list(zip(shard_shape, chunk_shape, strict=True))
+    if any(0 in pair or pair[0] % pair[1] for pair in pairs):
         raise ValueError(f"chunks of shape {chunk_shape} in shards of shape {shard_shape}")
-    counts = tuple(whole // part for whole, part in zip(shard_shape, chunk_shape, strict=True))
+    counts = tuple(whole // part for whole, part in pairs)
     shards = Sharding(counts, sharding.get("index_location", "end") == "end", "crc32c" in index)
     return shards, chunk_shape, [_named(codec) for codec in sharding["codecs"]]
 

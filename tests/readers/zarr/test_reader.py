@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import zipfile
 from pathlib import Path
@@ -397,6 +398,16 @@ def test_damages_are_told(tmp_path: Path) -> None:
         with pytest.raises(DataError) as caught:
             load(path, inputs="text" if name == "text" else "event")
         assert MESSAGES[name] in str(caught.value) and path.name in str(caught.value), caught.value
+
+
+def test_shards_without_rows_are_told(tmp_path: Path) -> None:
+    write(tmp_path / "a.zarr", {"event": np.arange(40)}, 3, sharded=True)
+    document = tmp_path / "a.zarr" / "event" / "zarr.json"
+    facts = json.loads(document.read_text())
+    facts["chunk_grid"]["configuration"]["chunk_shape"] = [0]
+    document.write_text(json.dumps(facts))
+    with pytest.raises(DataError, match=r"in shards of shape \(0,\)"):
+        load(tmp_path / "a.zarr", inputs="event")
 
 
 def _changing(path: Path, version: int) -> zarr.Group:
