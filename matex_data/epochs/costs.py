@@ -21,7 +21,7 @@ from matex_data.io.modes import choose
 from matex_data.lru import LeastRecentlyUsed
 from matex_data.reading.buffers import BufferPool
 from matex_data.reading.plan import ReadPlan, plan_reads
-from matex_data.reading.source import LOAD_BYTES, Source
+from matex_data.reading.source import Source, rows_at_once
 from matex_data.sampling.schedule import Schedule
 from matex_data.sampling.sizing import estimate_quality
 from matex_data.words import nbytes_text
@@ -282,7 +282,7 @@ def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
     """
     samples, scratch, counted = schedule.samples, BufferPool(), _Counted()
     chunks = ChunkCache(UNLIMITED)
-    for first, stop in _sections(schedule, max(1, LOAD_BYTES // source.row_bytes), effort):
+    for first, stop in _sections(schedule, rows_at_once(source.row_bytes), effort):
         if first and counted.samples != first:
             chunks = ChunkCache(UNLIMITED)
             before = samples.part(first - 1, first)

@@ -17,7 +17,7 @@ from matex_data.index.runs import Runs
 from matex_data.machine import memory_shortage
 from matex_data.mpi.communicator import Communicator
 from matex_data.reading.context import ReadContext
-from matex_data.reading.source import LOAD_BYTES, Source
+from matex_data.reading.source import Source, rows_at_once
 from matex_data.sampling.schedule import EpochOrder, Schedule, StepPositions, Window, rank_range
 
 
@@ -35,7 +35,7 @@ class _Share:
 
     def __init__(self, source: Source, samples: int, samples_of: Callable[[int], Runs]) -> None:
         self._source, self._samples_of = source, samples_of
-        self._at_once = max(1, LOAD_BYTES // source.row_bytes)
+        self._at_once = rows_at_once(source.row_bytes)
         self._latest: tuple[int, Runs] | None = None
         self.windows = max(1, -(-samples // self._at_once))
         self.effort = min(samples, self._at_once)

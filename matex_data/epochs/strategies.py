@@ -25,7 +25,7 @@ from matex_data.reading.context import ReadContext
 from matex_data.reading.skipping import SkippedSamples
 from matex_data.reading.source import Source
 from matex_data.sampling.schedule import EpochOrder, Schedule, rank_range
-from matex_data.sampling.sizing import WINDOW_LIMIT
+from matex_data.sampling.sizing import POSITION_BYTES, WINDOW_LIMIT
 from matex_data.words import nbytes_text
 
 READ_BYTES = 64 << 20  # of one read of a rank, about, at most; each read costs Python time
@@ -74,7 +74,7 @@ def steps_within(nbytes: int, source: Source, schedule: Schedule, ranks: int) ->
     schedule : order of the samples.
     ranks : number of ranks.
     """
-    most = nbytes // max(1, schedule.batch_size // ranks * source.row_bytes)
+    most = nbytes // max(1, schedule.batch_size // ranks * max(source.row_bytes, POSITION_BYTES))
     if schedule.seed is not None and not schedule.uniform:
         most = min(most, ORDERED_SAMPLES // max(1, schedule.batch_size // schedule.lanes))
     return read_ahead_steps(schedule.steps, schedule.window_steps, most)

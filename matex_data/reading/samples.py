@@ -18,7 +18,7 @@ from matex_data.reading.context import ReadContext
 from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, plan_reads
 from matex_data.reading.pool import is_worker
-from matex_data.reading.source import LOAD_BYTES, Source
+from matex_data.reading.source import Source, rows_at_once
 
 KEPT_BYTES = 128 << 20  # of decoded chunks in the memory of a process, for all data sets
 
@@ -67,7 +67,7 @@ class SampleReader:
         if is_worker():  # it must not need what other windows decode
             chunks = ChunkCache(context.cache_bytes)
         numbers = self._samples.numbers(different)
-        step = max(1, LOAD_BYTES // source.row_bytes)
+        step = rows_at_once(source.row_bytes)
         for low in range(0, len(numbers), step):
             part = numbers[low : low + step]
             rows = np.arange(low, low + len(part))

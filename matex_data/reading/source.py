@@ -30,7 +30,7 @@ from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan
 from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally, present
 from matex_data.sampling.schedule import rank_range
-from matex_data.sampling.sizing import KEPT_WINDOWS, WINDOW_LIMIT
+from matex_data.sampling.sizing import KEPT_WINDOWS, POSITION_BYTES, WINDOW_LIMIT
 from matex_data.storage.objects import is_url
 
 Taking = TypeVar("Taking")
@@ -78,7 +78,7 @@ def taken(kind: type[Taking], arguments: Mapping[str, Any]) -> Taking:
     return kind(**{field.name: arguments[field.name] for field in fields(kind) if field.name in arguments})  # type: ignore[arg-type]
 
 
-LOAD_BYTES = 64 << 20  # of one read of ``load``
+LOAD_BYTES = 64 << 20  # of one read of ``load``, about
 CACHE_BYTES = 64 << 20  # least capacity of the cache of decoded chunks
 
 
@@ -280,7 +280,8 @@ class Source:
         """
         fields = self.index.fields.items()
         arrays = self.comm.agreed(lambda: {name: one.empty(runs.total) for name, one in fields})
-        ranges = ((part, rows, lambda: arrays) for part, rows in self._ranges(runs, self.row_bytes))
+        parts = self._ranges(runs, self.row_bytes)
+        ranges = ((part, np.arange(first, first + part.total), lambda: arrays) for part, first in parts)
         absent = [rows for _, rows in self._read_all(self.index, ranges)]
         return arrays, np.sort(np.concatenate(absent))
 
@@ -350,8 +351,8 @@ class Source:
         """Yield the positions of the samples that can be read, and their fields, some megabytes at a time."""
         fields, parts = [index.fields[name] for name in names], list(self._ranges(runs, row_bytes))
         ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)
-        for (_, rows), (arrays, absent) in zip(parts, self._read_all(index, ranges), strict=True):
-            yield np.delete(rows, absent), present(arrays, absent)
+        for (part, first), (arrays, absent) in zip(parts, self._read_all(index, ranges), strict=True):
+            yield np.delete(np.arange(first, first + part.total), absent), present(arrays, absent)
 
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""
@@ -390,13 +391,18 @@ class Source:
         if self.skipped is not None:
             self.skipped.report(status, tally, "that were loaded")
 
-    def _ranges(self, runs: Samples, row_bytes: int) -> Iterator[tuple[Runs, Integers]]:
-        """Yield ranges of samples, and their rows: equally many on every rank, the last one empty. *Collective*."""
-        step = max(1, LOAD_BYTES // row_bytes)
+    def _ranges(self, runs: Samples, row_bytes: int) -> Iterator[tuple[Runs, int]]:
+        """Yield ranges of samples, and their first rows: as many on every rank, the last one empty. *Collective*."""
+        step = rows_at_once(row_bytes)
         (longest,) = self.comm.maximum(runs.total)
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
-            yield runs.part(low, high), np.arange(low, high)
+            yield runs.part(low, high), low
+
+
+def rows_at_once(row_bytes: int) -> int:
+    """Return the number of samples of so many bytes that are loaded at once."""
+    return max(1, LOAD_BYTES // max(row_bytes, POSITION_BYTES))
 
 
 def open_source(sessions: ReadSessions, index: Index, options: ReadOptions, transforms: str = "") -> Source:

@@ -19,7 +19,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
-from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, ranges, sort
+from matex_data.index.runs import Chosen, Runs, Samples, compress, join_runs, merge, ranges, sort
 from matex_data.locks import cached_property
 from matex_data.sampling.permutation import Permutation, orders, permutation, salts, whole_number
 
@@ -392,6 +392,8 @@ def _sorted_positions(runs: Runs) -> Integers:
 
 
 def _sort(runs: Runs, destination: Integers) -> tuple[Runs, Integers]:
+    if (np.diff(runs.start) > 0).all():
+        return merge(runs), destination
     moved = np.empty_like(destination)
     moved[ranges(_sorted_positions(runs), runs.count)] = destination
     return sort(runs), moved

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import pickle
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,20 @@ def test_iteration_reads_windows_and_copies_samples(paths: list[str], monkeypatc
     assert np.array_equal([x for x, _ in samples], _stored(paths, "image"))
     assert [y for _, y in samples] == _stored(paths, "number").tolist()
     assert np.array_equal(data[::-1][0], _stored(paths, "image")[::-1])
+
+
+def test_the_positions_of_small_samples_are_not_in_memory_at_once(tmp_path: Path) -> None:
+    rows = 1 << 26
+    with h5py.File(tmp_path / "flags.h5", "w") as file:
+        file.create_dataset("x", (rows,), "i1", chunks=(1 << 20,), fillvalue=3)
+    data = md.open_dataset(tmp_path / "flags.h5", inputs="x")
+    tracemalloc.start()
+    try:
+        assert data.statistics("x").count == rows
+        assert sum(len(batch) for batch in data.batches(1024)) == rows
+        assert tracemalloc.get_traced_memory()[1] < 8 * rows  # that of a number of 8 bytes for each
+    finally:
+        tracemalloc.stop()
 
 
 def test_chunks_are_decoded_once_and_single_rows_read_alone(paths: list[str]) -> None:
