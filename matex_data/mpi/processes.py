@@ -6,6 +6,7 @@ which its rank introduced itself to the launcher. Such processes read data witho
 
 from __future__ import annotations
 
+import functools
 import glob
 import multiprocessing
 import os
@@ -44,10 +45,12 @@ def unfinished_name(begin: str, end: str = "") -> str:
     return f"{begin}{platform.node()}~{os.getpid()}~{end}"
 
 
+@functools.cache
 def remove_unfinished(folder: Path, begin: str) -> None:
     """Remove what processes of this machine that were killed have left in a folder, by the begin of `unfinished_name`.
 
-    What those of other machines have left stays, since they may run, and so does what another user has left.
+    What those of other machines have left stays, since they may run, and so does what another user has left. Once a
+    process: a shared file system takes seconds to list a folder of many files, at each save of each rank.
     """
     begin += f"{platform.node()}~"  # no name of a machine has a tilde
     for path in folder.glob(f"{glob.escape(begin)}*~*"):

@@ -4,16 +4,31 @@ from __future__ import annotations
 
 import errno
 import os
+import struct
 from collections.abc import Mapping
 from typing import Any
 
 import uproot
+from uproot.models.RNTuple import ListFrameReader
 
 from matex_data.errors import DataError, FormatError, near_matches, shortened
 from matex_data.index.library import OpenFiles
 from matex_data.index.stamps import Stamp
 from matex_data.storage.files import exists, open_binary, undecodable
 from matex_data.storage.objects import is_url
+
+_read_list = ListFrameReader.read
+
+
+def _read_bounded(self: Any, chunk: Any, cursor: Any, context: Any) -> Any:
+    """Read a list of an ``RNTuple`` after a look at its count, by which uproot loops before it looks at checksums."""
+    size, items = cursor.copy().fields(chunk, struct.Struct("<qI"), context)
+    if 8 * items > -size - 12 or -size > chunk.stop - cursor.index:  # each item begins with its size, 8 bytes
+        raise ValueError(f"a list of {items:,} items in {-size:,} bytes, {chunk.stop - cursor.index:,} before its end")
+    return _read_list(self, chunk, cursor, context)
+
+
+ListFrameReader.read = _read_bounded  # uproot has no option for it
 
 TREES = ("TTree", "TNtuple", "TNtupleD", "ROOT::RNTuple")
 MAX_SHOWN = 12  # keys in an error

@@ -63,3 +63,5 @@ def test_what_killed_processes_have_left_is_removed(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(Path, "unlink", denied)
     processes.remove_unfinished(tmp_path, ".a")
     assert {path.name for path in tmp_path.iterdir()} == {*kept, left[2]}
+    monkeypatch.setattr(Path, "glob", lambda *_: pytest.fail("the folder is listed again"))
+    processes.remove_unfinished(tmp_path, ".a")

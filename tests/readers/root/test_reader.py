@@ -564,3 +564,17 @@ def test_a_damaged_list_of_baskets_names_the_branch(tmp_path: Path) -> None:
         except DataError as error:
             errors.append(str(error))
     assert any("the list of baskets is damaged" in error and "x.root" in error for error in errors), errors
+
+
+def test_a_count_of_an_ntuple_is_bounded_by_its_bytes(tmp_path: Path) -> None:
+    """A list of many records of no length keeps uproot busy for minutes."""
+    path = tmp_path / "a.root"
+    with uproot.recreate(path) as file:
+        file.mkrntuple("events", {"x": np.arange(5)})
+    with uproot.open(path) as file:
+        end = file["events"].member("fSeekFooter") + file["events"].member("fNBytesFooter")
+    with path.open("r+b") as stream:
+        stream.seek(end - 58)  # within the count of the groups of clusters, 60 bytes in front of the checksum
+        stream.write(struct.pack("<I", 1 << 9))
+    with pytest.raises(FormatError, match=r"(?s)cannot be read as ROOT.*33,554,433 items in 60 bytes.*copy it again"):
+        opened(str(path))
