@@ -31,6 +31,7 @@ from matex_data.transforms.missing import (
     filling,
     find_complete,
     is_nullable,
+    numbers_in,
 )
 from matex_data.transforms.names import fields_to_read, named_by_rules
 from matex_data.transforms.new_fields import NewFields
@@ -272,7 +273,7 @@ def _slid(
     """Return sequence windows of rows, or the rows where a request has none, and the structure of a batch."""
     if request.window is not None:
         if request.window.horizon and elements.names is None and request.missing == "mask":
-            masks = (MASK.format(name) for name, field in rows.fields.items() if is_nullable(field))
+            masks = (MASK.format(field.name) for field in numbers_in(rows) if is_nullable(field))
             elements = ElementSpec(inputs=[*rows.fields, *masks])
         return sliding_sequences(rows, elements, request.window, continues)
     return Remade(rows, Ties() if request.patches is None else ties_of(rows), _unchanged), elements

@@ -80,7 +80,7 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
             check_no_integers(index.fields)
         return index
     by_field = isinstance(missing, Mapping)
-    numbers = [field for field in index.fields.values() if _is_number(field)]
+    numbers = numbers_in(index)
     floats = [field for field in numbers if is_nullable(field)]
     requested = set(names or ()).difference(index.fields if by_field else ())
     whole = names is None and not by_field
@@ -98,12 +98,19 @@ def fill_missing(index: Index, missing: Missing, names: Sequence[str] | None) ->
             "no field has this mask",
             field=unmade,
             expected=f"one of {near_matches(unmade, [MASK.format(field.name) for field in numbers])}, of numbers",
-            remedy="name the field as well, on the same side, inputs= or targets=; lists have a mask with pad=",
+            remedy="name the field as well, on the same side, inputs= or targets=; lists have a mask with pad=; "
+            "a missing class is a vector of zeros alone where one_hot= makes vectors, and else -1",
         )
     if not isinstance(missing, Mapping):  # in the memory that the masks are made of
         stored = {field.name: field.dtype.type(0 if isinstance(missing, str) else missing) for field in floats}
         steps += [filling(field, stored[field.name], f"missing {stored[field.name]}") for field in floats]
     return compute_all(index, steps)
+
+
+def numbers_in(index: Index) -> list[Field]:
+    """Return the fields that may have a mask. One-hot vectors have none: where a class is missing they are zeros."""
+    raw = index.raw.fields  # which has classes in place of the vectors
+    return [field for name, field in index.fields.items() if _is_number(field) and not is_category(raw[name])]
 
 
 def _is_number(field: Field) -> bool:

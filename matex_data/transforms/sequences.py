@@ -10,7 +10,7 @@ import numpy as np
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
-from matex_data.fields import MASK, ElementSpec, Field, Names, Schema, as_list
+from matex_data.fields import MASK, ElementSpec, Field, Names, Schema, as_list, is_mask
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Finish, FromOne, Index, Read, Wanted
@@ -216,7 +216,11 @@ def sliding_sequences(
     names = list(index.fields) if inputs is None else as_list(inputs)
     ahead = (as_list(targets) or names) if shape.horizon else []
     rows = index.fields  # which have no masks that are yet to be made
-    taken = next((AHEAD.format(name) for name in ahead if AHEAD.format(name) in names), None)
+    renamed = {
+        n: MASK.format(AHEAD.format(n.removesuffix(MASK.format("")))) if is_mask(n, rows) else AHEAD.format(n)
+        for n in ahead
+    }
+    taken = next((name for name in renamed.values() if name in names), None)
     if taken is not None:
         raise FormatError(
             "the inputs have a field with the name of a target",
@@ -225,7 +229,7 @@ def sliding_sequences(
             remedy="leave it out of inputs=, or give it another name with derive=",
         )
     fields = {name: _extended(rows[name], name, shape.length) for name in names if name in rows}
-    fields |= {AHEAD.format(n): _extended(rows[n], AHEAD.format(n), shape.horizon) for n in ahead if n in rows}
+    fields |= {name: _extended(rows[n], name, shape.horizon) for n, name in renamed.items() if n in rows}
     chains = Chains.of(index.files.rows, shape, continues)
     if not chains.counts.any():
         raise FormatError(
@@ -235,11 +239,9 @@ def sliding_sequences(
             found=f"{index.files.rows.max()} rows in the longest of {len(index.files)} files",
         )
     bare = isinstance(targets, str) or (targets is None and isinstance(inputs, str))
-    bases = [name if name in rows else name.removesuffix(MASK.format("")) for name in ahead]
-    renamed = [AHEAD.format(b) if b == n else MASK.format(AHEAD.format(b)) for n, b in zip(ahead, bases, strict=True)]
-    targets_ahead = (renamed[0] if bare else renamed) if ahead else None
+    targets_ahead = (renamed[ahead[0]] if bare else list(renamed.values())) if ahead else None
     columns = {name: (name, False) for name in names if name in rows}
-    columns |= {AHEAD.format(name): (name, True) for name in ahead if name in rows}
+    columns |= {name: (n, True) for n, name in renamed.items() if n in rows}
     slid = Slid(index, columns, shape, chains).index(fields)
     ties = Ties(shape.overlap, slid.first_row[chains.heads])
     given = names if ahead and inputs is None and targets is None else inputs  # a target is one of something

@@ -138,6 +138,8 @@ def test_named_masks_of_windows_and_of_integers(missing: Any) -> None:
         first, then = open_dataset(whole, window=2, horizon=1, missing=missing, comm=MPI.COMM_SELF).head(1)
         assert set(first) == {"x", "n", "x_mask"} and set(then) == {"x_ahead", "n_ahead", "x_ahead_mask"}
         assert [first["x_mask"].tolist(), then["x_ahead_mask"].tolist()] == [[[True, False]], [[True]]]
+        _, later = open_dataset(whole, missing=missing, comm=MPI.COMM_SELF).window(2, horizon=1).head(1)
+        assert set(later) == set(then)
     for sides in ({"inputs": ["x", "name", "name_mask"]}, {"inputs": "x", "targets": "x_mask", "window": 2}):
         with pytest.raises(FieldNotFound, match="no field has this mask"):
             open_dataset(table, missing=missing, comm=MPI.COMM_SELF, **sides)
@@ -305,6 +307,15 @@ def test_classes_may_be_missing_before_they_are_vectors_or_stacked(classes: Any,
     filled = open_dataset(CLASSES, missing={"c": "mode"}, **options).load()
     codes = filled["inputs"][:, :-1] if stack else filled["c"].reshape(5, -1)
     assert codes.tolist() == (np.eye(3) if "one_hot" in classes else np.arange(3)[:, None])[[0, 1, 1, 1, 2]].tolist()
+
+
+@pytest.mark.parametrize("window", [{}, {"window": 2, "horizon": 1}])
+def test_one_hot_vectors_have_no_mask(window: Any) -> None:
+    """It was True everywhere: where a class is missing, the vector has zeros alone."""
+    data = open_dataset(CLASSES, one_hot="c", missing="mask", comm=MPI.COMM_SELF, **window)
+    assert not [name for name in data.schema if name.startswith("c") and name.endswith("mask")]
+    with pytest.raises(FieldNotFound, match=r"no field has this mask(?s:.*)zeros alone where"):
+        open_dataset(CLASSES, one_hot="c", inputs=["c", "c_mask"], missing="mask", comm=MPI.COMM_SELF, **window)
 
 
 def test_columns_of_a_stack_are_named_as_their_fields() -> None:
