@@ -107,12 +107,13 @@ def files_of_folder(paths: Sequence[str]) -> list[str]:
     return data or known or list(paths)
 
 
-def folder_format(path: str, name: str | None = None) -> str | None:
+def folder_format(path: str, name: str | None = None, options: Mapping[str, Any] | None = None) -> str | None:
     """Return the format whose data sets are directories, if the directory is one; None for files and other directories.
 
     Parameters
     ----------
     name : of the format that the user asks for; None: any.
+    options : of the reader; of those that choose another format for its files, the directory is none.
     """
     if not is_folder(path):
         return None
@@ -120,7 +121,7 @@ def folder_format(path: str, name: str | None = None) -> str | None:
         return name if format_named(name).folder is not None else None
     for format, known in all_formats().items():
         if known.folder is not None and load_function(format, known.folder)(path):
-            return format
+            return format if not options or _kind(format, path, b"", options) == format else None
     return None
 
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import glob
 import hashlib
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -32,6 +33,8 @@ MOST_OF_WEB = 1_000_000  # files of a range on a web server
 MemoryArrays = Any
 """Dict of arrays, ``pandas.DataFrame`` or ``xarray.Dataset``."""
 Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+IsWhole = Callable[[str], Any]
+"""Function that tells whether a folder is a data set as a whole."""
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ def _resolve(comm: Communicator, arguments: Mapping[str, Any]) -> Given:
     trees = [trusted] if isinstance(trusted, str | os.PathLike) else list(trusted)
 
     def find() -> Given:
-        files = expand(paths, arguments["format"])
+        files = expand(paths, arguments["format"], arguments["options"])
         others = _others(paths, files)
         folders = [path for path in others if objects.is_url(path) or Path(path).is_dir()]
         return Given(PathTable.of(files), None, Trust.of([*trees, *folders]) | Trust.of_site(), roots(others))
@@ -136,7 +139,7 @@ def _others(paths: Paths, files: Sequence[str]) -> set[str]:
     return named.difference(files)
 
 
-def expand(paths: Paths, format: str | None = None) -> list[str]:
+def expand(paths: Paths, format: str | None = None, options: Mapping[str, Any] | None = None) -> list[str]:
     """Return the files of a path, a glob, a directory or a list of these, sorted within each.
 
     A directory that is a data set as a whole, such as a folder of images, stands for itself. A range in braces,
@@ -145,12 +148,14 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
     Parameters
     ----------
     format : name of the format; None: detected.
+    options : of the reader.
 
     Raises
     ------
     DataError : there are no such files.
     """
     expanded: list[str] = []
+    is_whole = partial(folder_format, name=format, options=options)
     given = _given([paths] if isinstance(paths, str | os.PathLike) else paths)
     # Longer and longer blocks: a range is compared with what exists before all of it is in memory.
     size = FIRST_BLOCK
@@ -162,7 +167,7 @@ def expand(paths: Paths, format: str | None = None) -> list[str]:
         try:
             files = existing_files(local) | _existing_objects(urls)
             for path, whole in block:
-                expanded += [path] if path in files else _expand_one(path, format, whole)
+                expanded += [path] if path in files else _expand_one(path, is_whole, whole)
         except OSError as error:
             raise unreadable(os.fsdecode(error.filename or ""), error, "the path") from error
         size *= 2
@@ -196,17 +201,17 @@ def _exists(path: str) -> bool:
         raise unreadable(os.fsdecode(error.filename or ""), error, "the path") from error
 
 
-def _expand_url(url: str, format: str | None) -> list[str]:
+def _expand_url(url: str, is_whole: IsWhole) -> list[str]:
     """Return the objects of a URL, which may be a pattern or a folder, sorted."""
     try:
         if objects.has_wildcard(url):
             found, folders = objects.matching(url)
             files = [*found, *data_folders(folders)] or [
-                file for folder in folders for file in _expand_url(folder, format)
+                file for folder in folders for file in _expand_url(folder, is_whole)
             ]
         else:
             folder = url.rstrip("/")
-            if folder_format(folder, format):
+            if is_whole(folder):
                 return [folder]
             names = [name for name in objects.names_below(folder) if _is_partitioned(name)]
             files = files_of_folder([f"{folder}/{name}" for name in names])
@@ -233,9 +238,9 @@ def _is_partitioned(name: str) -> bool:
     return not file.startswith(".") and all("=" in folder and not folder.startswith(".") for folder in folders)
 
 
-def _of_folder(path: str, format: str | None) -> tuple[list[str], list[str]]:
+def _of_folder(path: str, is_whole: IsWhole) -> tuple[list[str], list[str]]:
     """Return the files of a folder, or itself if it is a data set as a whole, and those that may be links."""
-    if folder_format(path, format):
+    if is_whole(path):
         return [path], []
     with os.scandir(path) as scanned:  # of which most file systems tell the type at once
         entries = list(scanned)
@@ -246,16 +251,16 @@ def _of_folder(path: str, format: str | None) -> tuple[list[str], list[str]]:
     return files, [file for file in files if not listed.get(file, True)]
 
 
-def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
+def _expand_one(path: str, is_whole: IsWhole, whole: str) -> list[str]:
     """Return the files of a path that is no file, which is one of those that the argument ``whole`` stands for."""
     if objects.is_url(path):
-        return _expand_url(path, format)
+        return _expand_url(path, is_whole)
     location = Path(path)
     if location.is_file():
         return [path]
     is_folder, folders = location.is_dir(), list[str]()
     if is_folder:
-        files, links = _of_folder(path, format)
+        files, links = _of_folder(path, is_whole)
     else:
         found = glob.glob(path, recursive=True)  # noqa: PTH207 (absolute too)
         existing = existing_files(found)
@@ -263,7 +268,7 @@ def _expand_one(path: str, format: str | None, whole: str) -> list[str]:
         links = natural_sorted(file for file in found if file not in existing)
         if not files:  # folders alone, of which each stands for what it does where it is named by itself
             folders = [folder for folder in found if Path(folder).is_dir()]
-            inner = [_of_folder(folder, format) for folder in folders]
+            inner = [_of_folder(folder, is_whole) for folder in folders]
             files = list(dict.fromkeys(file for own, _ in inner for file in own))
             links += [link for _, own in inner for link in own]
     for link in links:

@@ -286,7 +286,7 @@ def test_options_choose_the_reader_for_further_files(tmp_path: Path) -> None:
     planes = np.arange(48, dtype="f4").reshape(4, 4, 3)
     for number, plane in enumerate(planes[:3]):
         fits.HDUList([fits.PrimaryHDU(), fits.ImageHDU(plane, name="SCI")]).writeto(tmp_path / f"{number}.fits")
-    for paths, format in ((tmp_path / "*.fits", None), (tmp_path, "fits")):
+    for paths, format in ((tmp_path / "*.fits", None), (tmp_path, "fits"), (tmp_path, None)):
         found = open_dataset(paths, hdu=["SCI"], format=format, comm=MPI.COMM_SELF).load()["SCI"]
         same(found, planes[:3])
     fits.PrimaryHDU(planes[:3]).writeto(tmp_path / "a.fit")
