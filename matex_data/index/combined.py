@@ -60,6 +60,8 @@ def assign_missing(field: Field, out: Any, destination: Integers) -> None:
     if field.ragged:
         blank = field.empty(len(destination))
         field.blank(blank)
+        for array in blank:  # of no elements, but where the number of rows of a file is known
+            array[...] = missing_value(field.dtype)
         out[destination] = blank
     else:
         out[destination] = missing_value(field.dtype)

@@ -303,10 +303,10 @@ def united(first: Field, other: Field) -> Field | None:
     >>> united(small, Field("n", (2,), np.dtype("i4"))) is None
     True
     """
-    if other.attributes.get(ALL_MISSING):
-        return nullable(first)
-    if first.attributes.get(ALL_MISSING):
-        return nullable(other)
+    if _is_null(other):
+        return _missing_as(first, other)
+    if _is_null(first):
+        return _missing_as(other, first)
     if unlike(first, other) is not None:
         return None
     if first.attributes.get(AS_TEXT) and not other.attributes.get(AS_TEXT):
@@ -333,6 +333,14 @@ def united(first: Field, other: Field) -> Field | None:
     if len(lists) == len(arrays) == 1 and lists[0].inner == (None,) and not lists[0].shape and not lists[0].nested:
         return replace(lists[0], dtype=dtype)
     return None
+
+
+def _missing_as(field: Field, null: Field) -> Field | None:
+    """Return a field whose values may be missing, as those of a file that has none: of all rows, as many as it has."""
+    rows = field.attributes.get(ALL_ROWS) and null.attributes.get(ALL_ROWS) and not field.nested
+    shape = _common_shape(field.sample_shape, null.sample_shape) if rows else None
+    one = nullable(field if shape is None else replace(field, ragged=False))
+    return one if one is None or shape is None else ragged_field(one, shape)
 
 
 def _common_shape(first: Sequence[int | None], other: Sequence[int | None]) -> list[int | None] | None:
@@ -465,14 +473,17 @@ def adapted(file: FileIndex, fields: Schema, union: UnitedFields) -> FileIndex:
         if name not in fields and name in union.fills:
             layouts[name] = Constant(file.rows, _fill_value(found.field, union.fills[name]))
         elif absent:
-            layouts[name] = MissingRows(file.rows, _plain(found.field))
+            field = _plain(found.field)
+            if name in fields and field.ragged and not field.nested and fields[name].shape:  # all rows of the file
+                field = replace(field, inner=(fields[name].shape[0], *field.inner[1:]))
+            layouts[name] = MissingRows(file.rows, field)
         else:
             layouts[name] = _adapted(file.layouts[name], fields[name], found.field)
     # All columns of a table are read by one call, which has one kind of output.
     tables = {layout.layout.table for layout in layouts.values() if _is_united_column(layout)}  # type: ignore[attr-defined]
     for name, layout in layouts.items():
         if isinstance(layout, Column) and layout.table in tables:
-            layouts[name] = UnitedRows(layout, _plain(fields[name]), _plain(fields[name]))
+            layouts[name] = UnitedRows(layout, _plain(fields[name]), _plain(union.occurrences[name].field))
     return replace(file, layouts=layouts)
 
 

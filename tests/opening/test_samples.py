@@ -1,6 +1,7 @@
 """Files and groups as samples, on one rank and on three: dense where the shapes agree, else ragged."""
 
 import gc
+import json
 import warnings
 from pathlib import Path
 from typing import Any
@@ -51,6 +52,20 @@ def test_arrays_of_other_lengths_and_numbers(pool: Pool, tmp_path: Path) -> None
         persons = {"person": [f"subject {number}".encode() for number in range(7)]} if kind == "h5" else {}
         more: dict[str, Any] = {"person": ()} if kind == "h5" else {}
         check_samples(pool, str(tmp_path / f"*.{kind}"), wanted | persons, shapes | more, sample="file")
+
+
+@pytest.mark.parametrize("kind", [int, float])
+def test_a_table_without_a_number_has_as_many_missing_ones(tmp_path: Path, kind: type) -> None:
+    """Also beside tables of integers, which have a missing one then, and texts, which are read with them."""
+    tables = [[kind(1)], [None, None, None], [kind(2), kind(3)], [0.5, 1.5]]
+    for number, column in enumerate(tables):
+        rows = ({"x": x, "s": str(x)} for x in column)
+        (tmp_path / f"{number}.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    for chosen in ([0, 1, 2], [1, 0, 2, 3], [2, 1], [1, 3], [1, 2, 1]):
+        found = md.open_dataset([tmp_path / f"{number}.jsonl" for number in chosen], sample="file").load()
+        for number, x, s in zip(chosen, found["x"], found["s"], strict=True):
+            np.testing.assert_array_equal(x, np.array(tables[number], float))
+            assert s.tolist() == [str(x).encode() for x in tables[number]]
 
 
 def _molecules(path: Path) -> dict[str, list[Any]]:
