@@ -6,6 +6,7 @@ import math
 import os
 import time
 from collections.abc import Callable, Iterator
+from itertools import starmap
 from typing import Any, Literal
 
 import numpy as np
@@ -273,8 +274,10 @@ class Collectives:
     def _wait(self, start: Callable[..., MPI.Request], *arguments: Any) -> None:
         """Start an operation and wait for it."""
         self._check_complete()
-        request = start(*arguments)
+        started: list[MPI.Request] = []
         try:
+            started.extend(starmap(start, [arguments]))  # in C: no interrupt comes between the start and the list
+            (request,) = started
             with waiting_for(self.liveness), self.clock:
                 for _ in range(SPINS):
                     if request.Test():
@@ -284,8 +287,9 @@ class Collectives:
                 while not request.Test():
                     time.sleep(min(max(SLEEP, (time.monotonic() - begin) / 100), LONGEST_SLEEP))
         except BaseException:
-            self._interrupted = request
-            _INTERRUPTED.append((request, arguments))
+            if started:
+                self._interrupted = started[0]
+                _INTERRUPTED.append((started, arguments))
             raise
 
     def _check_complete(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import signal
+import sys
 import threading
 import weakref
 from concurrent.futures import CancelledError
@@ -89,6 +90,31 @@ def _interrupted(comm: Any) -> list[float]:
 @pytest.mark.rank_counts(2)
 def test_an_interrupted_wait_keeps_its_memory(pool: Pool) -> None:
     assert pool.run(_interrupted) == [[3.0] * 9] * 2
+
+
+def test_an_interrupt_as_a_request_has_been_started_keeps_it() -> None:
+    """In the line behind the start, which once was in front of the block that keeps the request."""
+    collectives, started = open_channel(MPI.COMM_SELF).host, []
+
+    def start() -> MPI.Request:
+        started.append(collectives.comm.Ibarrier())
+        return started[-1]
+
+    def trace(frame: Any, event: str, _: Any) -> Any:
+        if started and event == "line" and frame.f_code.co_name == "_wait":
+            sys.settrace(None)
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            collectives._wait(start)
+    finally:
+        sys.settrace(before)
+    assert collectives._interrupted is started[0]
+    collectives.barrier()  # it is complete by now
 
 
 def _met_in_graph(comm: Any) -> list[Any]:
