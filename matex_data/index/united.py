@@ -36,6 +36,10 @@ from matex_data.warning import warn
 
 MOST_NAMED = 8  # fields in a warning
 REMEDY = "convert the files to one schema, or select the fields that can be united with inputs= and targets="
+SAME_CALENDAR = (
+    "write the times of all files with one calendar, such as ds.time.encoding['calendar'] = 'proleptic_gregorian' of "
+    "xarray, which from 15 October 1582 on is the standard one; or leave the field out with inputs= and targets="
+)
 
 
 class Gathering(Protocol):
@@ -130,7 +134,7 @@ class UnitedFields:
                 field=name,
                 expected=f"{shown(mine.field, key)}, as in {mine.path!r}",
                 found=shown(theirs.field, key),
-                remedy=REMEDY,
+                remedy=SAME_CALENDAR if key == "calendar" else REMEDY,
             )
         told = {key: theirs.field.attributes[key] for key in UNITS if key in theirs.field.attributes}
         field = replace(field, attributes={**told, **field.attributes})

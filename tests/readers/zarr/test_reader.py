@@ -466,3 +466,14 @@ def test_metadata_that_change_as_they_are_read(tmp_path: Path, monkeypatch: pyte
     data = open_dataset(tmp_path / "a.zarr", comm=MPI.COMM_SELF, inputs=["run/x"])
     with pytest.raises(ChangedFile):
         data.load()
+
+
+def test_files_of_two_calendars_say_how_to_get_one(tmp_path: Path) -> None:
+    """NumPy's times and CF's differ before 15 October 1582 alone."""
+    for name, attributes in (("a", {}), ("b", {"units": "seconds since 1970-01-01", "calendar": "standard"})):
+        times = np.arange(3).astype("datetime64[s]")
+        root = zarr.open_group(tmp_path / f"{name}.zarr", mode="w", zarr_format=2)
+        array = root.create_array("time", data=times.astype("i8") if attributes else times)
+        array.attrs.update({"_ARRAY_DIMENSIONS": ["time"], **attributes})
+    with pytest.raises(FormatError, match=r"(?s)'calendar' of 'time'.*encoding\['calendar'\] = 'proleptic_gregorian'"):
+        open_dataset(tmp_path / "*.zarr", comm=MPI.COMM_SELF)
