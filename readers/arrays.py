@@ -22,7 +22,7 @@ import numpy as np
 
 from matex_data._types import Bytes
 from matex_data.declared import declared
-from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError, truncated
 from matex_data.fields import Field
 from matex_data.index.model import Layout
 from matex_data.index.strided import Strided, Transposed
@@ -214,15 +214,7 @@ def read_header(file: IO[bytes], path: str, member: str | None, size: int) -> St
     if array.shape:
         check_shape(path, member, array.shape, array.dtype)
     if array.end > size:
-        raise FormatError(
-            "the array is truncated",
-            file=path,
-            field=member,
-            byte=size,
-            expected=f"{array.end} bytes",
-            found=f"{size} bytes",
-            remedy=RESTORE,
-        )
+        raise truncated(path, size, array.end, member)
     return array
 
 
@@ -289,7 +281,7 @@ def _zip_errors(path: str) -> Iterator[None]:
     """Raise ``FormatError`` for what ``zipfile`` raises on a damaged file."""
     try:
         yield
-    except (DataError, MemoryError):
+    except DataError:
         raise
     except Exception as error:  # of many kinds
         raise undecodable(FormatError, "the file is a damaged zip file", path, error) from error
@@ -359,8 +351,6 @@ class ZipMember(UnpackedFile):
                 while part := file.read(READ_BYTES):
                     data[found : found + len(part)] = np.frombuffer(part, np.uint8)[: max(0, nbytes - found)]
                     found += len(part)
-        except MemoryError:
-            raise
         except Exception as error:  # the libraries raise many kinds on a damaged stream
             raise undecodable(DecodeError, "the array does not decompress", self.path, error, field=field) from error
         if found < nbytes:

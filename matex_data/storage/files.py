@@ -163,7 +163,13 @@ def undecodable(kind: type[DataError], problem: str, path: str, error: Exception
     ----------
     kind, problem : of the error of a damaged file.
     where : ``field`` and ``row``; ``expected``, ``found`` and ``remedy`` of a damaged file.
+
+    Raises
+    ------
+    MemoryError : it is one, which tells of no damage.
     """
+    if isinstance(error, MemoryError):
+        raise error
     if is_of_system(error):
         return unreadable(path, error, **{name: where[name] for name in ("field", "row") if name in where})
     found = error if isinstance(error, DataError) else f"{type(error).__name__}: {error}"

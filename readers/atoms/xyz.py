@@ -18,7 +18,7 @@ from ase import Atoms
 
 from matex_data._types import Array, Bytes, Integers
 from matex_data.declared import declared
-from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
+from matex_data.errors import DataError, DecodeError, FormatError
 from matex_data.index.decoded import ByteRangeBlocks
 from matex_data.readers.atoms.frames import FrameValues, columns_of, frames_of
 from matex_data.readers.catalogue import Catalogue
@@ -136,7 +136,5 @@ class FrameBlocks(ByteRangeBlocks):
                 raise ValueError(f"{len(frames)} frames, not {rows}")
         except Exception as error:  # ASE raises errors of many kinds
             byte = int(self.offset[block])
-            raise DecodeError(
-                "the frames do not parse", file=self.path, row=row, byte=byte, found=error, remedy=RESTORE
-            ) from error
+            raise undecodable(DecodeError, "the frames do not parse", self.path, error, row=row, byte=byte) from error
         return columns_of(self.path, row, frames, {name: self.fields[name] for name in names})

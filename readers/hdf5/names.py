@@ -19,7 +19,7 @@ from matex_data.machine import without_rank
 MAX_OBJECTS = 20_000  # in a file that is listed
 HINT_SECONDS = 20.0  # limit for the listing behind a hint
 HDF5_ERRORS = (
-    OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError, MemoryError,
+    OSError, RuntimeError, ValueError, TypeError, KeyError, IndexError, AttributeError, ArithmeticError,
 )  # fmt: skip
 """Exceptions of h5py for a damaged file, or one with features that h5py does not support."""
 

@@ -217,7 +217,7 @@ class MatlabFile:
                 compact = [name for name, value in variables.items() if any(map(_is_compact, _arrays(name, value)))]
                 file.seek(0)
                 typed = scipy.io.loadmat(file, mat_dtype=True, variable_names=compact) if compact else {}
-        except (MemoryError, DataError):
+        except DataError:
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
             raise undecodable(FormatError, "the file cannot be read as MATLAB's", self.path, error) from error

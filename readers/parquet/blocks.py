@@ -10,12 +10,13 @@ import numpy as np
 import pyarrow as pa
 
 from matex_data._types import Integers
-from matex_data.errors import RESTORE, DecodeError
+from matex_data.errors import DataError, DecodeError
 from matex_data.index.decoded import SingleBlocks
 from matex_data.index.table import Outputs
 from matex_data.machine import check_fits
 from matex_data.readers.parquet.members import ColumnField
 from matex_data.readers.parquet.values import ColumnValues, decode
+from matex_data.storage.files import undecodable
 
 SMALLER = "write the file with fewer rows in a block (row_group_size=100_000 of pyarrow), or select fewer columns"
 
@@ -102,14 +103,8 @@ class ArrowBlocks(SingleBlocks):
                 raise
         return found
 
-    def undecodable(self, block: int, names: Sequence[str], byte: int, error: Exception) -> DecodeError:
+    def undecodable(self, block: int, names: Sequence[str], byte: int, error: Exception) -> DataError:
         """Return the error for a block that pyarrow does not decode."""
-        return DecodeError(
-            "a block of rows does not decode",
-            file=self.path,
-            field=names[0] if len(names) == 1 else None,
-            row=int(self.edges[block]),
-            byte=byte,
-            found=error,
-            remedy=RESTORE,
-        )
+        field, row = names[0] if len(names) == 1 else None, int(self.edges[block])
+        problem = "a block of rows does not decode"
+        return undecodable(DecodeError, problem, self.path, error, field=field, row=row, byte=byte, found=error)

@@ -116,7 +116,7 @@ class Baskets(BranchBlocks):
             try:
                 self.complete(selection, i, self._entries(basket, stored[begin:end], i in selection.reserved))
             except Exception as error:  # uproot and the codecs raise errors of many kinds
-                located = error if isinstance(error, DecodeError) else self._located(basket, error)
+                located = error if isinstance(error, DecodeError | MemoryError) else self._located(basket, error)
                 selection.reserved.fail(numbers[done:], located)
                 raise located from error
 

@@ -16,7 +16,7 @@ from ase.calculators.singlepoint import SinglePointCalculator
 from mpi4py import MPI
 
 from matex_data import DataError, FieldNotFound, FormatError, open_dataset
-from matex_data.errors import DecodeError
+from matex_data.errors import DecodeError, OutOfMemory
 from matex_data.readers.atoms import xyz
 from tests.readers.text.test_compression import COMPRESSORS
 from tests.support.format_suite import Case, FormatSuite, same
@@ -349,3 +349,17 @@ def test_a_database_that_is_being_written(tmp_path: Path) -> None:
     Path(f"{path}-journal").write_bytes(b"")
     assert len(open_dataset(path)) == 5 and path.read_bytes() == before
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.db", "a.db-journal"]
+
+
+def test_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a file is opened, and as it is read."""
+    ase.io.write(tmp_path / "a.xyz", frames(3), format="extxyz")
+    data = open_dataset(tmp_path / "a.xyz", comm=MPI.COMM_SELF)
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr(xyz, "_parsed", fail)
+    for read in (data.load, lambda: open_dataset(tmp_path / "a.xyz", comm=MPI.COMM_SELF)):
+        with pytest.raises(OutOfMemory, match="memory ran out"):
+            read()

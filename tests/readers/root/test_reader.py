@@ -21,7 +21,7 @@ from uproot.interpretation.numerical import AsDouble32, AsDtype
 from uproot.writing import _cascadetree as cascade
 
 from matex_data import DataError, FieldNotFound, merge, open_dataset
-from matex_data.errors import DecodeError, FormatError, PartitionError
+from matex_data.errors import DecodeError, FormatError, OutOfMemory, PartitionError
 from matex_data.index.cache import ChunkCache
 from matex_data.index.model import RowSelection
 from matex_data.readers import detect
@@ -522,6 +522,17 @@ def test_a_damaged_basket_names_branch_and_entry(tmp_path: Path, compression: st
     else:
         assert compression is None  # without a checksum
     assert len(every_row(found, "event")) == 160
+
+
+def test_lack_of_memory_for_a_basket_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = opened(write(tmp_path / "events.root", events(160)))
+
+    def fail(*_: Any) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("matex_data.readers.root.baskets.unpack", fail)
+    with pytest.raises(OutOfMemory, match="memory ran out"):
+        data.load()
 
 
 def test_a_truncated_file(tmp_path: Path) -> None:
