@@ -158,6 +158,7 @@ def _keys(
             "the keys to merge on are not clear",
             expected='on=, or left_on= and right_on= with as many names; none of them with how="rows"',
             found=f"on={on!r}, left_on={left_on!r}, right_on={right_on!r}, how={how!r}",
+            remedy="name the field that both have, such as on='id'",
         )
     return left, right
 
@@ -233,6 +234,7 @@ def _mixture(datasets: Sequence[Dataset], weights: Sequence[float], seed: int, s
             "the weights of a mixture are the shares of its data sets",
             expected=f"{len(datasets)} positive numbers whose sum is 1",
             found=f"weights={list(weights)}",
+            remedy="give one for each data set, and divide each by their sum",
         )
     first = np.cumsum([0, *(len(data._source.index) for data in datasets)]).tolist()
     return Mixture(tuple(map(float, weights)), tuple(first), stop, check_seed(seed))
@@ -285,6 +287,7 @@ def _check_one_weight(first: Dataset, second: Dataset) -> None:
             "both data sets have weights",
             expected="weights= of one of them",
             found=f"{first._elements.weights!r} and {second._elements.weights!r}",
+            remedy="open one of them without weights=",
         )
 
 

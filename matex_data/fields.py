@@ -329,7 +329,12 @@ def field_of(fields: Schema, name: str) -> Field:
     """Return the field of a name; raise ``FieldNotFound`` if there is no such field."""
     check_name(name)
     if name not in fields:
-        raise FieldNotFound("no such field", field=name, expected=f"one of {near_matches(name, fields)}")
+        raise FieldNotFound(
+            "no such field",
+            field=name,
+            expected=f"one of {near_matches(name, fields)}",
+            remedy="correct the name: data.schema, and matex inspect for files, list the fields",
+        )
     return fields[name]
 
 
@@ -405,6 +410,7 @@ def expand_names(names: Iterable[str], available: Collection[str], file: str | N
                 field=name,
                 expected=f"a pattern that matches one of {near_matches(name, available)}",
                 found=f"{len(available)} fields, none of which match",
+                remedy="correct the pattern, or give the names one by one: matex inspect lists the fields of files",
             )
         expanded.update(dict.fromkeys(matched))
     return list(expanded)
@@ -518,7 +524,12 @@ def check_weights(elements: ElementSpec, fields: Schema) -> None:
         return
     field = fields.get(name)
     if field is None:
-        raise FieldNotFound("weights= names no field", field=name, expected=f"one of {near_matches(name, fields)}")
+        raise FieldNotFound(
+            "weights= names no field",
+            field=name,
+            expected=f"one of {near_matches(name, fields)}",
+            remedy='correct the name, or give an expression of fields, such as weights="w / 2"',
+        )
     classes = is_category(field)
     if classes or field.ragged or field.shape or field.dtype.kind not in "biuf":
         raise FormatError(

@@ -112,6 +112,7 @@ def index_arrays(data: Any, sample_dim: str | None = None, wanted: Sequence[str]
             "the arrays have different numbers of samples",
             expected="equal lengths of the first axis",
             found=", ".join(f"{name!r}: {length}" for name, length in list(lengths.items())[:8]),
+            remedy="give one value of each array for each sample; others stay outside of the data set",
         )
     rows = next(iter(lengths.values()))
     layouts = {field.name: MemoryRows(array) for field, array in read}
@@ -142,7 +143,12 @@ def select(held: HeldArrays, names: Sequence[str] | None, static: bool = False) 
         if name in held.refused:
             raise held.refused[name]
         if name not in index.fields:
-            raise FieldNotFound("there is no such array", field=name, expected=f"one of {near_matches(name, known)}")
+            raise FieldNotFound(
+                "there is no such array",
+                field=name,
+                expected=f"one of {near_matches(name, known)}",
+                remedy="correct the name, or give the array beside the others",
+            )
     return index if names is None else index.select(chosen)
 
 
@@ -188,7 +194,12 @@ def _variables(data: Any, dimension: str) -> tuple[dict[str, tuple[Any, dict[str
     """Return the variables that have the dimension of the samples, as first axis, with attributes, and all others."""
     if dimension not in data.dims:
         expected = f"sample_dim= of {[str(name) for name in data.dims]}"
-        raise FormatError("there is no such dimension", expected=expected, found=repr(dimension))
+        raise FormatError(
+            "there is no such dimension",
+            expected=expected,
+            found=repr(dimension),
+            remedy="name the dimension along which the samples lie",
+        )
     columns: dict[str, tuple[Any, dict[str, Any]]] = {}
     static: dict[str, Array] = {}
     for name, variable in data.variables.items():
@@ -219,7 +230,13 @@ def _read(name: str, values: Any, attributes: Mapping[str, Any]) -> tuple[Field,
     if isinstance(array, np.ma.MaskedArray):
         return _masked(name, array, attributes)
     if array.ndim == 0:
-        raise FormatError("an array has no axis of samples", field=name, expected="at least one axis", found="a scalar")
+        raise FormatError(
+            "an array has no axis of samples",
+            field=name,
+            expected="at least one axis",
+            found="a scalar",
+            remedy="give a value for each sample, such as np.full(samples, value)",
+        )
     if array.dtype.kind == "M":
         return _seconds(name, array, {**attributes, "units": EPOCH})
     if array.dtype.kind == "m":

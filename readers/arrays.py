@@ -269,10 +269,22 @@ def _members(path: str, whole: bool, verify: bool) -> tuple[dict[str, Entry], li
                 entries[name] = _as_row(array).field(name), layout
                 listed.append(name)
             else:
-                entries[name] = FormatError("the array has no sample axis", file=path, field=name, found="one number")
+                entries[name] = FormatError(
+                    "the array has no sample axis",
+                    file=path,
+                    field=name,
+                    found="one number",
+                    remedy='leave it out, or take each file as a sample: sample="file"',
+                )
     if not listed:
         found = shown({name: entry for name, entry in entries.items() if isinstance(entry, str)}) or "none"
-        raise FormatError("the file has no samples", file=path, expected="an array with a first axis", found=found)
+        raise FormatError(
+            "the file has no samples",
+            file=path,
+            expected="an array with a first axis",
+            found=found,
+            remedy='write arrays with an axis that counts the samples, or take each file as a sample: sample="file"',
+        )
     return entries, listed, numbers
 
 

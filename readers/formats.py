@@ -412,7 +412,10 @@ def format_named(name: str) -> KnownFormat:
     for entry in entry_points(group=GROUP, name=name):
         return KnownFormat(**vars(_load(entry)))
     raise FormatError(
-        "there is no reader of that format", expected=f"one of {near_matches(name, known_formats())}", found=repr(name)
+        "there is no reader of that format",
+        expected=f"one of {near_matches(name, known_formats())}",
+        found=repr(name),
+        remedy="correct the name, or leave out format=: the content tells it",
     )
 
 

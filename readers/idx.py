@@ -145,5 +145,6 @@ def _label_rows(labels: _IdxArray, images: int, path: str) -> MemoryRows:
             file=labels.path,
             expected=f"{images} labels, the number of images in {path!r}",
             found=f"{labels.shape[0]} labels",
+            remedy="put the labels of these images beside them",
         )
     return MemoryRows(labels.values().astype(labels.dtype.newbyteorder("=")))

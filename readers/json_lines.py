@@ -199,7 +199,12 @@ class _Types:
         try:
             schema = pa.unify_schemas(schemas, promote_options="permissive")
         except pa.ArrowException as error:
-            raise FormatError("lines differ in the type of a member", file=self._path, found=error) from error
+            raise FormatError(
+                "lines differ in the type of a member",
+                file=self._path,
+                found=error,
+                remedy="write the member alike on all lines, or leave it out with inputs= and targets=",
+            ) from error
         kept = {(column, steps) for column, _, steps, _ in _leaves(schema)} - texts
         for found in self._types.values():
             if found[0][:2] in kept:

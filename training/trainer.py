@@ -283,6 +283,7 @@ def validation_rows(channel: Channel, data: Any, batch: int, callbacks: list[Any
             field="validation_data",
             expected="one number of rows",
             found=", ".join(map(str, sorted(lengths))),
+            remedy="give x, y and the weights a value for each sample",
         )
     return shard_rows(tf.data.Dataset.from_tensor_slices(data).batch(batch), channel.rank, channel.size)
 

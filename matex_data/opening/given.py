@@ -90,7 +90,12 @@ def _hold(comm: Communicator, arguments: Mapping[str, Any]) -> HeldArrays:
         unknown = [name for name in options if name != "sample_dim"]
         unknown += [name for name in ("sample", "format", "index", "absent") if arguments[name] is not None]
         if unknown:
-            raise DataError(f"{unknown[0]}= is an option of files", expected="files", found="arrays in memory")
+            raise DataError(
+                f"{unknown[0]}= is an option of files",
+                expected="files",
+                found="arrays in memory",
+                remedy=f"leave out {unknown[0]}=",
+            )
         names = [*as_list(arguments["inputs"]), *as_list(arguments["targets"])]
         return index_arrays(arguments["paths"], options.get("sample_dim"), names)
 
@@ -172,7 +177,12 @@ def expand(paths: Paths, format: str | None = None, options: Mapping[str, Any] |
             raise unreadable(os.fsdecode(error.filename or ""), error, "the path") from error
         size *= 2
     if not expanded:
-        raise DataError("the list of files is empty", expected="at least one path", found=paths)
+        raise DataError(
+            "the list of files is empty",
+            expected="at least one path",
+            found=paths,
+            remedy="look at what has made the list, such as the pattern of glob.glob",
+        )
     return expanded
 
 

@@ -65,6 +65,7 @@ class Mixture:
                 "a batch has no sample of one of the data sets",
                 expected=f"a batch_size of {round(1 / min(self.weights))} or more",
                 found=f"batch_size={batch_size}, weights={list(self.weights)}",
+                remedy="give larger batches, or weights= that differ less",
             )
         return [int(size) for size in sizes]
 

@@ -186,6 +186,7 @@ def check_fractions(fractions: Sequence[float]) -> None:
             "the fractions of a split must sum to 1, and none may be negative",
             expected="for example split(0.9, 0.1)",
             found=fractions,
+            remedy="divide each by their sum",
         )
 
 

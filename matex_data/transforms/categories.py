@@ -119,6 +119,7 @@ def _checked(index: Index, name: str) -> Field:
             field=name,
             expected="texts, integers or truth values in each sample",
             found=field.description,
+            remedy='leave it out of one_hot= and of dtype={...: "category"}',
         )
     return field
 

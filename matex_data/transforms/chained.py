@@ -171,7 +171,12 @@ class Selected:
         self._check_rows("window()")
         index, elements = self.source.index, self.elements
         if elements.weights is not None:
-            raise PartitionError("windows have no weights", expected="no weights=", found=repr(elements.weights))
+            raise PartitionError(
+                "windows have no weights",
+                expected="no weights=",
+                found=repr(elements.weights),
+                remedy="open the data without weights=",
+            )
         continues = continuing(partial(self.source.of_index, transforms=""), index, along)
         slid, of_windows = sliding_sequences(index, elements, shape, continues)
         within = sequences_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)

@@ -125,6 +125,7 @@ def add_static_fields(index: Index, names: Sequence[str] | None) -> Index:
             file=next(iter(index.files.paths), None),
             field=lacking,
             expected=f"one of {near_matches(lacking, [*index.fields, *index.static])}",
+            remedy="correct the name, or open a file first that has it",
         )
     if not arrays:
         return index

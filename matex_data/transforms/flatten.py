@@ -67,7 +67,11 @@ def _reshape(flat: Objects, index: Index) -> Index:
     """Return the index of objects with fields of their events."""
     for name, one in index.fields.items():
         if one.ragged:
-            raise FormatError("a field with samples of varying length has no value for each object", field=name)
+            raise FormatError(
+                "a field with samples of varying length has no value for each object",
+                field=name,
+                remedy="leave it out with inputs= and targets=, or name it in flatten= if it is as long as the others",
+            )
     return replace(flat, base=index, flattened=frozenset()).index(index.fields)
 
 

@@ -179,7 +179,10 @@ class _Mean:
         values = array[~np.isnan(array)].astype(np.float64)
         if not np.isfinite(values).all():
             raise FormatError(
-                "a field with infinite numbers has no mean", field=self._field.name, expected="finite numbers"
+                "a field with infinite numbers has no mean",
+                field=self._field.name,
+                expected="finite numbers",
+                remedy='give a number in place of "mean", or mark infinite numbers as missing with missing_values=',
             )
         fraction, exponent = np.frexp(values)
         mantissa = np.ldexp(fraction, 53).astype(np.int64)
@@ -242,7 +245,12 @@ class _Median:
         if not_above(lower) <= count // 2:
             upper = min(comm.allgather(min(own[own > lower], default=np.inf)))
         if not np.isfinite([lower, upper]).all():
-            raise FormatError("the median of a field is infinite", field=self._field.name, expected="finite numbers")
+            raise FormatError(
+                "the median of a field is infinite",
+                field=self._field.name,
+                expected="finite numbers",
+                remedy='give a number in place of "median", or mark infinite numbers as missing with missing_values=',
+            )
         return float(self._field.dtype.type(float((Fraction(lower) + Fraction(upper)) / 2)))
 
 

@@ -215,7 +215,12 @@ def pair_samples(first: Sequence[Coordinate], second: Sequence[Coordinate], how:
     joined = Matches.joined(comm.allgather(pairs))
     if not len(joined.count):
         names = ", ".join(key.name for key in first)
-        raise PartitionError("no values of the data sets are equal", field=names, expected="equal values")
+        raise PartitionError(
+            "no values of the data sets are equal",
+            field=names,
+            expected="equal values",
+            remedy="look at both fields with head(): their units, spaces in texts, or the files may differ",
+        )
     return joined
 
 
@@ -450,6 +455,7 @@ def _with_missing(index: Index) -> Index:
                 field=name,
                 expected='a counterpart of each sample, or how="inner"',
                 found=one.description,
+                remedy='give how="inner", or open the second data set without this field',
             )
         if field.dtype == one.dtype:
             continue

@@ -94,6 +94,7 @@ def patched(index: Index, shape: PatchShape) -> Index:
             file=next(iter(index.files.paths), None),
             expected=f"a field with {len(shape.extent)} axes at least, and samples of one shape",
             found="; ".join(f"{name!r}: {field.description}" for name, field in index.fields.items()),
+            remedy="give patch= a length for each axis that is cut; size= makes images of one shape",
         )
     begins = [_begins(length, size) for length, size in axes]
     count = shape.count or shape.drawn or prod(map(len, begins))

@@ -146,7 +146,11 @@ class Slid(FromOne):
         """Return the index of sequence windows with these fields; raise ``FormatError`` if one is ragged."""
         uneven = next((name for name, one in fields.items() if one.ragged), None)
         if uneven is not None:
-            raise FormatError("a field with samples of varying length has no windows", field=uneven)
+            raise FormatError(
+                "a field with samples of varying length has no windows",
+                field=uneven,
+                remedy="leave it out with inputs= and targets=, or give pad= a length for it",
+            )
         slide = partial(_slide, self.columns, self.chains, self.shape)
         files = DerivedFiles(self.base.files, slide, self.chains.counts)
         return Index(fields, files, self.base.static, self.base.facts, self)
@@ -237,6 +241,7 @@ def sliding_sequences(
             file=index.files.paths[0],
             expected=f"at least {shape.span} rows (window + lead - 1 + horizon)",
             found=f"{index.files.rows.max()} rows in the longest of {len(index.files)} files",
+            remedy="give a smaller window= or horizon=, or along= where one file continues another",
         )
     bare = isinstance(targets, str) or (targets is None and isinstance(inputs, str))
     targets_ahead = (renamed[ahead[0]] if bare else list(renamed.values())) if ahead else None

@@ -69,7 +69,11 @@ def stack_fields(index: Index, names: Sequence[str], name: str, kept: Sequence[s
             remedy="stack numeric fields of one shape, or leave out stack=True",
         )
     if name in kept:
-        raise FormatError(f"another field already has the name of the stack, {name!r}", field=name)
+        raise FormatError(
+            f"another field already has the name of the stack, {name!r}",
+            field=name,
+            remedy="read it without stack=, or write it by another name",
+        )
     counts = tuple(None if field.shape == shape else field.shape[0] for field in fields)
     columns = [column for field, count in zip(fields, counts, strict=True) for column in _columns(field, count)]
     axis = AXES["last" if isinstance(stack, bool | np.bool_) else stack]

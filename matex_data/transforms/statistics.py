@@ -235,6 +235,7 @@ def _check(schema: Mapping[str, Field], name: str) -> None:
             field=name,
             expected="integers, floats or booleans, or lists of these",
             found=f"lists of {schema[name].description}" if schema[name].nested else schema[name].description,
+            remedy="name fields of numbers; value_counts counts texts and categories",
         )
 
 

@@ -267,7 +267,11 @@ def _parse_head(path: str, head: Bytes, size: int, options: CsvOptions, before: 
     header = given if given is not None else 0 if leading and leading.named else None
     if header is not None and header >= len(records):
         raise FormatError(
-            "there is no record with the names", file=path, expected=f"record {header}", found=f"{len(records)} records"
+            "there is no record with the names",
+            file=path,
+            expected=f"record {header}",
+            found=f"{len(records)} records",
+            remedy="give header= the number of the record with the names, from 0 on, or None if there is none",
         )
     first = 0 if header is None else header + 1
     fields = comment if header is None else records[header]
@@ -317,7 +321,11 @@ def _column_names(
     if options.names is not None:
         if len(options.names) < width:
             raise FormatError(
-                "there are more columns than names", file=path, expected=f"{width} names", found=f"{len(options.names)}"
+                "there are more columns than names",
+                file=path,
+                expected=f"{width} names",
+                found=f"{len(options.names)}",
+                remedy="give names= one name for each column",
             )
         return map(str, options.names)
     if not header or (options.header is None and len(header) != width):

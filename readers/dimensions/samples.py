@@ -138,7 +138,13 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
             of_file = variable.rows(0, decoding(variable, 0))
             reason = observations.add(variable, selection.entries(*of_file, variable.dimensions[1:]))
             if reason is not None and options.names is not None:
-                raise FormatError("the variable cannot be read", file=path, field=variable.name, found=reason)
+                raise FormatError(
+                    "the variable cannot be read",
+                    file=path,
+                    field=variable.name,
+                    found=reason,
+                    remedy="leave it out with inputs= and targets=",
+                )
             unread |= {} if reason is None else {variable.name: reason}
         elif options.names is not None and not options.static_as_inputs:
             raise _no_samples(path, variable, dimension)
@@ -147,7 +153,13 @@ def index_content(content: FileContent, options: VariableOptions) -> Index:
         fields[name], layouts[name] = field, layout if selection.rows is None else subset_rows(layout, selection.rows)
     if not fields:
         found = f"{len(content.variables)} variables without it"
-        raise FormatError("the file has no samples", file=path, expected=f"a variable along {dimension!r}", found=found)
+        raise FormatError(
+            "the file has no samples",
+            file=path,
+            expected=f"a variable along {dimension!r}",
+            found=found,
+            remedy="name the dimension of the samples with sample_dim=",
+        )
     static = {
         variable.name: selection.values(values(variable)[0], variable.dimensions)
         for variable in content.variables

@@ -100,7 +100,10 @@ def selection_of(
             name = dimension if named in alike else named
             if name in axes or (name == dimension and rows is not None):
                 raise FormatError(
-                    f"sel= and isel= both select along {name!r}", file=content.path, expected="one of them"
+                    f"sel= and isel= both select along {name!r}",
+                    file=content.path,
+                    expected="one of them",
+                    remedy="leave out one of them along this dimension",
                 )
             if option == "isel":
                 if name == dimension:

@@ -105,7 +105,11 @@ def _values(path: str, unit: Unit) -> tuple[np.dtype[Any], np.dtype[Any], Conver
 def _checked_axis(path: str, shape: tuple[int, ...], axis: int) -> int:
     if not -len(shape) <= axis < len(shape):
         raise FormatError(
-            "the image has no such axis", file=path, expected=f"one of {len(shape)} axes", found=f"sample_axis={axis}"
+            "the image has no such axis",
+            file=path,
+            expected=f"one of {len(shape)} axes",
+            found=f"sample_axis={axis}",
+            remedy="count the axes as NumPy does: axis 0 is the last one of FITS",
         )
     return axis % len(shape)
 

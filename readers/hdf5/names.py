@@ -86,12 +86,31 @@ def _open_error(file: h5py.File, path: str, name: str, error: Exception) -> Form
         link = None
     if isinstance(link, h5py.SoftLink | h5py.ExternalLink):
         target = f"{link.filename}:{link.path}" if isinstance(link, h5py.ExternalLink) else link.path
-        return FormatError("the target of the link does not exist", file=path, field=name, expected=target, found=error)
+        return FormatError(
+            "the target of the link does not exist",
+            file=path,
+            field=name,
+            expected=target,
+            found=error,
+            remedy="copy the file that it leads to as well, or leave the field out with inputs= and targets=",
+        )
     if link is not None:
-        return FormatError("the dataset cannot be opened", file=path, field=name, found=error)
+        return FormatError(
+            "the dataset cannot be opened",
+            file=path,
+            field=name,
+            found=error,
+            remedy="leave it out with inputs= and targets=",
+        )
     names = _list_in_child(path)
     expected = f"one of {near_matches(name.strip('/'), names)}" if names else None
-    return FieldNotFound("the file has no such dataset", file=path, field=name, expected=expected)
+    return FieldNotFound(
+        "the file has no such dataset",
+        file=path,
+        field=name,
+        expected=expected,
+        remedy="correct the name: matex inspect lists the datasets",
+    )
 
 
 def _list_in_child(path: str) -> list[str]:

@@ -216,7 +216,13 @@ class _Contents:
             reasons = {name: NO_AXIS if error.problem == NO_AXIS else _reason(error) for name, error in unread.items()}
             found = shown(reasons) or "no dataset at all"
             expected = "a dataset with a sample axis"
-            raise FormatError("the file has no samples", file=self.path, expected=expected, found=found)
+            raise FormatError(
+                "the file has no samples",
+                file=self.path,
+                expected=expected,
+                found=found,
+                remedy="say what a sample is: sample_axis=, offsets=, sample='group' or sample='file'",
+            )
         self._warn_of({name: error for name, error in unread.items() if error.problem != NO_AXIS})
         return rows
 
@@ -284,7 +290,13 @@ class _Contents:
         axis = matlab_axis(dataset, self.sample_axis) if of_matlab else self.sample_axis if dataset.ndim > 1 else 0
         field, layout = dataset_rows(dataset, path, name, allow_missing=self.allow_missing, axis=axis)
         if is_pickled(dataset):
-            raise FormatError("the dataset holds pickled objects", file=path, field=name, expected="numbers or texts")
+            raise FormatError(
+                "the dataset holds pickled objects",
+                file=path,
+                field=name,
+                expected="numbers or texts",
+                remedy="write numbers or texts in place of them, or leave it out with inputs= and targets=",
+            )
         if whole and not of_matlab and field.attributes.get("type") == REFERENCES:
             problem = f"the dataset holds {REFERENCES}, which h5py follows"
             raise FormatError(problem, file=path, field=name, expected="numbers or texts")

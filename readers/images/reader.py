@@ -92,7 +92,12 @@ def index_collectively(
         raise FormatError("there is no such choice of pages", expected=f"one of {PAGES}", found=repr(pages))
     options = ImageOptions(**of_images)
     if ragged and options.size is not None:
-        raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
+        raise FormatError(
+            "images of one size are not ragged",
+            expected="size= or ragged=True",
+            found="both",
+            remedy="leave out one of them",
+        )
     listings = on_root(ranks, lambda: list_images(paths, layout, root, pairs, trust or NONE))
     hyperstack = None if axes is None and samples is None else Hyperstack(axes, samples)
     if hyperstack is not None and (options.takes_section or ragged or pages == "first"):

@@ -112,7 +112,12 @@ class _Series:
         known = list(dict.fromkeys(name for iteration in self.found for name in iteration.species))
         for name in self.asked:
             if name not in known:
-                raise FormatError(f"the file has no species {name!r}", file=self.path, expected=f"one of {known}")
+                raise FormatError(
+                    f"the file has no species {name!r}",
+                    file=self.path,
+                    expected=f"one of {known}",
+                    remedy="correct species=, or leave it out",
+                )
         return [name for name in known if not self.asked or name in self.asked]
 
 

@@ -101,6 +101,7 @@ def choose_tree(file: Any, path: str, tree: str | None) -> str:
             file=path,
             expected=f"one of {near_matches(name, cycles)}",
             found=f"tree={tree!r}",
+            remedy="correct the name; without tree= the only one is read",
         )
     return f"{name};{max(cycles[name])}"
 

@@ -78,7 +78,12 @@ def index(
     """
     options = ImageOptions(mode, size, resample, dtype, max_pixels, crop_to_aspect_ratio, pad_to_aspect_ratio)
     if ragged and size is not None:
-        raise FormatError("images of one size are not ragged", expected="size= or ragged=True", found="both")
+        raise FormatError(
+            "images of one size are not ragged",
+            expected="size= or ragged=True",
+            found="both",
+            remedy="leave out one of them",
+        )
     with open_archive(path) as archive:
         shard = read_shard(path, archive.file)
         source = _Source(path, archive.file, list(shard.rows))

@@ -146,7 +146,13 @@ def read_arrays(
                 problem, file=store.path, field=name or ROOT_NAME, found=repr(error), remedy=RESTORE
             ) from error
     if is_empty:
-        raise FormatError("no Zarr store", file=store.path, expected=f"one of {MARKS}", found="none of them")
+        raise FormatError(
+            "no Zarr store",
+            file=store.path,
+            expected=f"one of {MARKS}",
+            found="none of them",
+            remedy="give the folder that has one of these files",
+        )
     return arrays, unread, known
 
 

@@ -79,7 +79,13 @@ def index(
     arrays = of_level(store.path, arrays, known, level, names)
     for name in names or ():
         if name.strip("/") in unread:
-            raise FormatError("the array cannot be read", file=store.path, field=name, found=unread[name.strip("/")])
+            raise FormatError(
+                "the array cannot be read",
+                file=store.path,
+                field=name,
+                found=unread[name.strip("/")],
+                remedy="leave it out with inputs= and targets=",
+            )
     if names is None and unread and not arrays:
         raise FormatError("no array of the store can be read", file=store.path, found=shown(unread))
     if names is None:

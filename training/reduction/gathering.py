@@ -134,6 +134,7 @@ def _pickled(value: Any, rank: int) -> bytes:
             "an object cannot be sent to the other ranks",
             expected="an object that can be pickled",
             found=f"on rank {rank}: {type(error).__name__}: {error}",
+            remedy="send numbers, texts, or arrays of NumPy",
         ) from error
 
 

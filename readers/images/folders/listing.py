@@ -119,9 +119,21 @@ def list_images(
         listings.append(_list_manifest(path, root, trust) if is_table else _list_folder(path, layout, pairs, trust))
     listings += _list_files(files, layout)
     if root is not None and any(listing.root != root for listing in listings):
-        raise FormatError("root= is for manifests", file=paths[0], expected="a table of image files", found=paths[0])
+        raise FormatError(
+            "root= is for manifests",
+            file=paths[0],
+            expected="a table of image files",
+            found=paths[0],
+            remedy="leave out root=, or open the table",
+        )
     if pairs is not None and any(listing.masks is None for listing in listings):
-        raise FormatError("pairs= is for folders", file=paths[0], expected="a folder with both", found=paths[0])
+        raise FormatError(
+            "pairs= is for folders",
+            file=paths[0],
+            expected="a folder with both",
+            found=paths[0],
+            remedy="leave out pairs=, or open the folder that has both folders in it",
+        )
     return listings
 
 
