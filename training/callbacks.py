@@ -297,6 +297,7 @@ class BatchLogs(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no
         """Combine the logs of the ranks. *Collective*."""
         combined = self._distributed.batch_logs(dict(logs or {}), evaluated)
         if logs is not None:
+            combined = {key: combined[key] for key in logs if key in combined} | combined  # in the order of Keras
             logs.clear()
             logs.update({key: float(value) if np.ndim(value) == 0 else value for key, value in combined.items()})
 

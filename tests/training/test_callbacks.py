@@ -185,6 +185,7 @@ def test_callbacks_read_the_logs_of_global_batches(ranks: Pools, pool: Pool, kin
         assert result == pytest.approx(evaluated, rel=1e-5)
         for own, expected in zip(found, batches, strict=True):
             assert own == pytest.approx(expected, rel=1e-5)
+            assert list(own) == list(expected)
         for key, values in epochs.items():
             np.testing.assert_allclose(history[key], values, rtol=1e-5, err_msg=key)
 
