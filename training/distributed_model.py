@@ -50,7 +50,7 @@ from matex_data.training.exact.variables import (
     optimizers,
     replicated_variables,
     replicated_weights,
-    separate_seeds,
+    seeds,
 )
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.reduction.graphs import disable_xla
@@ -224,8 +224,8 @@ class DistributedModel:
                 type(self.model.optimizer).__name__,
                 assigned[0],
             )
-        broadcast_in(self.channel, [v for v in replicated_variables(self.model) if id(v) not in equal])
-        separate_seeds(self.model, 0 if self.step.whole else self.channel.rank)
+        variables = [*replicated_variables(self.model), *seeds(self.model)]
+        broadcast_in(self.channel, [v for v in variables if id(v) not in equal])
         per_sample = leaves_per_sample(element_spec) if whole_batches else None
         reducer = None if _equal_batches(self.channel, element_spec, per_sample) else self._reducer
         if self.prepared and (reducer, per_sample) != (self.step.reducer, self.step.per_sample):
@@ -268,7 +268,6 @@ class DistributedModel:
             combine_metrics(self.channel, self.model)
         self.step.whole = self.test.whole = True
         self.test.gathers &= self.step.per_sample is None
-        separate_seeds(self.model, 0)
         self.model.make_train_function(force=True)
         object.__setattr__(self.model, "test_function", None)
         if getattr(self.model, "_eval_epoch_iterator", None) is not None:

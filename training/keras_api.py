@@ -195,6 +195,7 @@ ATTRIBUTES: dict[str, PrivateNames] = {
         ),
         (keras.optimizers.LossScaleOptimizer, ("check_finite",)),
         (keras.metrics.MeanMetricWrapper, ("update_state",)),
+        (keras.random.SeedGenerator, ("next",)),
         (keras.callbacks.ProgbarLogger, ("_finalize_progbar", "_update_progbar")),
         (tf.data.Dataset, ("_functions", "_inputs")),
         (DatasetIterator, ("_type_spec", "get_next")),
@@ -204,7 +205,7 @@ ATTRIBUTES: dict[str, PrivateNames] = {
     RUN: (
         (keras.Model, ("_flatten_metrics_in_order",)),
         (EpochIterator, ("_enumerate_iterator", "_get_iterator")),
-        (keras_random, ("draw_seed", "dropout", "normal", "randint", "truncated_normal", "uniform")),
+        (keras_random, ("dropout", "normal", "randint", "truncated_normal", "uniform")),
         (tf.Graph, ("_get_function",)),
         *ORDERED,
     ),
@@ -217,7 +218,7 @@ OBJECT_ATTRIBUTES: dict[str, PrivateNames] = {
             keras.Model,
             ("_compile_loss", "_compile_metrics", "_jit_compile", "_loss_tracker", "test_function", "train_function"),
         ),
-        (keras.layers.Layer, ("_non_trainable_variables", "_seed_generators", "_trainable_variables")),
+        (keras.layers.Layer, ("_non_trainable_variables", "_trainable_variables")),
         (keras.layers.BatchNormalization, ("_reduction_axes", "synchronized")),
         (
             keras.optimizers.Optimizer,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -16,7 +17,6 @@ from matex_data.training.arguments import open_checked
 from matex_data.training.comm.channel import Channel, check_root
 from matex_data.training.exact.attributes import kept_by_calls
 from matex_data.training.exact.digests import content_digest
-from matex_data.training.keras_api import keras_random
 from matex_data.training.partition.parts import broadcast_in
 from matex_data.training.replacements import Replacements, replaced
 
@@ -198,6 +198,11 @@ def replicated_variables(model: Any) -> list[Any]:
     return [*replicated_weights(model), *optimizer_variables(model)]
 
 
+def seeds(model: Any) -> list[Any]:
+    """Return the states of the random layers of a model, which are equal on all ranks; see ``separate_draws``."""
+    return [v for v in model.non_trainable_variables if "seed_generator" in v.path]
+
+
 def check_equal_weights(model: Any, channel: Channel) -> None:
     """Raise ``PartitionError`` on all ranks unless their trained weights are equal, up to rounding. *Collective*."""
     weights = model.trainable_variables if channel.size > 1 else []
@@ -220,34 +225,23 @@ def check_equal_weights(model: Any, channel: Channel) -> None:
             )
 
 
-def separate_seeds(model: Any, rank: int) -> None:
-    """Give the random layers of each rank, such as dropout, seeds of their own; rank 0 keeps those of one process."""
-    for layer in model._flatten_layers():
-        for generator in getattr(layer, "_seed_generators", []):
-            if rank == getattr(generator, "_matex_rank", 0):
-                continue
-            shift = (rank - getattr(generator, "_matex_rank", 0)) * SEED_STEP
-            seed, *rest = (int(x) for x in generator.state.value.numpy())
-            generator.state.assign([(seed + shift) % 2**32, *rest])
-            object.__setattr__(generator, "_matex_rank", rank)
-
-
 @contextlib.contextmanager
 def separate_draws(rank: int) -> Iterator[None]:
-    """Context manager: functions such as ``tf.random.normal`` draw other numbers on each rank.
+    """Context manager: random layers, and functions such as ``tf.random.normal``, draw other numbers on each rank.
 
-    That holds for those without a generator of their own, in graphs that are traced within. Rank 0 keeps the
-    seeds of one process.
+    That holds for this thread, also for graphs that it traces within. Rank 0 draws those of one process. States of
+    seeds are the same on all ranks, so that what a script draws elsewhere is so, too.
     """
-    graph, draw, shift = tf.compat.v1.get_default_graph(), keras_random.draw_seed, rank * SEED_STEP % 2**32
+    graph, shift, thread = tf.compat.v1.get_default_graph(), rank * SEED_STEP % 2**32, threading.get_ident()
+    following = keras.random.SeedGenerator.next
 
-    def drawn(seed: Any) -> Any:
-        own = draw(seed)
-        return own if seed is not None else own + tf.cast([shift, 0], own.dtype)
+    def drawn(generator: Any, ordered: bool = True) -> Any:
+        seed = following(generator, ordered)
+        return seed + tf.cast([shift, 0], seed.dtype) if threading.get_ident() == thread else seed
 
     with Replacements() as replacements:
-        if rank and not tf.executing_eagerly():
-            replacements.set(keras_random, "draw_seed", drawn)
-            if graph.seed is not None:
+        if rank:
+            replacements.set(keras.random.SeedGenerator, "next", drawn)
+            if not tf.executing_eagerly() and graph.seed is not None:
                 replacements.set(graph, "seed", (graph.seed + shift) % 2**32)
         yield

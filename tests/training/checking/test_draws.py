@@ -5,6 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import pytest
+
+from tests.support import problems
+from tests.support.ranks import Pool
 
 
 def _drawn(start: int, stop: int, total: int) -> list[Any]:
@@ -45,3 +49,36 @@ def test_several_rows_of_each_sample_lie_in_blocks() -> None:
 def test_a_shard_without_rows_draws_none() -> None:
     empty = _drawn(6, 6, 6)
     assert [len(numbers) for numbers in empty] == [0, 0, 0, 0, 12, 1]
+
+
+def _dropped(comm: Any, eager: bool) -> Any:
+    """Return what a layer draws in a step of ``fit``, and what dropout leaves in a call of the script afterwards."""
+    import keras
+
+    from matex_data import training
+
+    class Drawing(keras.layers.Dropout):  # type: ignore[misc]
+        def build(self, shape: Any) -> None:
+            self.drawn = self.add_weight(shape=(3,), dtype="int32", initializer="zeros", trainable=False)
+
+        def call(self, x: Any, training: bool = False) -> Any:
+            if training:
+                self.drawn.assign(keras.random.randint((3,), 0, 2**30, seed=self.seed_generator))
+            return super().call(x, training=training)
+
+    keras.utils.set_random_seed(comm.rank)
+    layer = Drawing(0.5)
+    model = keras.Sequential([keras.Input((problems.FEATURES,)), layer, keras.layers.Dense(3)])
+    model.compile("sgd", "mse", run_eagerly=eager)
+    x, _ = problems.table(8)
+    data = problems.shard((x, x[:, :3]), 4, comm.rank, comm.size)
+    training.fit(model, data, comm=comm, verbose=0, verify="never")
+    return layer.drawn.numpy(), model(x, training=True).numpy()
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("eager", [False, True])
+def test_random_layers_differ_between_ranks_in_steps_alone(pool: Pool, eager: bool) -> None:
+    (first, dropped), (second, also) = pool.run(_dropped, eager)
+    assert not np.any(first == second)
+    np.testing.assert_array_equal(dropped, also)

@@ -21,7 +21,7 @@ from matex_data.training.exact.batch_norm import average_moving_statistics, batc
 from matex_data.training.exact.metrics import combine_states, note_reset, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
-from matex_data.training.exact.variables import changing_variables, separate_seeds
+from matex_data.training.exact.variables import changing_variables
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred, leave_to_others
 from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
@@ -187,7 +187,6 @@ class StagedModel:
             elsewhere = [v for v in self.model.weights if own.number not in held.get(id(v), (own.number,))]
             leave_to_others(elsewhere)  # also those that an evaluation before has initialized
             self.broadcast()
-        separate_seeds(self.model, self.replicas.rank)
         own_ids = {id(v) for v in self.layers.trainable_variables}
         self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
         self.world.communicator.agreed(lambda: check_optimizer(self.model.optimizer, self.variables))
@@ -306,7 +305,7 @@ class StagedModel:
         held, number = variable_holders(self.plans), self._plan.number
         first = [v for layer in layers_of(self._plan) for v in layer.variables if held[id(v)][0] == number]
         outputs = self._graph.outputs if number == stages - 1 else self._plan.sends
-        self.layers = StageLayers(self._plan, outputs, first)
+        self.layers = StageLayers(self._plan, outputs, first, self.replicas.rank)
         if self.ranks.size > 1:
             self._cut_layers = self._planned_layers(element_spec)
         if self.deferred:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from matex_data.training.exact.losses import DistributedLoss, unknown_losses
 from matex_data.training.exact.metrics import weighted_means
 from matex_data.training.exact.state import StepState
-from matex_data.training.exact.variables import changing_variables
+from matex_data.training.exact.variables import changing_variables, separate_draws
 from matex_data.training.keras_api import get_keras_mask, set_keras_mask
 from matex_data.training.model_parallel.stages.checks import find_sums, layers_of
 from matex_data.training.model_parallel.stages.cut import StagePlan
@@ -26,11 +26,12 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
     ----------
     outputs : numbers of the tensors to return: those that the stage sends, or the outputs of the model.
     regularized : variables whose regularizers count here: those that no stage before this one has.
+    replica : number of the replica, each of which draws its own random numbers.
     """
 
-    def __init__(self, plan: StagePlan, outputs: Sequence[int], regularized: Sequence[Any]) -> None:
+    def __init__(self, plan: StagePlan, outputs: Sequence[int], regularized: Sequence[Any], replica: int) -> None:
         super().__init__(name=f"stage{plan.number}", autocast=False)
-        self._matex_plan, self._matex_outputs = plan, tuple(outputs)
+        self._matex_plan, self._matex_outputs, self._matex_replica = plan, tuple(outputs), replica
         self._matex_regularized = {id(variable) for variable in regularized}
         self.layers = layers_of(plan)
         self._matex_masked: tuple[int, ...] = ()
@@ -53,8 +54,9 @@ class StageLayers(keras.layers.Layer):  # type: ignore[misc]  # Keras has no typ
         values = dict(zip(numbers, tensors, strict=False))
         for position, mask in zip(self._matex_masked, tensors[len(numbers) :], strict=True):
             set_keras_mask(values[plan.receives[position]], mask)
-        for call in plan.calls:
-            call.run(values, training)
+        with separate_draws(self._matex_replica):
+            for call in plan.calls:
+                call.run(values, training)
         outputs = [values[number] for number in self._matex_outputs]
         return outputs, [get_keras_mask(output) for output in outputs]
 
