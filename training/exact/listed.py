@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.comm.channel import Channel
-from matex_data.training.exact.metrics import custom_metrics, is_along_rows
+from matex_data.training.exact.metrics import custom_metrics, flat_metrics, is_along_rows
 from matex_data.training.keras_api import STEP_METHODS, Functional
 
 
@@ -64,6 +64,11 @@ LOSSES = _names(
 )
 """Classes of ``keras.losses`` that have a value for each row."""
 REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight", "sum")
+BROADCASTING = {
+    "categorical_accuracy", "categorical_hinge", "hinge", "kl_divergence", "pearson_correlation", "poisson",
+    "squared_hinge",
+}  # fmt: skip
+"""Functions of ``keras.metrics`` that take targets of shape (rows,) for one row, which each output (rows, 1) gets."""
 _PACKAGES = {"keras", "tensorflow", "matex_data", "numpy", "builtins", "ml_dtypes", "collections", "inspect"}
 _AXES = ("axis", "axes")
 _RATES = ("rate", "dropout", "recurrent_dropout", "stddev", "drop_path_rate")
@@ -115,7 +120,7 @@ def prove(model: Any, leaves: Sequence[Any], has_rows: Sequence[bool | None], lo
     for layer in layers:
         reasons += _of_layer(layer)
         reasons += _of_calls(layer) if isinstance(layer, Functional | keras.Sequential) else ()
-    reasons += [*_of_losses(model), *_of_metrics(model)] if losses else ()
+    reasons += [*_of_losses(model), *_of_metrics(model, leaves)] if losses else ()
     mark = zlib.crc32(repr([_text(layer) for layer in layers]).encode())
     return Proof(tuple(dict.fromkeys(reasons)), any(map(_draws, layers)), mark)
 
@@ -285,11 +290,18 @@ def _of_losses(model: Any) -> Iterator[str]:
             yield f"{loss.name}: reduction={loss.reduction} is neither a mean nor a sum over the samples"
 
 
-def _of_metrics(model: Any) -> Iterator[str]:
-    """Yield the metric functions of the user's, whose value for a row may depend on others; see `custom_metrics`."""
+def _of_metrics(model: Any, leaves: Sequence[Any]) -> Iterator[str]:
+    """Yield the metric functions whose value for a row may depend on others; see `custom_metrics`.
+
+    Some of Keras's compare each output of shape (rows, 1) with all targets of shape (rows,).
+    """
     for metric, function in custom_metrics(model):
         if function is not None:
             yield f"{metric.name}: is a metric function that may combine rows"
+    if any(leaf is not None and leaf.shape.rank == 1 for leaf in leaves):
+        for metric in flat_metrics(model.metrics):
+            if getattr(getattr(metric, "_fn", None), "__name__", "") in BROADCASTING:
+                yield f"{metric.name}: combines rows if targets have one axis, and outputs two"
 
 
 def _is_activation(value: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import tensorflow as tf
 from keras import layers, ops
 
-from matex_data.training.exact.listed import INNER, LAYERS, LOSSES, Proof, prove
+from matex_data.training.exact.listed import BROADCASTING, INNER, LAYERS, LOSSES, Proof, prove
 from tests.training.exact.catalog import QUICK, Case, layer_cases, layer_classes
 
 ROWS = [3, 1]
@@ -81,6 +82,22 @@ def test_losses_of_keras_are_listed_or_known_not_to_be() -> None:
     kinds = {kind for _, kind in inspect.getmembers(keras.losses, inspect.isclass)} - {keras.losses.Loss}
     of_batch = {"CTC", "Circle", "Dice", "Hinge", "SquaredHinge", "Tversky"}
     assert {kind.__name__ for kind in kinds if issubclass(kind, keras.losses.Loss)} - LOSSES == of_batch
+
+
+def test_metrics_that_compare_each_output_with_all_targets_are_checked() -> None:
+    kinds = [kind for _, kind in inspect.getmembers(keras.metrics, inspect.isclass)]
+    y, p = np.float32([0.1, 0.2, 0.3]), np.float32([[0.6], [0.5], [0.9]])
+    found = set()
+    for kind in kinds:
+        if issubclass(kind, keras.metrics.MeanMetricWrapper) and kind is not keras.metrics.MeanMetricWrapper:
+            function = kind()._fn
+            with contextlib.suppress(ValueError, tf.errors.InvalidArgumentError):  # these refuse such shapes
+                rows = np.concatenate([np.atleast_1d(function(y[i : i + 1], p[i : i + 1])) for i in range(3)])
+                found |= {function.__name__} if np.any(np.abs(function(y, p) - rows) > 1e-5) else set()
+    assert "poisson" in found <= BROADCASTING
+    model = _compiled(metrics=["poisson"])
+    assert prove(model, [X, tf.TensorSpec([None, 4])], [True, True]).proven
+    assert not prove(model, [X, tf.TensorSpec([None])], [True, True]).proven
 
 
 def test_a_plain_model_is_listed() -> None:
