@@ -65,6 +65,8 @@ LOGS = ("compute_metrics", "get_metrics_result")
 """Methods of Keras's models that make logs of metrics."""
 CONTEXT = "_matex_context"
 """Attribute of a model: the context that is open."""
+BY_LAUNCHER = "_matex_distributed"
+"""Attribute of a model: the context that ``matex run`` has opened, and leaves open."""
 LATEST = "_matex_latest_context"
 """Attribute of a model: the context of its latest training, whose traced functions the next one may use."""
 
@@ -396,6 +398,14 @@ def distributed_model(
         found = DistributedModel(model, channel, sync_batch_norm, reducer)
     object.__setattr__(model, LATEST, (arguments, found))
     return found  # type: ignore[no-any-return]
+
+
+def leave_launcher(model: Any) -> None:
+    """Leave the context in which ``matex run`` trains or evaluates a model, which is about to be in another one."""
+    found = vars(model).get(BY_LAUNCHER)
+    if found is not None:
+        found.__exit__()
+        object.__delattr__(model, BY_LAUNCHER)
 
 
 def evaluated_model(model: Any, channel: Channel, verify: str) -> DistributedModel:

@@ -29,7 +29,7 @@ from matex_data.training.checking.check import Mode
 from matex_data.training.checking.rows import RowCheck
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import check_not_alone, running_alone
-from matex_data.training.distributed_model import DistributedModel, evaluated_model, open_context
+from matex_data.training.distributed_model import BY_LAUNCHER, DistributedModel, evaluated_model, open_context
 from matex_data.training.exact.listed import agreed_proof, specs_of
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_size as rows_of
@@ -136,7 +136,7 @@ def _evaluating(
             remedy="evaluate it with model.evaluate, on data that every rank has as a whole",
         )
     with within.within_epoch():
-        yield within, vars(model).get("_matex_distributed") is within
+        yield within, vars(model).get(BY_LAUNCHER) is within
 
 
 def predict(

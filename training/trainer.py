@@ -27,7 +27,7 @@ from matex_data.training.checking.check import Mode
 from matex_data.training.checking.fitting import begin_test_check, fit_check
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.runtime import Choice, runtime_of, warn_of_shared_gpu
-from matex_data.training.distributed_model import DistributedModel, distributed_model
+from matex_data.training.distributed_model import DistributedModel, distributed_model, leave_launcher
 from matex_data.training.exact.batch_weights import batch_weights
 from matex_data.training.exact.determinism import FirstBatchCheck
 from matex_data.training.exact.digests import check_same
@@ -180,6 +180,7 @@ def fit(
         "shard_optimizer": shard_optimizer,
     }
     options = {**keras_fit_options, "shuffle": False, "epochs": epochs, "callbacks": callbacks}
+    leave_launcher(model)
     with (
         cut_over(model, mesh, data.element_spec, shard_optimizer) as totals,
         _distributed(model, channel, mesh, options_of_ranks, options_of_stages, collectives, verify) as distributed,

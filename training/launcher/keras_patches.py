@@ -29,7 +29,7 @@ from matex_data.training.checking.report import CheckReport
 from matex_data.training.checking.rows import ForwardProofs, RowCheck
 from matex_data.training.comm.channel import Channel, open_channel
 from matex_data.training.comm.world import alone, check_not_alone
-from matex_data.training.distributed_model import DistributedModel, replace_function
+from matex_data.training.distributed_model import BY_LAUNCHER, DistributedModel, replace_function
 from matex_data.training.exact.digests import check_same, difference
 from matex_data.training.exact.listed import own_method
 from matex_data.training.exact.preprocessing import check_preprocessing
@@ -309,7 +309,7 @@ class KerasPatches:
         signature = inspect.signature(getattr(keras.Model, name))
 
         def patched(original: Any, model: Any, *args: Any, **kwargs: Any) -> Any:
-            by_launcher = vars(model).get("_matex_distributed") is not None
+            by_launcher = vars(model).get(BY_LAUNCHER) is not None
             trained_by_fit = isinstance(vars(model).get("train_step"), DistributedStep) and not by_launcher
             if trained_by_fit or OF_FIT in kwargs:  # fit calls evaluate
                 return original(model, *args, **kwargs)
@@ -360,14 +360,14 @@ class KerasPatches:
 
     def _distributed(self, model: Any) -> DistributedModel:
         """Return the context of a model, which stays open until the model is compiled again. *Collective* at first."""
-        found = vars(model).get("_matex_distributed")
+        found = vars(model).get(BY_LAUNCHER)
         if found is not None and found.is_current():
             return found  # type: ignore[no-any-return]
         if found is not None:
             found.__exit__()
         distributed = DistributedModel(model, self._channel, self._sync_batch_norm, self._reducer, self._world)
         distributed.__enter__()
-        object.__setattr__(model, "_matex_distributed", distributed)
+        object.__setattr__(model, BY_LAUNCHER, distributed)
         object.__setattr__(model, "_matex_check", SelfCheck(distributed, self._verify, self._report))
         replace_function(distributed.replacements, model, "train", functools.partial(_execute, model))
         TestCheck(distributed, self._verify, self._report, CheckSchedule())
@@ -411,7 +411,7 @@ class KerasPatches:
             def cut(logs: Any) -> None:
                 totals = parts.enter_context(cut_over(model, self._mesh, call.spec, self._shard_optimizer))
                 if self._shard_optimizer:
-                    parts.enter_context(model._matex_distributed.owned_optimizer(totals))
+                    parts.enter_context(vars(model)[BY_LAUNCHER].owned_optimizer(totals))
                 model.make_train_function(force=True)
 
             options["callbacks"] = [keras.callbacks.LambdaCallback(on_train_begin=cut), *options["callbacks"]]
@@ -434,7 +434,7 @@ class KerasPatches:
 
     def _predict(self, original: Callable[..., Any], model: Any, options: dict[str, Any]) -> Any:
         """Predict this rank's rows; return those of all ranks, in order. *Collective*."""
-        distributed = vars(model).get("_matex_distributed")
+        distributed = vars(model).get(BY_LAUNCHER)
         check_same(self._channel, "predict()", options.get("x"))
         check_preprocessing(options.get("x"), self._channel)
         if is_sharded(options.get("x")) or (distributed is not None and distributed.step.whole):

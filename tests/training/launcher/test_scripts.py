@@ -175,7 +175,7 @@ def jobs(tmp_path_factory: pytest.TempPathFactory, request: pytest.FixtureReques
 QUICK = {
     *("fit/train_step_metrics", "fit/two_outputs"),
     *("loops/autograph_loop", "loops/batch_norm"),
-    *("sharded/clip_by_hand", "sharded/uneven_last_batch"),
+    *("sharded/clip_by_hand", "sharded/fit_of_both", "sharded/uneven_last_batch"),
     *("planted/contrastive", "planted/rank_branch"),
 }
 """Scripts that run by default, on two ranks; ``make test-all`` runs the others, and other numbers of ranks."""
