@@ -12,7 +12,7 @@ from matex_data._types import Array, Integers
 from matex_data.errors import PartitionError
 from matex_data.fields import ElementSpec, Names, check_name, is_time, mapped_elements
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs, Samples, compress, merge
+from matex_data.index.runs import Runs, Samples, compress, merge, within
 from matex_data.mpi.communicator import Equal
 from matex_data.reading.source import Source, open_source
 from matex_data.sampling.mixing import Mixture
@@ -179,15 +179,15 @@ class Selected:
             )
         continues = continuing(partial(self.source.of_index, transforms=""), index, along)
         slid, of_windows = sliding_sequences(index, elements, shape, continues)
-        within = sequences_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)
-        if not within.total:
+        samples = sequences_within(self.samples, index, Chains.of(index.files.rows, shape, continues), shape)
+        if not samples.total:
             raise PartitionError(
                 "no window has its rows among the samples",
-                expected=f"{shape.span} consecutive rows of a file",
+                expected=f"{shape.length} consecutive rows of a file" + f", and {shape.horizon} as target" * bool(shape.horizon),
                 found=f"{self.samples.total} of {len(index)} rows, with gaps",
                 remedy="make the windows before split() and where(), or shorter ones",
             )
-        made = replace(self, samples=within, ties=slid.ties, further=slid.further(self.source_of))
+        made = replace(self, samples=samples, ties=slid.ties, further=slid.further(self.source_of))
         return made.with_fields(slid.index, of_windows, f"window {shape}")
 
     def load(self, names: Sequence[str]) -> dict[str, Array]:
@@ -245,8 +245,8 @@ def _joined(mixture: Mixture, sets: Sequence[Samples]) -> Samples:
     return join_samples(sets, [0] * len(sets), mixture.first[-1])
 
 
-def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: SequenceShape) -> Runs:
-    """Return the sequence windows of which all rows, those of the target included, are samples.
+def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: SequenceShape) -> Samples:
+    """Return the sequence windows of which all rows, and all rows of the target, are samples; others may lie between.
 
     Parameters
     ----------
@@ -256,15 +256,20 @@ def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: Seque
     shape : extent of the sequence windows.
     """
     whole = merge(samples.part(0, samples.total))
-    first: Integers = np.cumsum(chains.counts) - chains.counts
+    first_window: Integers = np.cumsum(chains.counts) - chains.counts
 
     def before(row: Integers) -> Integers:
         """Return the number of sequence windows that begin in front of each row."""
         file = np.clip(np.searchsorted(rows.first_row, row, side="right") - 1, 0, len(chains.counts) - 1)
         begin = rows.first_row[file] + -chains.begin[file] % shape.stride
-        number: Integers = first[file] + np.clip(-(-(row - begin) // shape.stride), 0, chains.counts[file])
+        number: Integers = first_window[file] + np.clip(-(-(row - begin) // shape.stride), 0, chains.counts[file])
         return number
 
-    low, high = before(whole.start), before(whole.stop - shape.span + 1)
-    filled = high > low
-    return Runs(low[filled], (high - low)[filled])
+    def filled(ahead: bool) -> Runs:
+        """Return the sequence windows of which all rows, or all those of the target, are samples."""
+        first_row, last_row = shape.rows(np.zeros(1, np.int64), ahead)[0, [0, -1]]
+        low, high = before(whole.start - first_row), before(whole.stop - last_row)
+        some = high > low
+        return Runs(low[some], (high - low)[some])
+
+    return within(filled(False), filled(True)) if shape.horizon else filled(False)

@@ -112,3 +112,13 @@ def test_an_input_has_not_the_name_of_a_target(names: dict[str, Any]) -> None:
             make()
     data = open_dataset(arrays, inputs="x", targets="x_ahead", window=2, horizon=1, comm=MPI.COMM_SELF)
     assert data.head(1)[1].shape == (1, 1)
+
+
+def test_rows_between_a_window_and_its_target_need_not_be_samples() -> None:
+    """All pairs of windows and targets, of all rows, of which the rows themselves pass the condition."""
+    kept = np.arange(40) % 7 != 3
+    rows = open_dataset({"n": np.arange(40), "kept": kept}, inputs="n", where="kept == 1", comm=MPI.COMM_SELF)
+    inputs, targets = rows.window(2, stride=2, lead=3, horizon=2)[:]
+    expected = [n for n in range(0, 40 - 5, 2) if kept[[n, n + 1, n + 4, n + 5]].all()]
+    np.testing.assert_array_equal(inputs[:, 0], expected)
+    np.testing.assert_array_equal(targets[:, 0], np.array(expected) + 4)
