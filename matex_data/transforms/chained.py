@@ -183,7 +183,8 @@ class Selected:
         if not samples.total:
             raise PartitionError(
                 "no window has its rows among the samples",
-                expected=f"{shape.length} consecutive rows of a file" + f", and {shape.horizon} as target" * bool(shape.horizon),
+                expected=f"{shape.length} consecutive rows of a file"
+                + f", and {shape.horizon} as target" * bool(shape.horizon),
                 found=f"{self.samples.total} of {len(index)} rows, with gaps",
                 remedy="make the windows before split() and where(), or shorter ones",
             )
