@@ -391,7 +391,12 @@ def _parse(data: Any, schema: pa.Schema | None) -> pa.Table:
     )
     whole = arrow_json.ReadOptions(use_threads=False, block_size=max(1, len(data)) + 1)
     table = arrow_json.read_json(pa.BufferReader(pa.py_buffer(data)), whole, options)
-    table.validate(full=True)  # pyarrow takes texts in other encodings
+    try:
+        table.validate(full=True)  # pyarrow takes texts in other encodings
+    except pa.ArrowInvalid:
+        if schema is not None:
+            raise
+        return _parse(data, table.schema)  # where it infers types, it loses what is missing in front of a first element
     return table
 
 

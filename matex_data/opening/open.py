@@ -168,7 +168,8 @@ def open_dataset(
         which are -1; this takes one read of the data when it is opened. A dict by field or pattern, ``{"age": "mean",
         "sex": "mode", "name": "unknown", "*": 0}``: numbers, the mean, "median", the most frequent value of numbers,
         texts or categories, another text for texts, or "nan" to keep them. Means, medians and modes are those of all
-        samples, and after ``split`` or ``kfold`` those of the first set, which all sets get.
+        samples, and after ``split`` or ``kfold`` those of the first set, which all sets get. Elements of ragged fields
+        stay NaN, unless ``pad`` makes these dense.
     missing_values : number, list of numbers, or dict of these by field or pattern: -9999, ``{"station": [-1, 999]}``.
         Numbers of the files that stand for missing ones, and are NaN for all other options. Without names, those of all
         fields of floats; integers that are named become float64.

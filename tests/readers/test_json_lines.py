@@ -308,3 +308,15 @@ def test_damaged_files(tmp_path: Path, content: bytes, problem: str) -> None:
     (tmp_path / "a.jsonl").write_bytes(content)
     with pytest.raises(FormatError, match=problem):
         load(tmp_path / "a.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("lists", "expected"),
+    [([[None, 1.5], [], [2, None]], [[np.nan, 1.5], [], [2.0, np.nan]]), ([["a"], [None, "b"]], [[b"a"], [b"", b"b"]])],
+)
+def test_missing_elements_in_front_of_a_list(tmp_path: Path, lists: list[Any], expected: list[Any]) -> None:
+    """Also of the first list, where pyarrow, which does not know their type yet, loses them."""
+    for first in (lists, lists[::-1]):
+        (tmp_path / "a.jsonl").write_text("".join(json.dumps({"x": one}) + "\n" for one in first))
+        read = open_dataset(tmp_path / "a.jsonl", inputs="x", comm=MPI.COMM_SELF)[:]
+        assert repr([one.tolist() for one in read]) == repr(expected if first is lists else expected[::-1])
