@@ -25,11 +25,13 @@ class Ties:
     sections : int64[n], first sample of each series of samples, ascending; those of two series share no rows. None: one
         series.
     events : samples that begin an event, of which the samples behind are objects, too. None: there are no events.
+    slid : samples are sequence windows, also if these share no rows.
     """
 
     overlap: int = 0
     sections: Integers | None = None
     events: Chosen | None = None
+    slid: bool = False
 
 
 UNITS = 4096  # sections of neighbours that a random split draws from

@@ -106,7 +106,7 @@ class Selected:
         self.source.comm.agree(equal=Equal(arguments, "the ranks split differently", remedy))
         if options.at is not None:
             source, name = self.source_of(options.along)
-            return divide_at(source, self.samples, name, options.at, slid=bool(self.ties.overlap))
+            return divide_at(source, self.samples, name, options.at, slid=self.ties.slid)
         check_fractions(fractions)
         choose, wanted = (stratify, options.stratify) if options.stratify is not None else (group, options.groups)
         source, name = self.source_of(wanted)

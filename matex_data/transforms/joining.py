@@ -223,4 +223,4 @@ def join_ties(ties: Sequence[Ties], totals: Sequence[int]) -> Ties:
         joined_events = join_samples(sets, first[:-1].tolist(), int(first[-1]))
         assert isinstance(joined_events, Chosen)
         events = joined_events
-    return Ties(max(t.overlap for t in ties), begins, events)
+    return Ties(max(t.overlap for t in ties), begins, events, any(t.slid for t in ties))

@@ -611,8 +611,9 @@ def merge_ties(first: Ties, second: Ties, pairs: Matches, samples: int) -> Ties:
     ------
     PartitionError : objects of events of the second data set have another order in the first.
     """
+    slid = first.slid or second.slid
     if not second.overlap and second.events is None:
-        return first
+        return replace(first, slid=slid)
     if (pairs.step == 0).any():
         raise PartitionError(
             "samples of the first data set correspond to the same windows or objects of the second",
@@ -624,9 +625,9 @@ def merge_ties(first: Ties, second: Ties, pairs: Matches, samples: int) -> Ties:
     if first.overlap and second.overlap:
         borders = np.union1d([0], np.intersect1d(borders, np.zeros(1) if first.sections is None else first.sections))
     elif first.overlap:
-        return Ties(first.overlap, first.sections, _events(first, second, pairs, samples, ascending))
+        return Ties(first.overlap, first.sections, _events(first, second, pairs, samples, ascending), slid)
     overlap = max(first.overlap, _overlap(second.overlap, pairs))
-    return Ties(overlap, borders.astype(np.int64), _events(first, second, pairs, samples, ascending))
+    return Ties(overlap, borders.astype(np.int64), _events(first, second, pairs, samples, ascending), slid)
 
 
 def _sections(second: Ties, pairs: Matches) -> Integers:

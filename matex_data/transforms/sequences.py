@@ -248,7 +248,7 @@ def sliding_sequences(
     columns = {name: (name, False) for name in names if name in rows}
     columns |= {name: (n, True) for n, name in renamed.items() if n in rows}
     slid = Slid(index, columns, shape, chains).index(fields)
-    ties = Ties(shape.overlap, slid.first_row[chains.heads])
+    ties = Ties(shape.overlap, slid.first_row[chains.heads], slid=True)
     given = names if ahead and inputs is None and targets is None else inputs  # a target is one of something
     return Remade(slid, ties, partial(_slide_further, chains, shape)), ElementSpec(given, targets_ahead)
 

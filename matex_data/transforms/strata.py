@@ -156,14 +156,14 @@ def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any
     source, samples : see `stratify`.
     name : of a field of numbers, of times whose units tell from when they count, or of dates as text (ISO 8601).
     borders : ascending, at least one: numbers, or dates as text.
-    slid : samples are sequence windows, of which the value of the first row counts.
+    slid : samples are sequence windows, of whose values that of the first row counts.
 
     Raises
     ------
     PartitionError : the borders do not ascend, or are of another type than the field.
     FieldNotFound, FormatError, DataError : see ``Dataset.split``.
     """
-    field = field_of_values(source.index.raw.fields, name, NO_VALUE, axes=(int(slid),))
+    field = field_of_values(source.index.raw.fields, name, NO_VALUE, axes=(0, 1) if slid else (0,))
     edges, convert = _edges(field, borders)
     own = np.full(source.block(samples).total, UNREAD, np.int32)
 

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from mpi4py import MPI
 from sklearn.model_selection import GroupKFold, KFold, StratifiedKFold
 
-from matex_data import DataError, FormatError, PartitionError, open_dataset
+from matex_data import DataError, FormatError, PartitionError, concat, merge, open_dataset
 from matex_data.transforms.strata import sizes_by_class
 from tests.support.ranks import Pool
 
@@ -224,6 +224,21 @@ def test_borders_of_the_time_coordinate(tmp_path: Path, calendar: str) -> None:
     windows = open_dataset(str(tmp_path), inputs="t2m", window=2, horizon=3, comm=MPI.COMM_SELF)
     sets = [np.concatenate(list(p.load().values()), axis=1) for p in windows.split(at=["2015-01-01", "2017-01-01"])]
     assert [rows.ravel()[[0, -1]].tolist() for rows in sets] == [[0, 11], [12, 35], [36, 59]]
+
+
+@pytest.mark.parametrize("how", ["option", "method", "concat", "merge"])
+def test_borders_of_windows_that_share_no_rows(how: str) -> None:
+    arrays = {"n": np.arange(24), "t": np.arange(24) / 2}
+    if how == "option":
+        windows = open_dataset(arrays, inputs=["n", "t"], window=4, stride=4, comm=MPI.COMM_SELF)
+    else:
+        windows = open_dataset(arrays, inputs=["n", "t"], comm=MPI.COMM_SELF).window(4, stride=4)
+    if how == "concat":
+        windows = concat([windows.split(0.5, 0.5)[0], windows.split(0.5, 0.5)[1]])
+    elif how == "merge":
+        windows = merge(windows, open_dataset({"k": np.arange(6)}, inputs="k", comm=MPI.COMM_SELF), how="rows")
+    early, late = windows.split(at=[6.0], along="t")
+    assert [part[:]["n"][:, 0].tolist() for part in (early, late)] == [[0, 4, 8], [12, 16, 20]]
 
 
 @pytest.fixture(scope="module")
