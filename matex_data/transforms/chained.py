@@ -266,11 +266,11 @@ def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: Seque
         number: Integers = first_window[file] + np.clip(-(-(row - begin) // shape.stride), 0, chains.counts[file])
         return number
 
-    def filled(ahead: bool) -> Runs:
+    def passing(ahead: bool) -> Runs:
         """Return the sequence windows of which all rows, or all those of the target, are samples."""
         first_row, last_row = shape.rows(np.zeros(1, np.int64), ahead)[0, [0, -1]]
         low, high = before(whole.start - first_row), before(whole.stop - last_row)
-        some = high > low
-        return Runs(low[some], (high - low)[some])
+        filled = high > low
+        return Runs(low[filled], (high - low)[filled])
 
-    return within(filled(False), filled(True)) if shape.horizon else filled(False)
+    return within(passing(False), passing(True)) if shape.horizon else passing(False)

@@ -36,6 +36,16 @@ def test_tables_of_equal_and_of_other_lengths(pool: Pool, tmp_path: Path) -> Non
     check_samples(pool, str(tmp_path / "*.parquet"), first, {"t": (1,), "n": (1,)}, sample="file")
 
 
+def _numbers(comm: Any, path: str) -> list[list[int]]:
+    return [sample.tolist() for sample in md.open_dataset(path, sample="file", inputs="n", comm=comm)[:]]
+
+
+def test_more_ranks_than_tables(pool: Pool, tmp_path: Path) -> None:
+    for rows in (1, 2):
+        (tmp_path / f"{rows}.csv").write_text("n\n" + "".join(f"{row}\n" for row in range(rows)))
+    assert all(found == [[0], [0, 1]] for found in pool.run(_numbers, str(tmp_path), timeout=60))
+
+
 def test_arrays_of_other_lengths_and_numbers(pool: Pool, tmp_path: Path) -> None:
     images = [RNG.normal(size=(4, 3 + number % 2)) for number in range(7)]
     for number, image in enumerate(images):
