@@ -623,7 +623,8 @@ def late():
 
 entries = sorted(os.scandir("."), key=lambda entry: entry.name)
 late()
-assert [(entry.name, entry.stat().st_size, entry.is_file()) for entry in entries] == [("a", 1, True), ("b", 2, True)]
+found = [(entry.name, entry.stat().st_size, entry.is_file()) for entry in entries]
+assert found == [("a", 1, True), ("b", 2, True)], found
 for entry in entries:
     os.rename(entry, f"{entry.path}-{entry.inode() > 0}")
 assert not any(os.path.exists(entry) for entry in entries)
