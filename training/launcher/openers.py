@@ -277,7 +277,11 @@ def _scandir(files: Overlay, original: Any, path: Any = None) -> Any:
         by_name.update(found)
         return list(found)
 
-    return _Scan([_Entry(folder, path, name, by_name.get(name)) for name in files.names(folder, list_names)])
+    names = files.names(folder, list_names)
+    for name in names:
+        if files.differs(os.path.join(folder, name)):  # noqa: PTH118
+            by_name.pop(name, None)  # a later file of this name
+    return _Scan([_Entry(folder, path, name, by_name.get(name)) for name in names])
 
 
 class _Scan(contextlib.AbstractContextManager[Any]):

@@ -532,6 +532,10 @@ class Overlay:
         """Return whether this rank has a private copy of a file; "": of any."""
         return path in self._mine if path else bool(self._mine)
 
+    def differs(self, path: str) -> bool:
+        """Return whether this rank has to see another file than the file system shows at a path."""
+        return self.rank > 0 and (path in self._mine or bool(self._later(path)))
+
     def _note_change(self, path: str) -> None:
         self._changed_in.add(os.path.dirname(path))  # noqa: PTH120
 

@@ -621,6 +621,7 @@ def late():
     time.sleep(0.2 * rank)
 
 
+late()
 entries = sorted(os.scandir("."), key=lambda entry: entry.name)
 late()
 found = [(entry.name, entry.stat().st_size, entry.is_file()) for entry in entries]
@@ -637,6 +638,7 @@ with open("b", "w") as file:
     file.write("a file")
 os.remove("b")
 os.mkdir("b")
+time.sleep(0 if rank else 0.3)  # now the other rank lists it
 shutil.copy2("c", "b")
 late()
 shutil.copytree("b", "d")
