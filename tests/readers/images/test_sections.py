@@ -150,6 +150,7 @@ def test_random_sections_are_not_kept_in_memory(pairs: Path) -> None:
         ({"crop_to_aspect_ratio": True}, "size=None"),
         ({"size": (9, 9), "crop_to_aspect_ratio": True, "pad_to_aspect_ratio": True}, "and pad_to_aspect_ratio"),
         ({"size": (9, 9), "random_resized_crop": (0.5, 2)}, r"\(0.5, 2\)"),
+        ({"size": (9, 9), "random_resized_crop": (0, 1)}, r"\(0, 1\)"),
         ({"random_flip": "horisontal"}, "one of 'horizontal'"),
         ({"image_size": (9, 9)}, r"remedy: the size of images is size="),
         ({"validation_split": 0.2}, r"remedy: split the data set: train, valid = data\.split"),
