@@ -343,7 +343,7 @@ def _filled(samples: Samples, options: dict[str, Any]) -> Samples:
         absent = np.isnan(values)
         number = 0.0 if missing == "mask" else missing["a"] if isinstance(missing, dict) else missing
         samples[name] = np.where(absent, values.dtype.type(number), values)
-        if missing == "mask" and "inputs" not in options:
+        if missing == "mask" and "inputs" not in options and name != "c":  # one-hot vectors have none
             masks[f"{name}_mask"] = ~absent
     return {**samples, **masks}
 
