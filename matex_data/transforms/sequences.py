@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -14,14 +14,14 @@ from matex_data.fields import MASK, ElementSpec, Field, Names, Schema, as_list, 
 from matex_data.index.computed import Made
 from matex_data.index.files import DerivedFiles
 from matex_data.index.model import EMPTY, FileIndex, Finish, FromOne, Index, Read, Wanted
-from matex_data.index.runs import Chosen, Samples, compress
+from matex_data.index.runs import Chosen, Runs, Samples, ranges
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 from matex_data.sampling.split import Ties
 from matex_data.transforms.joining import all_of
 from matex_data.transforms.remade import Remade
 
-AT_ONCE = 1 << 16  # sequence windows whose rows are computed at once
+AT_ONCE = 1 << 18  # rows of sequence windows that are found or copied at once
 AHEAD = "{}_ahead"  # name of the field with the rows behind a sequence window
 BLOCK_SEQUENCES = 8  # least length of a block, in sequence windows: neighbouring ones share most of their rows
 
@@ -56,10 +56,18 @@ class SequenceShape:
         """Number of sequence windows behind one that may share rows with it or with its target."""
         return -(-self.span // self.stride) - 1
 
-    def rows(self, begins: Integers, ahead: bool) -> Integers:
-        """Return the rows of sequence windows by their first rows, int64[n, length]; or those of the targets."""
-        first, length = (self.length - 1 + self.lead, self.horizon) if ahead else (0, self.length)
-        return begins[:, None] + np.arange(first, first + length)
+    def extent(self, ahead: bool) -> tuple[int, int]:
+        """Return how far a sequence window, or its target, lies behind its first row, and its number of rows."""
+        return (self.length - 1 + self.lead, self.horizon) if ahead else (0, self.length)
+
+    def rows(self, begins: Integers, parts: Iterable[bool]) -> Runs:
+        """Return the rows of sequence windows by their ascending first rows, or those of the targets, or both."""
+        edges = [(begins + first, begins + first + length) for first, length in map(self.extent, parts)]
+        start, stop = (np.concatenate([EMPTY, *side]) for side in zip((EMPTY, EMPTY), *edges, strict=True))
+        order = np.argsort(start, kind="stable")
+        start, stop = start[order], np.maximum.accumulate(stop[order])
+        detached = np.append(np.ones(1, bool), start[1:] > stop[:-1])[: len(start)]
+        return Runs(start[detached], stop[np.roll(detached, -1)] - start[detached])
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,10 +166,11 @@ class Slid(FromOne):
     def rows_of(self, samples: Samples) -> Samples:
         """Return the rows of sequence windows and of their targets."""
         used = np.zeros(len(self.base), bool)
-        for low in range(0, samples.total, AT_ONCE):
-            begin = self._begins(samples.numbers(np.arange(low, min(low + AT_ONCE, samples.total))))
-            for ahead in {ahead for _, ahead in self.columns.values()}:
-                used[self.shape.rows(begin, ahead)] = True
+        step = max(1, AT_ONCE // self.shape.span)
+        for low in range(0, samples.total, step):
+            begin = self._begins(samples.numbers(np.arange(low, min(low + step, samples.total))))
+            rows = self.shape.rows(begin, {ahead for _, ahead in self.columns.values()})
+            used[ranges(rows.start, rows.count)] = True
         return Chosen.of(used)
 
     def _begins(self, sequences: Integers) -> Integers:
@@ -172,12 +181,12 @@ class Slid(FromOne):
 
     def plan(self, wanted: Wanted, read: Read, epoch: int) -> Finish | None:
         begin = self._begins(wanted.runs.numbers(np.arange(wanted.runs.total)))
-        needed = {ahead: self.shape.rows(begin, ahead) for ahead in {self.columns[name][1] for name in wanted.arrays}}
-        numbers = np.unique(np.concatenate([EMPTY, *(rows.ravel() for rows in needed.values())]))
+        parts = {self.columns[name][1] for name in wanted.arrays}
+        rows = self.shape.rows(begin, parts)
         names = dict.fromkeys(self.columns[name][0] for name in wanted.arrays)
-        arrays = {name: wanted.fields(self.base)[name].empty(len(numbers)) for name in names}
-        finish = read(0, Wanted(compress(numbers), np.arange(len(numbers)), arrays, raw=wanted.raw))
-        positions = {ahead: np.searchsorted(numbers, rows) for ahead, rows in needed.items()}
+        arrays = {name: wanted.fields(self.base)[name].empty(rows.total) for name in names}
+        finish = read(0, Wanted(rows, np.arange(rows.total), arrays, raw=wanted.raw))
+        positions = {ahead: rows.rank(begin + self.shape.extent(ahead)[0]) for ahead in parts}
         return all_of([finish, partial(self._spread, arrays, positions, wanted)])
 
     def _spread(self, arrays: dict[str, Array], positions: Mapping[bool, Integers], wanted: Wanted) -> None:
@@ -189,13 +198,18 @@ class Slid(FromOne):
 
 
 def _take(rows: Array, positions: Integers, destination: Integers, out: Array) -> None:
-    """Assign ``out[destination[i]] = rows[positions[i]]``."""
+    """Assign ``out[destination[i]]`` as many rows from ``positions[i]`` on as it has."""
+    inner, order = np.arange(out.shape[1]), None
     if len(destination) == len(out) and out.dtype == rows.dtype and out.flags.c_contiguous:
         order = np.empty_like(destination)
         order[destination] = np.arange(len(destination))
-        np.take(rows, positions[order], axis=0, out=out, mode="clip")
-    else:
-        scatter(out, destination, rows[positions])
+    step = max(1, AT_ONCE // max(1, len(inner)))
+    for low in range(0, len(positions), step):
+        part = slice(low, low + step)
+        if order is not None:
+            np.take(rows, positions[order[part]][:, None] + inner, axis=0, out=out[part], mode="clip")
+        else:
+            scatter(out, destination[part], rows[positions[part][:, None] + inner])
 
 
 def sliding_sequences(

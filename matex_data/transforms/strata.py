@@ -14,6 +14,7 @@ from numbers import Real
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from matex_data._types import Array, Integers
 from matex_data.errors import FormatError, PartitionError
@@ -25,7 +26,7 @@ from matex_data.sampling.permutation import Permutation, check_seed, permutation
 from matex_data.transforms.counts import as_value, check_number, merged_counts
 from matex_data.transforms.missing import use_values
 from matex_data.transforms.names import field_of_values
-from matex_data.transforms.select import samples_of_mask
+from matex_data.transforms.select import AT_ONCE, samples_of_mask
 
 MOST_CLASSES = 10_000  # of which every rank knows the counts of every other one
 UNREAD = -1  # set of a sample that cannot be read, with on_error="skip"
@@ -79,16 +80,17 @@ def stratify(source: Source, samples: Samples, name: str, fractions: Sequence[fl
     codes, counts = _encode(source, samples, name)
     comm = source.comm
     comm.agree(_too_many_classes(name, len(counts)))
-    order = np.argsort(codes, kind="stable")
-    first = np.searchsorted(codes[order], np.arange(len(counts) + 1))
+    order = np.argsort(codes.astype(np.int16), kind="stable")  # a radix sort
+    first = np.searchsorted(codes, np.arange(len(counts) + 1, dtype=codes.dtype), sorter=order)
     before = comm.sum_of_lower(np.diff(first))
     ends = np.cumsum(sizes_by_class(counts, fractions), axis=1)
     own = np.full(len(codes), UNREAD, np.int32)
     for number, (low, high) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-        at = before[number] + np.arange(high - low)  # the number of each sample within its class
-        if seed is not None:
-            at = Permutation(int(counts[number]), check_seed(seed), number)(at)
-        own[order[low:high]] = np.searchsorted(ends[number], at, side="right")
+        drawn = None if seed is None else Permutation(int(counts[number]), check_seed(seed), number)
+        for begin in range(low, high, AT_ONCE):
+            part = order[begin : min(begin + AT_ONCE, high)]
+            at = before[number] + begin - low + np.arange(len(part))  # the number of each sample within its class
+            own[part] = np.searchsorted(ends[number], at if drawn is None else drawn(at), side="right")
     return Assignment(source, samples, len(fractions), own)
 
 
@@ -143,7 +145,7 @@ def group(source: Source, samples: Samples, name: str, fractions: Sequence[float
             found=f"{len(counts)} groups, the largest of {counts.max(initial=0)} samples",
             remedy="split into fewer or more equal fractions",
         )
-    return Assignment(source, samples, len(fractions), set_of[codes])
+    return Assignment(source, samples, len(fractions), _renumbered(codes, set_of))
 
 
 def divide_at(source: Source, samples: Samples, name: str, borders: Sequence[Any], slid: bool = False) -> Assignment:
@@ -221,23 +223,23 @@ def _as_dates(texts: Array) -> Array:
         raise FormatError("a text is no date", expected="dates of ISO 8601, such as 2015-01-31", found=error) from error
 
 
-def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Integers]:
+def _encode(source: Source, samples: Samples, name: str) -> tuple[NDArray[np.int32], Integers]:
     """Return the number of the value of each sample of this rank, and the count of each value. *Collective*.
 
     Returns
     -------
-    codes : int64[samples of this rank's block], numbers of the values in ascending order; -1: cannot be read.
+    codes : int32[samples of this rank's block], numbers of the values in ascending order; -1: cannot be read.
     counts : int64[values], samples of all ranks.
     """
     field = field_of_values(source.index.raw.fields, name, NO_VALUE)
-    codes = np.full(source.block(samples).total, UNREAD, np.int64)
+    codes = np.full(source.block(samples).total, UNREAD, np.int32)
     known: dict[Any, int] = {}
     own: Counter[Any] = Counter()
 
     def count(positions: Integers, array: Array) -> None:
         values, inverse, counts = np.unique(array, return_inverse=True, return_counts=True)
         plain = [as_value(value) for value in values.tolist()]
-        codes[positions] = np.array([known.setdefault(value, len(known)) for value in plain], np.int64)[inverse]
+        codes[positions] = np.array([known.setdefault(value, len(known)) for value in plain], np.int32)[inverse]
         own.update(dict(zip(plain, counts.tolist(), strict=True)))
         check_number(name, len(own))
 
@@ -245,8 +247,15 @@ def _encode(source: Source, samples: Samples, name: str) -> tuple[Integers, Inte
     merged = merged_counts(source.comm, name, own)
     ordered = sorted(merged)
     number = {value: i for i, value in enumerate(ordered)}
-    numbers = np.array([*(number[value] for value in known), UNREAD], np.int64)
-    return numbers[codes], np.array([merged[value] for value in ordered], np.int64)
+    numbers = np.array([*(number[value] for value in known), UNREAD], np.int32)
+    return _renumbered(codes, numbers), np.array([merged[value] for value in ordered], np.int64)
+
+
+def _renumbered(codes: NDArray[np.int32], numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Replace each code by the number at its position, and return them; NumPy widens positions to 64 bits."""
+    for low in range(0, len(codes), AT_ONCE):
+        codes[low : low + AT_ONCE] = numbers[codes[low : low + AT_ONCE]]
+    return codes
 
 
 def _too_many_classes(name: str, classes: int) -> FormatError | None:

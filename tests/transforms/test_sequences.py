@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import h5py
 import numpy as np
 import pytest
 from mpi4py import MPI
+from numpy.lib.stride_tricks import sliding_window_view
 
 from matex_data import FormatError, PartitionError, open_dataset
 from matex_data.io.counters import process_profile
@@ -92,6 +94,21 @@ def test_shared_rows_are_read_once(folder: Path) -> None:
         pass
     read = process_profile().bytes - before
     assert read <= 1.05 * sum(LENGTHS) * 3 * 8 + 10 * 3 * 8
+
+
+def test_windows_of_small_rows_take_no_position_for_each_of_their_rows(tmp_path: Path) -> None:
+    rows, length = 1 << 16, 64
+    values = np.arange(rows, dtype=np.int8)
+    np.save(tmp_path / "x.npy", values)
+    data = open_dataset(tmp_path / "x.npy", window=length)
+    tracemalloc.start()
+    try:
+        windows = data.load()["data"]
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    np.testing.assert_array_equal(windows, sliding_window_view(values, length))
+    assert peak < 6 * windows.nbytes
 
 
 def test_errors(folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from datetime import date
 from pathlib import Path
 from typing import Any
@@ -108,6 +109,23 @@ def test_every_number_of_ranks_has_the_sets(table: str, pool: Pool, options: dic
     for number, rows in enumerate(expected):
         by_rank = [sets[number] for sets in pool.run(_sets, table, fractions, **options)]
         np.testing.assert_array_equal(np.concatenate(by_rank), rows)
+
+
+def test_a_split_by_classes_keeps_some_bytes_of_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("matex_data.sampling.permutation.TABLE_ITEMS", 0)
+    monkeypatch.setattr("matex_data.transforms.strata.AT_ONCE", 1 << 14)
+    monkeypatch.setattr("matex_data.reading.source.LOAD_BYTES", 1 << 20)
+    classes = (np.arange(1 << 19) % 64 == 0).astype(np.int8)
+    np.save(tmp_path / "x.npy", classes)
+    data = open_dataset(tmp_path / "x.npy")
+    tracemalloc.start()
+    try:
+        train, valid = data.split(0.5, 0.5, seed=1, stratify="data")
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert len(train) + len(valid) == len(classes)
+    assert peak < 40 * len(classes)
 
 
 def test_folds_are_those_of_scikit_learn(table: str) -> None:
