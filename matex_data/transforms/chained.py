@@ -268,8 +268,8 @@ def sequences_within(samples: Samples, rows: Index, chains: Chains, shape: Seque
 
     def passing(ahead: bool) -> Runs:
         """Return the sequence windows of which all rows, or all those of the target, are samples."""
-        first_row, last_row = shape.rows(np.zeros(1, np.int64), ahead)[0, [0, -1]]
-        low, high = before(whole.start - first_row), before(whole.stop - last_row)
+        first, length = shape.extent(ahead)
+        low, high = before(whole.start - first), before(whole.stop - first - length + 1)
         filled = high > low
         return Runs(low[filled], (high - low)[filled])
 
