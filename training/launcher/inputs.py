@@ -55,9 +55,12 @@ def _patch_clocks(root: Root) -> None:
             return original(*args)
         return root.value(name, lambda: original(*args))
 
+    def identity(original: Any, *args: Any) -> Any:
+        return root.value(original.__name__, lambda: original(*args))  # libraries name files by it as well
+
     stamp = time.time
     patch(time, clock, *CLOCKS, *WITHOUT_TIME)
-    patch(uuid, clock, "uuid1", "uuid4")
+    patch(uuid, identity, "uuid1", "uuid4")
 
     def now(frame: Any) -> float:
         return float(root.value("datetime", stamp)) if is_of_user(frame) else stamp()

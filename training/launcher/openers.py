@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import bz2
 import contextlib
+import errno
 import functools
 import inspect
 import io
@@ -65,16 +66,18 @@ def patch_openers(files: Overlay) -> None:
     everywhere: list[tuple[Any, Replacement, list[str]]] = [
         (io, opening(files, _kind_for_python, "file"), ["open"]),
         (np, opening(files, lambda *_, **__: "replace", "fname"), ["savetxt"]),
+        (np, opening(files, lambda *_, **__: "load", "fname"), ["loadtxt", "genfromtxt"]),
+        (np, opening(files, lambda *_, **__: "load", "file"), ["fromregex"]),
         (os, opening(files, lambda *_, **__: "change", "path"), ["truncate"]),
         (h5py.File, opening(files, _kind_for_hdf5, "self", "name"), ["__init__"]),
         (os, changing(files, "remove", "path"), ["remove", "unlink", "rmdir"]),
         (shutil, changing(files, "remove", "path"), ["rmtree"]),
         (os, changing(files, "remove", "src", "dst", renames=True), ["rename", "replace"]),
-        (os, changing(files, "make", "path"), ["mkdir"]),
-        (os, changing(files, "make", "src", "dst"), ["link", "symlink"]),
+        (os, changing(files, "create", "path"), ["mkdir"]),
+        (os, changing(files, "create", "src", "dst"), ["link", "symlink"]),
         (Path, changing(files, "make", "self"), ["touch"]),
         (tempfile, functools.partial(_make_temporary, files), ["mkdtemp", "mkstemp", "NamedTemporaryFile"]),
-        (os, functools.partial(_listdir, files), ["listdir"]),
+        (os, functools.partial(list_directory, files), ["listdir"]),
         (os, functools.partial(_scandir, files), ["scandir"]),
     ]
     with contextlib.suppress(ImportError):  # Python may be built without it
@@ -124,15 +127,16 @@ def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Rep
         if not path or is_called_by_package() or not (how == "load" or is_file(path)):
             return original(*given, **kwargs)
         if how == "create" and files.look(path).exists:
-            raise FileExistsError(17, "File exists", os.fsdecode(given[at]))
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), os.fsdecode(given[at]))
 
         def open_at(target: str) -> Any:
             file = files.argument(given[at], path, target)
             with unpatched():
                 opened = original(*given[:at], file, *given[at + 1 :], **kwargs)
-            if isinstance(opened, io.IOBase) and file is not given[at]:
-                stream: Any = getattr(opened, "buffer", opened)
-                getattr(stream, "raw", stream).name = given[at]
+            stream = getattr(opened, "buffer", opened) if isinstance(opened, io.IOBase) else None
+            raw = getattr(stream, "raw", stream)
+            if isinstance(raw, io.FileIO) and file is not given[at]:
+                raw.name = given[at]
             return opened
 
         return files.open(path, {"create": "replace", "load": ""}.get(str(how), str(how)), open_at)
@@ -188,7 +192,7 @@ def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> R
 
     Parameters
     ----------
-    kind : of ``Overlay.change``.
+    kind : of ``Overlay.change``; "create" if the file must not exist: of threads that try it, one does.
     names : of the first parameters of the function, of which the last one is the file.
     renames : the first parameter is the file that is renamed.
     """
@@ -200,6 +204,15 @@ def changing(files: Overlay, kind: str, *names: str, renames: bool = False) -> R
         path = files.path_of(given[at], follow=False) if len(given) > at else ""
         if not path or kwargs.keys() & {"dir_fd", "src_dir_fd", "dst_dir_fd"} or is_called_by_package():
             return original(*given, **kwargs)
+        if kind == "create":
+            with files.creating:
+                for code, hinders in (
+                    (errno.EEXIST, files.look(path).exists),
+                    (errno.ENOENT, not files.has_folder(path)),
+                ):
+                    if hinders:  # on rank 0 as well, which counts what it makes
+                        raise OSError(code, os.strerror(code), os.fsdecode(given[at]))
+                return files.change(path, lambda: original(*given, **kwargs), "make")
         source = files.path_of(given[0], follow=False) if renames else ""
         return files.change(path, lambda: original(*given, **kwargs), kind, source)
 
@@ -215,17 +228,22 @@ def looking(files: Overlay, find: Callable[[str, Callable[[str], Any]], Any]) ->
     """
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
-        by_script = not is_unpatched() and is_called_by_script()
-        if not (by_script or files.is_private()):  # first, since libraries look at many files
-            return original(*args, **kwargs)
         file, *rest = _positional(["path"], args, kwargs) or [None]
         follow = kwargs.get("follow_symlinks", original.__name__ not in ("lstat", "readlink"))
         path = "" if kwargs.get("dir_fd") else files.path_of(file, follow)
-        if not path or not (by_script or files.is_private(path)):
+        if not path or not _may_differ(files, path):
             return original(file, *rest, **kwargs)
         return find(path, lambda target: original(files.argument(file, path, target), *rest, **kwargs))
 
     return call
+
+
+def _may_differ(files: Overlay, path: str) -> bool:
+    """Return whether rank 0 may have seen another file, or another list of a folder, at this line than there is now.
+
+    Libraries look at many files, of which nobody has changed most.
+    """
+    return is_called_by_script() or files.is_private(path) or (files.is_recent(path) and not is_called_by_package())
 
 
 def _chdir(files: Overlay, original: Any, path: Any) -> None:
@@ -250,18 +268,16 @@ def _make_temporary(files: Overlay, original: Any, *args: Any, **kwargs: Any) ->
 
 
 def _listed(files: Overlay, path: Any) -> str:
-    """Return the folder of a list in which ranks see the names that rank 0 has seen; empty if the list stays as it is.
-
-    That is so of what libraries list, unless the script has written, or removed, what is listed.
-    """
+    """Return the folder whose list ranks see as rank 0 has seen it; empty if the list stays as it is."""
     if isinstance(path, int):
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{path}")  # noqa: PTH115
     folder = files.path_of("." if path is None else path)
-    return folder if folder and (is_called_by_script() or files.has_changes(folder)) else ""
+    return folder if folder and _may_differ(files, folder) else ""
 
 
-def _listdir(files: Overlay, original: Any, path: Any = None) -> Any:
+def list_directory(files: Overlay, original: Any, path: Any = None) -> Any:
+    """Return the names in a folder that this rank has to see, in place of what a function returns."""
     return [entry.name for entry in os.scandir(path)] if _listed(files, path) else original(path)
 
 

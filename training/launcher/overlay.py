@@ -21,6 +21,7 @@ import pickle
 import shutil
 import stat
 import tempfile
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -88,13 +89,14 @@ class Overlay:
     Attributes
     ----------
     working : on other ranks, folder in which the script is; empty: that of the process.
+    creating : lock of the thread that makes what must not exist.
     """
 
     def __init__(self, root: Root) -> None:
         self.root, self.rank = root, root.rank
-        self.working = ""
+        self.working, self.creating = "", threading.RLock()
         self._journal = Journal()
-        self._known = time.time()  # when this rank has last asked
+        self._known = self._start = time.time()  # when this rank has last asked
         self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
         self._linked: set[int] = set()  # inodes of files that rank 0 keeps by links, at other paths after a rename
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
@@ -105,7 +107,6 @@ class Overlay:
         self._own_folders = [f"/dev/shm/{of_joblib}", f"{tempfile.gettempdir()}/{of_joblib}"]
         self._folders: dict[str, str] = {}  # their paths without links, by those that the script gives
         self._links: dict[str, str] = {}  # where the links lead to that the script has made
-        self._changed_in: set[str] = set()  # folders in which the script has changed files
         self._begin = os.getcwd()  # noqa: PTH109
         self._keeping: dict[str, str] = {}  # on rank 0: folder of what it keeps of a folder
         self._folder = ""
@@ -203,7 +204,6 @@ class Overlay:
         if status is not None:
             times = status.st_atime_ns, status.st_mtime_ns
             change = Change(path, True, status.st_size, status.st_mode, times)
-        self._note_change(path)
         self._journal.close(path)
         read = path in self._read or (kind == "remove" and bool(_within(self._read, path)))
         read = read or (status is not None and status.st_ino in self._linked)
@@ -278,7 +278,6 @@ class Overlay:
                     made = made.rename(above / made.name)
                     break
             self._keeping[parent] = str(made)
-            self._note_change(str(made))
             remove_unfinished(made.parent, HIDDEN)
         return self._keeping[parent]
 
@@ -443,7 +442,7 @@ class Overlay:
             with self._changed(path, kind):
                 return open_file(path)
         copy = self._private(path, kind)
-        self._count(path)
+        self._counts[path] += 1
         try:
             with unpatched():
                 return open_file(copy)
@@ -528,25 +527,23 @@ class Overlay:
             self._meet(path)
         return self._state(path)
 
-    def is_private(self, path: str = "") -> bool:
-        """Return whether this rank has a private copy of a file; "": of any."""
-        return path in self._mine if path else bool(self._mine)
+    def has_folder(self, path: str) -> bool:
+        """Return whether there is the folder of a file, as this rank has to see it."""
+        return self.look(os.path.dirname(path)).exists  # noqa: PTH120
+
+    def is_private(self, path: str) -> bool:
+        """Return whether this rank has a private copy of a file, or of one in a folder."""
+        return any(path in (mine, os.path.dirname(mine)) for mine in self._mine)  # noqa: PTH120
 
     def differs(self, path: str) -> bool:
         """Return whether this rank has to see another file than the file system shows at a path."""
         return self.rank > 0 and (path in self._mine or bool(self._later(path)))
 
-    def _note_change(self, path: str) -> None:
-        self._changed_in.add(os.path.dirname(path))  # noqa: PTH120
-
-    def _count(self, path: str) -> None:
-        """Count a change of this rank, which is not 0."""
-        self._counts[path] += 1
-        self._note_change(path)
-
-    def has_changes(self, folder: str) -> bool:
-        """Return whether the script has changed files in a folder, so that ranks may see different ones."""
-        return folder in self._changed_in
+    def is_recent(self, path: str) -> bool:
+        """Return whether a file may have been made, changed or removed since the ranks began, by the file system."""
+        while (status := status_of(path)) is None and path != os.sep:
+            path = os.path.dirname(path)  # noqa: PTH120  # whose time is that of the last file made or removed
+        return status is None or status.st_ctime > self._start - SLACK
 
     def names(self, folder: str, list_names: Callable[[str], list[str]]) -> list[str]:
         """Return the names in a folder that this rank has to see.
@@ -608,9 +605,9 @@ class Overlay:
                 changed.real = os.path.realpath(path)
                 self._note_links(path, source or path, changed.real)
                 return result
-        self._count(path)
+        self._counts[path] += 1
         if source:
-            self._count(source)
+            self._counts[source] += 1
         done = self._done(path)
         if done is None:
             for name in {path, source} & self._mine.keys():

@@ -36,7 +36,8 @@ CERTAIN = 0.5
 """Seconds for which rank 0 waits for others until it is certain that it does not come first."""
 RANK_VARIABLES = {"PMI_RANK", "PMIX_RANK", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK", "MPI_LOCALRANKID"}
 RANK_VARIABLES |= {"SLURM_PROCID", "SLURM_LOCALID", "PALS_RANKID", "MV2_COMM_WORLD_RANK", "FLUX_TASK_RANK"}
-_PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "journal", "overlay", "openers", "inputs")}
+_PATCHES = {f"matex_data.training.launcher.{name}" for name in ("root", "journal", "overlay", "inputs")}
+_PATCHES |= {f"matex_data.training.launcher.{name}openers" for name in ("", "native_", "tf_")}
 _PATCHES |= {"matex_data.training.comm.world", "matex_data.training.replacements"}
 
 
@@ -126,7 +127,7 @@ class Root:
         )
 
     def value(self, kind: str, make: Callable[[], Any]) -> Any:
-        """Return what rank 0 has got at the same call: the values of a kind are counted.
+        """Return what rank 0 has got at the same call: the values of a kind are counted, at each line that calls.
 
         Parameters
         ----------
@@ -135,6 +136,8 @@ class Root:
         """
         if not self.is_shared() or threading.current_thread() is not threading.main_thread():
             return make()
+        code, line = (frame := _caller()).f_code, frame.f_lineno
+        kind = f"{kind} at {code.co_filename}:{line}"
         if self.rank == 0:
             value = make()
             self._values.setdefault(kind, []).append(value)

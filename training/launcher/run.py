@@ -184,6 +184,7 @@ def _prepared(
     from matex_data.mpi.node import local_rank
     from matex_data.training.comm.channel import open_channel
     from matex_data.training.launcher.inputs import patch_ports
+    from matex_data.training.launcher.native_openers import patch_native_openers
     from matex_data.training.launcher.openers import shared_files
     from matex_data.training.launcher.seeding import script_seed, seed_all_ranks
 
@@ -197,6 +198,8 @@ def _prepared(
     if saved is not None:
         REQUESTS.install()  # what comes before the first step is remembered
     root, files = shared_files(channel) if channel.size > 1 else (None, None)
+    if files is not None:
+        patch_native_openers(files)
     patch_ports(channel.rank)
 
     def patch() -> None:

@@ -17,12 +17,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from matex_data.errors import PartitionError
 from matex_data.mpi.activity import busy
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
 from matex_data.training.exact.step import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, tf_keras_models, tf_keras_saving
+from matex_data.training.launcher.journal import status_of, version_of
 from matex_data.training.launcher.openers import opening
 from matex_data.training.launcher.overlay import Overlay
 from matex_data.training.launcher.root import Root
@@ -41,11 +43,14 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
     ----------
     files : files of the script; None: each rank has its own.
     """
+    written: dict[str, tuple[int, ...]] = {}
     if files is not None:
         patch_tensorflow_openers(files)
-        _patch_managers(files.root)
+        _patch_latest(files.root)
+        patch(tf.train.Checkpoint, functools.partial(_read, written), "read")
         patch(keras.Model, opening(files, lambda *_, **__: "load", "self", "filepath"), "load_weights")
-    save = functools.partial(saving, channel, files)
+        patch(tf.saved_model, opening(files, lambda *_, **__: "load", "export_dir"), "load")
+    save = functools.partial(saving, channel, files, written)
     _patch_saves(keras.Model, save("filepath"), "save", "save_weights", "export")
     _patch_saves(tf.saved_model, save("export_dir"), "save")
     _patch_saves(tf.train.Checkpoint, save("file_prefix"), "write")
@@ -70,12 +75,18 @@ def _patch_saves(owner: Any, save: Any, *names: str) -> None:
 
 
 def saving(
-    channel: Channel, files: Overlay | None, path_name: str, get: Get | None = None, set: Set | None = None
+    channel: Channel,
+    files: Overlay | None,
+    written: dict[str, tuple[int, ...]],
+    path_name: str,
+    get: Get | None = None,
+    set: Set | None = None,
 ) -> Callable[..., Any]:
     """Return what replaces a function that saves: only rank 0 runs it, and the others wait until it has.
 
     Parameters
     ----------
+    written : gets the versions of checkpoints, by their names.
     path_name : name of the parameter with the path, or of an attribute of the saving object.
     get, set : get and set the state of the saving object, which all ranks take from rank 0.
     """
@@ -92,15 +103,17 @@ def saving(
             with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other
                 return original(*args, **kwargs)
 
-        def run_for_all() -> tuple[Any, Any]:
-            return run(), get and get(first)
+        def run_for_all() -> tuple[Any, Any, Any]:
+            return (result := run()), get and get(first), _version(result)
 
         if not alike or (files is not None and files.is_own(target)):
             return run()
         if files is None:
-            result, state = channel.communicator.on_root(run_for_all)
+            result, state, version = channel.communicator.on_root(run_for_all)
         else:
-            result, state = files.change(files.real(target), run_for_all, "replace")
+            result, state, version = files.change(files.real(target), run_for_all, "replace")
+        if version:
+            written[_name(result)] = version
         if set is not None and channel.rank > 0:
             set(first, state)
         return result
@@ -108,14 +121,45 @@ def saving(
     return save
 
 
-def _patch_managers(root: Root) -> None:
-    """Patch checkpoint managers: new ones list the checkpoints of rank 0, which may have saved more since."""
+def _patch_latest(root: Root) -> None:
+    """Patch what looks for checkpoints: all ranks find those of rank 0, which may have saved more since."""
 
     def begin(original: Any, manager: Any, *args: Any, **kwargs: Any) -> None:
         original(manager, *args, **kwargs)
         vars(manager).update(root.value("a manager", lambda: _manager_attributes(manager)))
 
+    def find(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return root.value(original.__name__, lambda: original(*args, **kwargs))
+
     patch(tf.train.CheckpointManager, begin, "__init__")
+    patch(tf.train, find, "latest_checkpoint", "get_checkpoint_state")
+
+
+def _read(
+    written: dict[str, tuple[int, ...]], original: Any, checkpoint: Any, path: Any, *rest: Any, **given: Any
+) -> Any:
+    """Read a checkpoint; raise ``PartitionError`` if rank 0 has written another one of this name meanwhile."""
+    status = original(checkpoint, path, *rest, **given)
+    version = written.get(_name(path))
+    if version not in (None, _version(path)):
+        raise PartitionError(
+            "rank 0 has written a checkpoint again, which this rank was to read",
+            file=_name(path),
+            expected="a name for each checkpoint, as of one Checkpoint or CheckpointManager",
+            found="the same name, of which the files of the earlier checkpoint are gone",
+            remedy="give another name, or let all ranks read before the next one is written: "
+            "matex_data.training.barrier()",
+        )
+    return status
+
+
+def _name(prefix: str | os.PathLike[str]) -> str:
+    return os.path.abspath(os.fspath(prefix))  # noqa: PTH100
+
+
+def _version(prefix: Any) -> tuple[int, ...] | None:
+    """Return the version of the files of a checkpoint."""
+    return version_of(status_of(f"{_name(prefix)}.index")) if isinstance(prefix, str | os.PathLike) else None
 
 
 def _counter(checkpoint: Any) -> int:

@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from matex_data.training.exact.rows import is_sharded
 from matex_data.training.launcher.journal import is_unpatched
-from matex_data.training.launcher.openers import changing, kind_of, opening
+from matex_data.training.launcher.openers import changing, kind_of, list_directory, looking, opening
 from matex_data.training.launcher.overlay import Overlay
+from matex_data.training.launcher.root import is_called_by_package
 from matex_data.training.replacements import patch
 
 
@@ -33,12 +34,14 @@ def patch_tensorflow_openers(files: Overlay) -> None:
     patch(gfile, changing(files, "remove", "src", "dst", renames=True), "rename")
     patch(gfile, changing(files, "change", "src", "dst"), "copy")
     patch(gfile, changing(files, "make", "path"), "mkdir", "makedirs")
+    patch(gfile, functools.partial(list_directory, files), "listdir")
+    patch(gfile, functools.partial(_glob, files), "glob")
     patch(tf.data.Dataset, functools.partial(_cache, files), "cache")
     if files.rank > 0:
         settling = functools.partial(_settle_first, files)
         for kind in (tf.data.TFRecordDataset, tf.data.TextLineDataset, tf.data.FixedLengthRecordDataset):
             patch(kind, settling, "__init__")
-        patch(gfile, settling, "exists", "stat", "glob", "listdir", "isdir")
+        patch(gfile, looking(files, files.view), "exists", "stat", "isdir")
         patch(tf.io, settling, "read_file", "matching_files")
         patch(tf.data.Dataset, settling, "list_files")
 
@@ -48,6 +51,13 @@ def _settle_first(files: Overlay, original: Any, *args: Any, **kwargs: Any) -> A
     if not is_unpatched() and files.root.is_shared():
         files.settle()
     return original(*args, **kwargs)
+
+
+def _glob(files: Overlay, original: Any, pattern: Any) -> Any:
+    """Return the names that rank 0 has found, of files of which this rank may have private copies."""
+    if is_unpatched() or is_called_by_package():
+        return original(pattern)
+    return files.root.value("glob", lambda: original(pattern))
 
 
 def _hold(original: Any, gfile: Any, name: Any, mode: str = "r") -> None:

@@ -288,6 +288,146 @@ def test_libraries_list_what_a_script_has_written_and_not_what_it_has_removed(si
     assert [path.name for path in folder.iterdir()] == ["pets"]
 
 
+# A library that looks whether its files exist, names others at random, and leaves what it has made to the next call.
+CACHE = """
+import os, uuid
+
+
+def cached(folder, text):
+    path = os.path.join(folder, "value.txt")
+    if not os.path.exists(folder):
+        os.makedirs(folder, exist_ok=True)
+    if not os.path.exists(path):
+        with open(draft := f"{path}.{uuid.uuid4()}", "w") as file:
+            file.write(text)
+        os.replace(draft, path)
+    with open(path) as file:
+        return file.read()
+"""
+
+# Libraries that write and read by themselves: each rank is late at another line, and would write another number.
+LIBRARIES = """
+import os, sys, time
+import numpy as np, pandas as pd, pyarrow as pa, tensorflow as tf, zarr
+import pyarrow.csv, pyarrow.dataset, pyarrow.feather, pyarrow.parquet as pq
+import matex_data as md
+
+rank, size = (int(os.environ._data[name]) for name in (b"PMI_RANK", b"PMI_SIZE"))  # without asking for it
+os.chdir(sys.argv[1])
+sys.path.insert(0, "site-packages")
+from cache import cached
+
+
+def late(who):
+    time.sleep(0.1 if rank == who % size else 0)
+
+
+def frame(value):
+    pd.DataFrame({"x": value}).to_parquet("pandas.parquet")
+    yield lambda: pd.read_parquet("pandas.parquet").x
+
+
+def table(value):
+    with pq.ParquetWriter("arrow.parquet", (rows := pa.table({"x": value})).schema) as writer:
+        writer.write_table(rows)
+    yield lambda: pq.read_table("arrow.parquet")["x"]
+
+
+def feather(value):
+    pa.feather.write_feather(pa.table({"x": value}), "x.feather", compression="uncompressed")
+    yield lambda: pa.feather.read_table("x.feather", memory_map=False)["x"]
+
+
+def text(value):
+    pa.csv.write_csv(pa.table({"x": value}), "arrow.csv")
+    yield lambda: pa.csv.read_csv("arrow.csv")["x"]
+
+
+def records(value):
+    with pa.OSFile("x.arrow", "wb") as file, pa.ipc.new_file(file, (rows := pa.table({"x": value})).schema) as writer:
+        writer.write_table(rows)
+    yield lambda: pa.ipc.open_file(pa.memory_map("x.arrow")).read_all()["x"]
+
+
+def folder(value):
+    pa.dataset.write_dataset(pa.table({"x": value}), "parts", format="ipc", existing_data_behavior="delete_matching")
+    yield lambda: pa.dataset.dataset("parts", format="ipc").to_table()["x"]
+
+
+def chunks(value):
+    array = zarr.open_array("x.zarr", mode="w", shape=value.shape, chunks=(2,), dtype="i8")
+    array[:] = value
+    yield lambda: zarr.open_array("x.zarr", mode="r")[:]
+
+
+def lines(value):
+    np.savetxt("x.txt", value)
+    yield lambda: np.loadtxt("x.txt")
+
+
+def saved(value):
+    module = tf.Module()
+    module.x = tf.Variable(value)
+    tf.saved_model.save(module, "module")
+    yield lambda: tf.saved_model.load("module").x
+
+
+for make in (frame, table, feather, text, records, folder, chunks, lines, saved):
+    found = []
+    for number in range(3):
+        late(number)
+        for read in make(np.arange(6) + number + 10 * rank):
+            late(number + 1)
+            found.append(int(np.asarray(read())[0]))
+    sys.stdout.write(f"{make.__name__.upper()} {found}\\n")
+
+gfile, found = tf.io.gfile, []
+checkpoint = tf.train.Checkpoint(x=tf.Variable(0))
+for number in range(3):
+    late(number)
+    if gfile.exists("trials"):
+        gfile.rmtree("trials")
+    gfile.makedirs("trials")
+    late(number + 1)
+    with gfile.GFile(f"trials/{number}.json", "w") as file:
+        file.write(str(number))
+    checkpoint.x.assign(number)
+    checkpoint.save("checkpoints/c")
+    checkpoint.x.assign(-1)
+    late(number + 2)
+    checkpoint.restore(tf.train.latest_checkpoint("checkpoints"))
+    listed = gfile.listdir("trials"), gfile.glob("trials/*"), int(checkpoint.x)
+    found.append((listed, cached(f"cache/{number}", f"{number} of {rank}")))
+sys.stdout.write(f"TENSORFLOW {found}\\n")
+for number in range(2):
+    checkpoint.write("same")
+    time.sleep(0.3 if rank else 0)
+    try:
+        checkpoint.read("same")
+    except md.PartitionError as error:
+        sys.stdout.write(f"BEHIND {number} {str(error).splitlines()[0]}\\n")
+"""
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_libraries_read_what_rank_0_has_written_at_the_same_line(size: int, tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(LIBRARIES)
+    (tmp_path / "files" / "site-packages").mkdir(parents=True)
+    (tmp_path / "files" / "site-packages" / "cache.py").write_text(CACHE)
+    options = ["--all-output", str(tmp_path / "script.py"), str(tmp_path / "files")]
+    done = run_script(size, LAUNCHER, *options, timeout=120, env={"MATEX_TIMEOUT": "30"})
+    assert done.returncode == 0, done.stderr
+    found: dict[str, list[str]] = {}
+    for name, values in re.findall("^([A-Z]+) (.*)", done.stdout, re.MULTILINE):
+        found.setdefault(name, []).append(values)
+    steps = [(([f"{i}.json"], [f"trials/{i}.json"], i), f"{i} of 0") for i in range(3)]
+    assert found.pop("TENSORFLOW") == [str(steps)] * size
+    assert [text[:38] for text in found.pop("BEHIND")] == ["0 rank 0 has written a checkpoint again"[:38]] * (size - 1)
+    names = "FRAME", "TABLE", "FEATHER", "TEXT", "RECORDS", "FOLDER", "CHUNKS", "LINES", "SAVED"
+    assert found == {name: ["[0, 1, 2]"] * size for name in names}
+    assert len(list((tmp_path / "files" / "cache").rglob("*"))) == 6
+
+
 # What scripts of one process do: each rank is late at another line, and would write another number.
 HABITS = """
 import datetime, glob, logging, os, pathlib, pickle, shutil, sqlite3, sys, tempfile, time
