@@ -266,7 +266,7 @@ def read(folder: Path, compared: Callable[[int], None] = _ignore) -> tuple[Store
 def restore_rank_variables(found: Checkpoint, model: Any, of_all: bool = False) -> None:
     """Set the variables that differ between replicas: metrics and seeds. *Collective*.
 
-    Seeds keep their initial values on another number of replicas. Metrics begin anew if the checkpoint has others.
+    Another number of replicas gets the seeds of the first one. Metrics begin anew if the checkpoint has others.
 
     Parameters
     ----------
@@ -280,8 +280,9 @@ def restore_rank_variables(found: Checkpoint, model: Any, of_all: bool = False) 
                 value = found.array(f"metrics{i}")
                 variable.assign(value if of_all or not found.replica else np.zeros_like(value))
     for i, variable in zip(range(len(found.facts["own"])), rank_variables(model), strict=False):
-        if shapes[f"own{i}"] == (found.ranks, *variable.shape):
-            variable.assign(found.array(f"own{i}")[found.replica])
+        if shapes[f"own{i}"][1:] == tuple(variable.shape):
+            rows = found.array(f"own{i}")
+            variable.assign(rows[found.replica if len(rows) == found.ranks else 0])
     if of_all:
         note_combined(model)
 

@@ -505,6 +505,24 @@ def test_variables_match_by_name(tmp_path: Path, ranks: Pools) -> None:
     ranks(1).run(_by_name, tmp_path, timeout=180)
 
 
+def _dropping(comm: Any, folder: Path, epochs: int) -> Any:
+    import keras
+
+    from matex_data import training
+
+    model = keras.Sequential([keras.Input((problems.FEATURES,)), keras.layers.Dropout(0.5, seed=7)])
+    model.compile("sgd", "mse")
+    x, _ = problems.table(8)
+    data = problems.shard((x, x), 4, comm.rank, comm.size)
+    training.fit(model, data, comm=comm, verbose=0, epochs=epochs, checkpoint=folder, verify="never")
+    return model.layers[0].seed_generator.state.numpy().tolist()
+
+
+def test_another_number_of_ranks_goes_on_with_the_draws(tmp_path: Path, ranks: Pools) -> None:
+    assert ranks(2).run(_dropping, tmp_path, 1) == [[7, 2]] * 2
+    assert ranks(1).run(_dropping, tmp_path, 2) == [[7, 4]]
+
+
 def _saved(comm: Any) -> Any:
     import keras
 

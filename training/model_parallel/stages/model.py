@@ -21,7 +21,7 @@ from matex_data.training.exact.batch_norm import average_moving_statistics, batc
 from matex_data.training.exact.metrics import combine_states, note_reset, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
-from matex_data.training.exact.variables import changing_variables
+from matex_data.training.exact.variables import changing_variables, seeds
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred, leave_to_others
 from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
@@ -234,20 +234,20 @@ class StagedModel:
         return pad_batches(self.world, dataset)[0]
 
     def broadcast(self) -> None:
-        """Broadcast the weights of rank 0; those of which ranks hold parts from the first replica. *Collective*."""
-        own = [v for layer in layers_of(self._plan) for v in layer.weights]
+        """Broadcast the variables of rank 0; those of which ranks hold parts from the first replica. *Collective*."""
+        own = [v for layer in layers_of(self._plan) for v in [*layer.weights, *seeds(layer)]]
         parts = self.deferred or any(part_of(v) is not None for v in own)
         if self.world.communicator.maximum(int(parts))[0]:  # layouts may cut no weight of some stage
             broadcast_in(self.replicas, own)
         else:
-            broadcast_in(self.world, list(self.model.weights))
+            broadcast_in(self.world, [*self.model.weights, *seeds(self.model)])
 
     def state(self) -> StagedState:
         """Return the state of the model, for checkpoints."""
         return self._state
 
     def gather_weights(self) -> None:
-        """Give every rank the weights of all stages, unless the model is deferred. *Collective*.
+        """Give every rank the weights and seeds of all stages, unless the model is deferred. *Collective*.
 
         Those of which a rank has a part are whole until the next step.
         """
@@ -255,11 +255,12 @@ class StagedModel:
             return
         held = variable_holders(self.plans)
         for plan in self.plans:
-            own = {id(v): v for layer in layers_of(plan) for v in layer.weights if held[id(v)][0] == plan.number}
+            found = {id(v): v for layer in layers_of(plan) for v in [*layer.weights, *seeds(layer)]}
+            own = [v for key, v in found.items() if held[key][0] == plan.number]
             if self.ranks.size == 1:
-                broadcast_in(self.line, list(own.values()), plan.number)
+                broadcast_in(self.line, own, plan.number)
                 continue
-            for variable in own.values():
+            for variable in own:
                 mine = plan.number == self.line.rank
                 value = whole_on_all(variable) if mine else empty_whole(variable)
                 self.line.host.broadcast(value.reshape(-1), plan.number)

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 
+from matex_data.training.exact.variables import seeds
 from matex_data.training.model_parallel.mesh import Mesh
 from matex_data.training.trainer import fit
 from tests.support.ranks import Pool, Pools
@@ -96,6 +97,19 @@ def test_four_ranks(pool: Pool, name: str, optimizer: str, stages: int, micro_ba
 )
 def test_named_layers_end_the_stages(ranks: Pools, name: str, optimizer: str, last: str) -> None:
     _check(ranks(2), name, optimizer, 2, 3, split_after=[last])
+
+
+def _seeds_after(comm: Any) -> list[Any]:
+    """Return the seeds of both stages after an epoch, which are others on each rank before."""
+    mesh, model = Mesh(stages=2, comm=comm), build("normalized")
+    for seed in seeds(model):
+        seed.assign([7 + comm.rank, 0])
+    fit(model, dataset("normalized"), verbose=0, mesh=mesh, micro_batches=1)
+    return [seed.numpy().tolist() for seed in seeds(model)]
+
+
+def test_a_script_draws_after_training_what_one_process_draws(ranks: Pools) -> None:
+    assert ranks(2).run(_seeds_after, timeout=120) == [[[7, ROWS // BATCH]] * 2] * 2
 
 
 def test_validation_is_that_of_one_process(ranks: Pools) -> None:
