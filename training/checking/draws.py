@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data.training.keras_api import keras_random
-from matex_data.training.replacements import Replacements
+from matex_data.training.replacements import Replacements, replaced
 
 _stateless_uniform = tf.random.stateless_uniform
 _stateless_normal = tf.random.stateless_normal
@@ -36,18 +36,28 @@ def draws_for_rows(rows: tuple[Any, Any], total: Any) -> Iterator[Callable[[], b
     try:
         with Replacements() as replacements:
             for owner, name, draw in _patches(source):
-                replacements.set(owner, name, _unless_initializing(draw, getattr(owner, name)))
+                replacements.set(owner, name, _unless_fixed(draw, getattr(owner, name), owner is keras_random))
             yield lambda: source.number > 0
     finally:
         np.random.set_state(state)
 
 
-def _unless_initializing(draw: Callable[..., Any], original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that draws, but leaves the first values of variables to the original one."""
+def _unless_fixed(draw: Callable[..., Any], original: Callable[..., Any], of_keras: bool) -> Callable[..., Any]:
+    """Return a function that draws, but leaves the first values of variables to the original one.
+
+    So it does numbers that a seed fixes, ``keras.random.normal(shape, seed=3)`` or ``tf.random.stateless_normal(shape,
+    (1, 2))``: in a step each rank draws them alike, whatever its rows are.
+    """
+    stateless = original in (_stateless_uniform, _stateless_normal)
 
     def chosen(*args: Any, **kwargs: Any) -> Any:
+        seed = kwargs.get("seed", args[1] if stateless and len(args) > 1 else None)
+        if of_keras and isinstance(seed, int):
+            with replaced(tf.random, stateless_uniform=_stateless_uniform, stateless_normal=_stateless_normal):
+                return original(*args, **kwargs)
+        fixed = stateless and tf.get_static_value(tf.stack(seed)) is not None
         initializing = "Initializer" in tf.get_current_name_scope()
-        return (original if initializing else draw)(*args, **kwargs)
+        return (original if initializing or fixed else draw)(*args, **kwargs)
 
     return chosen
 

@@ -258,13 +258,18 @@ def refuse_eager(model: Any) -> None:
 
 
 def refuse_hidden_state(graph: Any) -> None:
-    """Raise ``NotCheckable`` if a step has state that cannot be put back: of tables, of queues, and of Python code."""
+    """Raise ``NotCheckable`` if a step has state that cannot be put back, such as that of Python code."""
     definition = graph.as_graph_def()
     for node in (*definition.node, *(node for function in definition.library.function for node in function.node_def)):
         if node.op in ("PyFunc", "EagerPyFunc") and not any(name in node.name for name in (RECORDED, REDUCED)):
             raise NotCheckable(
                 f"it calls Python code, which may keep state ({node.name}); if it keeps none, say so by "
                 "tf.numpy_function(..., stateful=False)"
+            )
+        if node.op.startswith("Rng"):
+            raise NotCheckable(
+                f"it draws from a tf.random.Generator, whose numbers would be the same on each rank ({node.name}); "
+                "draw with a keras.random.SeedGenerator that is an attribute of the layer or model"
             )
         if node.op.startswith(HIDDEN_STATE):
             raise NotCheckable(f"it changes a table or a queue, which is no variable ({node.name})")

@@ -17,16 +17,20 @@ def _drawn(start: int, stop: int, total: int) -> list[Any]:
 
     from matex_data.training.checking.draws import draws_for_rows
 
+    generator = keras.random.SeedGenerator(1)
+
     @tf.function(input_signature=[tf.TensorSpec([None, 3])])
     def draw(x: Any) -> Any:
         rows = tf.shape(x)[0]
         return (
             tf.random.uniform((rows, 3)),
-            keras.random.uniform((2 * rows, 3), seed=1),
+            keras.random.uniform((2 * rows, 3), seed=generator),
             tf.random.normal(tf.shape(tf.concat([x, x, x], 0))),
             tf.nn.dropout(tf.concat([tf.ones_like(x), tf.ones_like(x)], 0), 0.5),
             tf.random.uniform((12, 2)),
             tf.random.uniform((rows + 1,)),
+            keras.random.normal((rows, 3), seed=1),
+            tf.random.stateless_uniform((rows, 3), (1, 2)),
         )
 
     with draws_for_rows((start, stop), total) as any_drawn:
@@ -44,11 +48,13 @@ def test_several_rows_of_each_sample_lie_in_blocks() -> None:
     np.testing.assert_array_equal(shard[3], whole[3][[*rows, *rows + 6]])
     np.testing.assert_array_equal(shard[4], whole[4])  # twice the rows of the batch by chance: the size is fixed
     assert shard[5].shape == (3,) and whole[5].shape == (7,)
+    for fixed in (6, 7):  # a rank draws what its first rows would get
+        np.testing.assert_array_equal(shard[fixed], whole[fixed][:2])
 
 
 def test_a_shard_without_rows_draws_none() -> None:
     empty = _drawn(6, 6, 6)
-    assert [len(numbers) for numbers in empty] == [0, 0, 0, 0, 12, 1]
+    assert [len(numbers) for numbers in empty] == [0, 0, 0, 0, 12, 1, 0, 0]
 
 
 def _dropped(comm: Any, eager: bool) -> Any:

@@ -253,6 +253,7 @@ def _hidden(comm: Any, kind: str, distributed: bool) -> Any:
 
     table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
     queue = tf.queue.FIFOQueue(9, tf.float32, shapes=[()])
+    generator = tf.random.Generator.from_seed(1)
     seen: list[int] = []
 
     def note(rows: Any) -> Any:
@@ -269,6 +270,8 @@ def _hidden(comm: Any, kind: str, distributed: bool) -> Any:
             before = tf.cond(queue.size() > 0, queue.dequeue, lambda: 0.0)
             queue.enqueue(tf.reduce_mean(x))
             return before
+        if kind == "generator":
+            return tf.reduce_mean(x * generator.normal(tf.shape(x)))
         found = tf.numpy_function(
             lambda rows: (seen.append(len(rows)), np.float32(0.1 * len(seen)))[1], [x], tf.float32
         )
@@ -295,7 +298,10 @@ def _hidden(comm: Any, kind: str, distributed: bool) -> Any:
 @pytest.mark.rank_counts(3, slow=(2,))
 @pytest.mark.parametrize(
     "kind",
-    ["table", "queue", pytest.param("python", marks=pytest.mark.slow), pytest.param("static", marks=pytest.mark.slow)],
+    [
+        *("table", "queue", "generator"),
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("python", "static")),
+    ],
 )
 def test_what_cannot_be_put_back_is_trained_as_in_one_process(ranks: Pools, pool: Pool, kind: str) -> None:
     (expected, seen), *_ = ranks(1).run(_hidden, kind, False)
