@@ -148,10 +148,20 @@ def _batch_logs(comm: Any, kind: str, distributed: bool) -> Any:
             x, y = data
             return {"largest": tf.reduce_max(self(x)), "rows": tf.shape(y)[0]}
 
+    class Two(keras.metrics.Mean):  # type: ignore[misc]
+        def update_state(self, y: Any, prediction: Any, sample_weight: Any = None) -> None:
+            super().update_state(prediction)
+
+        def result(self) -> Any:
+            return {"once": super().result(), "twice": 2 * super().result()}
+
     keras.utils.set_random_seed(1)
     layers = [keras.Input((problems.FEATURES,)), keras.layers.Dense(3, "softmax")]
     model = (Own if kind == "own" else keras.Sequential)(layers)
     loss = {} if kind == "own" else {"loss": "sparse_categorical_crossentropy", "weighted_metrics": ["accuracy"]}
+    if kind == "two outputs":
+        model = keras.Model(model.inputs, {"a": (out := model.outputs[0]), "b": keras.layers.Dense(1)(out)})
+        loss = {"loss": {"a": "sparse_categorical_crossentropy", "b": "mse"}, "metrics": {"a": [Two()]}}
     model.compile(keras.optimizers.SGD(0.5), **loss)
     found: list[dict[str, float]] = []
 
@@ -167,6 +177,8 @@ def _batch_logs(comm: Any, kind: str, distributed: bool) -> Any:
         reader.on_test_batch_end = reader.on_train_batch_end
     options = {"epochs": 2, "callbacks": [reader], "verbose": 0}
     data, check = (problems.shard(problems.table(n, seed=n), 12, comm.rank, comm.size) for n in (37, 26))
+    if kind == "two outputs":
+        data, check = (one.map(lambda x, y: (x, {"a": y, "b": x[:, :1]})) for one in (data, check))
     options["validation_data"] = check
     of_evaluate = {"callbacks": [reader], "verbose": 0, "return_dict": True}
     if not distributed:
@@ -177,7 +189,7 @@ def _batch_logs(comm: Any, kind: str, distributed: bool) -> Any:
 
 
 @pytest.mark.rank_counts(2, 3)
-@pytest.mark.parametrize("kind", ["keras", "lambda", "own"])
+@pytest.mark.parametrize("kind", ["keras", "lambda", "own", "two outputs"])
 def test_callbacks_read_the_logs_of_global_batches(ranks: Pools, pool: Pool, kind: str) -> None:
     (batches, epochs, evaluated), *_ = ranks(1).run(_batch_logs, kind, False)
     assert len(batches) == 2 * (4 + 3) + 3  # two epochs, with validation, and an evaluation

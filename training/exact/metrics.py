@@ -345,7 +345,7 @@ def results_of_all(channel: Channel, model: Any) -> dict[str, Any]:
     """Return the results of a model's metrics over all ranks; the states stay those of this rank. *Collective*."""
     states = zip(model.metrics_variables, map(tf.constant, combined_values(channel, model)), strict=True)
     with keras.StatelessScope(state_mapping=list(states)):
-        return {key: _number(value) for key, value in model.get_metrics_result().items()}
+        return {key: _number(value) for key, value in flat(model.get_metrics_result()).items()}
 
 
 def note_combined(model: Any) -> None:
