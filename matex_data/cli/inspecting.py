@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -175,8 +176,11 @@ def _dataset(dataset: Any) -> str:
     """Return shape, dtype, chunks and filter of an HDF5 dataset as text."""
     stored = [] if dataset.chunks is None else [f"chunks {dataset.chunks}"]
     stored += [] if dataset.compression is None else [str(dataset.compression)]
-    members = dataset.dtype.names
-    dtype = f"table of {', '.join(members)}" if members else str(dataset.dtype)
+    try:
+        members = dataset.dtype.names
+        dtype = f"table of {', '.join(members)}" if members else str(dataset.dtype)
+    except TypeError as error:  # a time, say, for which NumPy has no dtype
+        dtype = f"({error})"
     return ", ".join([f"{dataset.shape} {dtype}", *stored])
 
 
@@ -191,8 +195,9 @@ def _netcdf(path: str) -> Iterator[tuple[str, str]]:
             yield prefix + name, ""
             yield from entries(child, f"{prefix}{name}/")
 
-    with netCDF4.Dataset(path) as file:
-        yield from entries(file, "")
+    with warnings.catch_warnings(action="ignore"), netCDF4.Dataset(path) as file:  # of types that it does not read
+        found = list(entries(file, ""))
+    yield from found
 
 
 def _root(path: str) -> Iterator[tuple[str, str]]:

@@ -61,6 +61,7 @@ class Moments:
         """Standard deviation of the population, float64."""
         return np.sqrt(self.variance)
 
+    @np.errstate(over="ignore", invalid="ignore")  # of infinite numbers, the mean is infinite or NaN
     def merge(self, other: Moments) -> Moments:
         """Return the moments of both sets of values.
 
@@ -190,6 +191,7 @@ def _by_group(
     groups: dict[Any, dict[str, Moments]] = {} if by is not None else {None: none}
     nbytes = sum(MOMENTS * 8 * moments.mean.size for moments in none.values())
 
+    @np.errstate(over="ignore", invalid="ignore")
     def add(_: Integers, arrays: Arrays) -> None:
         for value, rows in [(None, slice(None))] if by is None else _groups(raw[by], arrays[by]):
             of_group = groups.setdefault(value, none)

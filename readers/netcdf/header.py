@@ -12,7 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from matex_data.errors import FormatError, truncated
+from matex_data.errors import RESTORE, FormatError, truncated
 from matex_data.readers.dimensions.variables import FileContent
 from matex_data.readers.netcdf.classic import ClassicVariable
 from matex_data.readers.text.unpacked import content
@@ -170,6 +170,6 @@ class _HeaderParser:
         self._position += count
         return self._data[self._position - count : self._position]
 
-    def _error(self, problem: str, expected: object, found: object, remedy: str | None = None) -> FormatError:
+    def _error(self, problem: str, expected: object, found: object, remedy: str = RESTORE) -> FormatError:
         byte = max(0, self._position - 4)
         return FormatError(problem, file=self._path, byte=byte, expected=expected, found=found, remedy=remedy)

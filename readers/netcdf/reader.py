@@ -26,6 +26,7 @@ from matex_data.storage.trust import Trust
 GZIP_MAGIC = b"\x1f\x8b"
 NASA_MAGIC = b"\xcd\xf3", b"\xcd\xf2"
 NASA_REMEDY = "it is CDF of NASA, another format: convert it by cdflib.cdf_to_xarray(path).to_netcdf('a.nc')"
+DAMAGED = "if it is a netCDF file, it is damaged: restore it from its source"
 
 
 @takes(VariableOptions)
@@ -68,7 +69,7 @@ def open_content(path: str, trust: Trust | None = None) -> Iterator[FileContent]
             file=path,
             expected="'CDF' or the magic bytes of HDF5 at its start",
             found=repr(magic),
-            remedy=NASA_REMEDY if magic[:2] in NASA_MAGIC else None,
+            remedy=NASA_REMEDY if magic[:2] in NASA_MAGIC else DAMAGED,
         )
     with reported("the file cannot be read as netCDF-4", path), open_file(path, trust) as hdf5:
         yield netcdf4.read_content(hdf5, path)

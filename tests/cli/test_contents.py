@@ -37,12 +37,31 @@ def test_hdf5_with_datasets_of_different_lengths(tmp_path: Path) -> None:
     ]
 
 
+def test_hdf5_with_a_type_that_numpy_does_not_have(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        h5py.h5d.create(file.id, b"when", h5py.h5t.UNIX_D32LE, h5py.h5s.create_simple((3,)))
+        file["x"] = np.arange(3)
+    assert _lines(tmp_path / "a.h5", "hdf5") == [
+        "when  (3,) (No NumPy equivalent for TypeTimeID exists)",
+        "x  (3,) int64",
+    ]
+
+
 def test_netcdf_with_groups(tmp_path: Path) -> None:
     with netCDF4.Dataset(tmp_path / "a.nc", "w") as file:
         file.createDimension("time", 5)
         file.createVariable("t2m", "f4", ("time",))
         file.createGroup("forecast").createVariable("z", "i2", ("time",))
     assert _lines(tmp_path / "a.nc", "netcdf") == ["t2m  (time: 5) float32", "forecast", "z  (time: 5) int16"]
+
+
+@pytest.mark.filterwarnings("error")
+def test_netcdf_with_a_type_that_netcdf4_does_not_read(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.nc", "w") as file:
+        file["t"], file["raw"] = np.arange(3.0), np.zeros(3, "V4")
+        file["t"].make_scale("t")
+        file["raw"].dims[0].attach_scale(file["t"])
+    assert _lines(tmp_path / "a.nc", "netcdf") == ["t  (t: 3) float64"]
 
 
 def test_root_files(tmp_path: Path) -> None:

@@ -43,6 +43,15 @@ def _statistics(comm: MPI.Intracomm, path: str, name: str, axis: Any) -> dict[st
     return {key: getattr(found, key) for key in ("count", "missing", "mean", "std", "min", "max")}
 
 
+@pytest.mark.filterwarnings("error")
+def test_infinite_and_very_large_numbers_give_no_warning_of_numpy() -> None:
+    found = open_dataset({"x": np.array([1.0, np.inf, -np.inf, np.nan]), "y": np.full(4, 1e300)}).statistics()
+    assert np.isnan(found["x"].mean) and found["x"].min == -np.inf and found["x"].max == np.inf
+    assert found["x"].count == 3 and found["y"].mean == 1e300 and found["y"].std == 0
+    halves = open_dataset({"x": np.repeat([-1e300, np.inf], 1 << 18)}).statistics()  # summed one after the other
+    assert halves["x"].mean == np.inf
+
+
 @pytest.mark.parametrize(
     ("name", "axis"), [("image", None), ("image", -1), ("image", (1, 3)), ("image", (3, 1)), ("label", None)]
 )

@@ -387,7 +387,7 @@ def test_headers_with_any_byte_changed_give_an_index_or_a_clear_error(tmp_path: 
         try:
             index(str(path))
         except DataError as error:
-            assert error.file == str(path)
+            assert error.file == str(path) and error.remedy is not None
 
 
 @pytest.mark.parametrize("change", ["units", "calendar", "coordinates", "packing", "shape"])
