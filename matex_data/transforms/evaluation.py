@@ -201,7 +201,11 @@ class _Tile:
         if content.dtype.kind not in "biuf" or content.dtype.itemsize > 8:
             raise error(f"{content.dtype}", expected="numbers, or texts in a comparison: field == 'text'")
         if content.dtype == np.uint64 and content.size and content.max() > _INT64_MAX:
-            raise error(str(content.max()), expected=f"integers of 64 bits with sign, up to {_INT64_MAX}")
+            raise error(
+                str(content.max()),
+                expected=f"integers of 64 bits with sign, up to {_INT64_MAX}",
+                remedy="compute it with NumPy by data.map(function), and select by where() of the field that it adds",
+            )
         wide: Any = {"b": bool, "f": np.float64}.get(content.dtype.kind, np.int64)
         return replace(values, content=content.astype(wide, copy=False))
 

@@ -149,7 +149,7 @@ class Expression:
     @property
     def examples(self) -> tuple[str, str]:
         """Two names of fields for examples: those of the expression, whether or not it can be parsed."""
-        words = re.findall(r"`[^`]+`|[^\W\d]\w*\b(?!\s*\()", re.sub(_TEXT, "", str(self.text)))
+        words = re.findall(r"`[^`]+`|\b[^\W\d]\w*\b(?!\s*\()", re.sub(_TEXT, "", str(self.text)))
         names = list(dict.fromkeys(word for word in words if word not in NO_FIELDS)) or ["x", "y"]
         return names[0], names[-1] if len(names) < 2 else names[1]
 

@@ -131,6 +131,7 @@ def test_columns_of_any_dtype(tmp_path: Path, dtype: str) -> None:
         ("max(MET, nMuon) > 1", FormatError, "where.a > b, a, b"),
         ("any(Jet_pt)", FormatError, "any.Jet_pt > 30"),
         ("MET +", FormatError, "max.MET. > 30"),  # examples have names of this user
+        ("MET > 1e18 +", FormatError, "MET > 30. & .MET < 40"),  # 1e18 has no name
         ("(nMuon > 1) & vertex +", FormatError, "nMuon > 30. & .vertex < 40"),
         ("Muon_pt[nMuon] > 1", FormatError, "Muon_pt.Muon_pt > 30"),
         ("count(Jet_pt > Muon_pt) > 0", FormatError, "row 0.*(.*\n)*.*elements, as in 'Jet_pt'"),
@@ -154,6 +155,14 @@ def test_no_condition(folder: Path, events: ak.Array, where: str, kind: type[Dat
 def test_windows_need_consecutive_events(folder: Path, events: ak.Array) -> None:
     with pytest.raises(PartitionError, match="window= and where= exclude each other"):
         open_dataset(str(folder), where="MET > 1", window=3, comm=SELF)
+
+
+def test_what_the_error_of_integers_beyond_int64_advises_selects_them() -> None:
+    data = open_dataset({"id": np.array([1, 2**63 + 5, 2**64 - 1], np.uint64)}, comm=SELF)
+    with pytest.raises(FormatError, match=r"by data\.map\(function\)"):
+        data.where("id > 5")
+    selected = data.map(lambda batch: {**batch, "large": batch["id"] > np.uint64(2**63 + 5)}).where("large")
+    assert selected.load()["id"].tolist() == [2**64 - 1]
 
 
 def _open(comm: MPI.Intracomm, path: Path, **options: Any) -> None:
