@@ -12,6 +12,7 @@ import fcntl
 import functools
 import io
 import logging
+import multiprocessing.process
 import os
 import socket
 import subprocess
@@ -179,7 +180,7 @@ def _patch_children(root: Root, files: Overlay) -> None:
     def start(original: Any, *args: Any, **kwargs: Any) -> Any:
         if is_unpatched() or not root.is_shared() or not is_called_by_script():
             return original(*args, **kwargs)
-        ends = original.__name__ != "__init__"
+        ends = original.__name__ in ("system", "run")
         say_once(
             root.rank,
             "this script starts processes, at %s: each rank starts its own, and what they write is written by all "
@@ -201,6 +202,7 @@ def _patch_children(root: Root, files: Overlay) -> None:
     patch(os, start, "system")
     patch(subprocess, start, "run")
     patch(subprocess.Popen, start, "__init__")
+    patch(multiprocessing.process.BaseProcess, start, "start")
 
 
 def patch_ports(rank: int) -> None:

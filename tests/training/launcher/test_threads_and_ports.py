@@ -80,6 +80,22 @@ def test_a_server_has_its_port_on_rank_0(ranks: int, tmp_path: Path, free_port: 
     assert "RESULT b'loss'" in done.stdout
 
 
+POOL = """
+import multiprocessing, os
+
+with multiprocessing.get_context("fork").Pool(2) as pool:
+    print("RESULT", pool.map(abs, range(-3, 0)))
+"""
+
+
+def test_processes_of_a_pool_are_said_to_be_those_of_each_rank(tmp_path: Path) -> None:
+    (tmp_path / "script.py").write_text(POOL)
+    done = run_script(2, LAUNCHER, "--all-output", str(tmp_path / "script.py"), timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.count("RESULT [3, 2, 1]") == 2
+    assert done.stderr.count("this script starts processes, at ") == 1
+
+
 @pytest.fixture
 def free_port() -> int:
     """Return a port that nobody listens at."""
