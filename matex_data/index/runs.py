@@ -323,10 +323,16 @@ class Chosen:
         last = np.searchsorted(self.before, start + count - 1, side="right") - 1
         _, tiles = intersect(first, last - first + 1)
         tiles = tiles[(np.diff(tiles, prepend=-1) > 0) & (self.before[tiles + 1] > self.before[tiles])]
-        chosen = self._of_tiles(tiles)
-        index = np.searchsorted(tiles, first)
-        begin = (np.cumsum(self.before[tiles + 1] - self.before[tiles]) - self.before[tiles + 1])[index] + start
-        return compress(chosen[ranges(begin, count)])
+        parts: list[Runs] = []
+        for low in range(0, len(tiles), _STEP):  # all at once would be 25 bytes for each chosen sample
+            group = tiles[low : low + _STEP]
+            inner = slice(np.searchsorted(last, group[0]), np.searchsorted(first, group[-1], side="right"))
+            begin = np.maximum(start[inner], self.before[group[0]])
+            end = np.minimum((start + count)[inner], self.before[group[-1] + 1])
+            chosen, ahead = self._of_tiles(group)
+            index = np.searchsorted(group, np.maximum(first[inner], group[0]))
+            parts.append(compress(chosen[ranges(begin - ahead[index], end - begin)]))
+        return parts[0] if len(parts) == 1 else merge(join_runs(*parts))
 
     def numbers(self, positions: Integers) -> Integers:
         """Return the numbers at these positions, int64 of the same length."""
@@ -357,14 +363,11 @@ class Chosen:
         if len(pending.start):
             yield pending
 
-    def _of_tiles(self, tiles: Integers) -> Integers:
-        """Return the numbers of all chosen samples of some tiles, ascending."""
-        rows, numbers = self.bits.reshape(-1, TILE // 8), [np.empty(0, np.int64)]
-        for low in range(0, len(tiles), _STEP):
-            group = tiles[low : low + _STEP]
-            tile, inner = np.nonzero(np.unpackbits(rows[group], axis=1))
-            numbers.append(group[tile] * TILE + inner)
-        return np.concatenate(numbers)
+    def _of_tiles(self, tiles: Integers) -> tuple[Integers, Integers]:
+        """Return the numbers of all chosen samples of some tiles, and the number of others in front of each tile."""
+        tile, inner = np.nonzero(np.unpackbits(self.bits.reshape(-1, TILE // 8)[tiles], axis=1))
+        counts = self.before[tiles + 1] - self.before[tiles]
+        return tiles[tile] * TILE + inner, self.before[tiles] - (np.cumsum(counts) - counts)
 
 
 Samples = Runs | Chosen

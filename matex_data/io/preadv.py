@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
-from matex_data._types import Integers
+from matex_data._types import Bytes, Integers
+from matex_data.index.runs import runs_where
 
+GAP_BYTES = 4096  # between short runs that are read as one: a call takes as long, and storage reads whole pages
+SPAN_BYTES = 1 << 20  # of them at a time
+LEAST_NEAR = 8  # of them that are worth it
 MOST_BUFFERS = 1024  # of one preadv, the limit of POSIX systems
 PROBES = 8  # bytes of a file that are looked for in the page cache before a window is read
 _NOWAIT: int | None = getattr(os, "RWF_NOWAIT", None)  # of Linux: read what needs no waiting
@@ -33,6 +38,63 @@ def read(descriptor: int, offset: Integers, first: Integers, address: Integers, 
     ------
     OSError : the system cannot read the file.
     """
+    if not len(first):
+        return 0
+    size = np.add.reduceat(nbytes, first)
+    near = (offset[1:] >= offset[:-1]) & (offset[1:] - (offset + size)[:-1] <= GAP_BYTES)
+    near &= np.maximum(size[1:], size[:-1]) <= GAP_BYTES
+    alone = ~(np.append(near, False) | np.append(False, near))
+    total, ends = 0, np.append(first, len(nbytes))
+    for low, count in zip(*(column.tolist() for column in runs_where(near | (alone[1:] & alone[:-1]))), strict=True):
+        high = low + count
+        of_buffers = slice(ends[low], ends[high])
+        columns = offset[low:high], first[low:high] - first[low], address[of_buffers], nbytes[of_buffers]
+        total += (_read_runs if alone[low] or count < LEAST_NEAR else _read_near)(descriptor, *columns)
+    return total
+
+
+def _read_near(descriptor: int, offset: Integers, first: Integers, address: Integers, nbytes: Integers) -> int:
+    """Read short runs that lie near one another with what is between them, some at a time; see `read`."""
+    total, ends = 0, np.append(first, len(nbytes))
+    position = np.cumsum(nbytes) - nbytes
+    position += np.repeat(offset - position[first], np.diff(ends))  # in the file
+    end = offset + np.add.reduceat(nbytes, first)
+    for low, high in _divided(offset, end):
+        begin, of_buffers = int(offset[low]), slice(ends[low], ends[high])
+        columns = position[of_buffers] - begin, address[of_buffers], nbytes[of_buffers]
+        between = np.empty(int(end[low:high].max()) - begin, np.uint8)
+        if os.preadv(descriptor, [between], begin) == len(between):
+            _copy(between, *columns)
+            total += int(columns[2].sum())
+        else:
+            runs = offset[low:high], first[low:high] - first[low]
+            total += _read_runs(descriptor, *runs, *columns[1:])
+    return total
+
+
+def _divided(offset: Integers, end: Integers) -> Iterator[tuple[int, int]]:
+    """Yield the first run and the end of consecutive runs that span at most ``SPAN_BYTES``, or of one run."""
+    edges = np.flatnonzero(np.diff((end - offset[0]) // SPAN_BYTES, prepend=-1))
+    return zip(edges.tolist(), [*edges[1:].tolist(), len(offset)], strict=True)
+
+
+def _copy(source: Bytes, position: Integers, address: Integers, nbytes: Integers) -> None:
+    """Copy ranges of bytes at these positions of an array to these addresses: those of one length at once."""
+    base = int(address.min())
+    memory = (ctypes.c_char * (int((address + nbytes).max()) - base)).from_address(base)
+    order = np.argsort(nbytes, kind="stable")
+    for low, count in zip(*(column.tolist() for column in runs_where(np.diff(nbytes[order]) == 0)), strict=True):
+        alike = order[low : low + count]
+        if not nbytes[alike[0]]:
+            continue
+        item = np.dtype((np.void, int(nbytes[alike[0]])))
+        items = (np.ndarray(len(one) - item.itemsize + 1, item, one, strides=(1,)) for one in (memory, source))
+        to, stored = items
+        to[address[alike] - base] = stored[position[alike]]
+
+
+def _read_runs(descriptor: int, offset: Integers, first: Integers, address: Integers, nbytes: Integers) -> int:
+    """Read runs, each by a call of its own; see `read`."""
     columns = zip(address.tolist(), nbytes.tolist(), strict=True)
     buffers = [(ctypes.c_char * size).from_address(begin) for begin, size in columns]
     begins, sizes = first.tolist(), np.add.reduceat(nbytes, first).tolist() if len(first) else []

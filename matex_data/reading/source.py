@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from functools import partial
+from itertools import tee
 from typing import Any, Literal, TypeVar
 
 import numpy as np
@@ -349,14 +350,14 @@ class Source:
         self, index: Index, names: Sequence[str], runs: Samples, row_bytes: int
     ) -> Iterator[tuple[Integers, Arrays]]:
         """Yield the positions of the samples that can be read, and their fields, some megabytes at a time."""
-        fields, parts = [index.fields[name] for name in names], list(self._ranges(runs, row_bytes))
-        ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in parts)
+        fields, (parts, read) = [index.fields[name] for name in names], tee(self._ranges(runs, row_bytes))
+        ranges = ((part, np.arange(part.total), partial(self.buffers.arrays, fields, part.total)) for part, _ in read)
         for (part, first), (arrays, absent) in zip(parts, self._read_all(index, ranges), strict=True):
             yield np.delete(np.arange(first, first + part.total), absent), present(arrays, absent)
 
     def block(self, runs: Samples) -> Samples:
         """Return this rank's block of the samples."""
-        return runs.part(*rank_range(runs.total, self.comm.rank, self.comm.size))
+        return runs.at(Runs.between(*rank_range(runs.total, self.comm.rank, self.comm.size)))
 
     def _read_all(
         self, index: Index, ranges: Iterable[tuple[Runs, Integers, Callable[[], Arrays]]]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from matex_data import index
 from matex_data.index.runs import TILE, Chosen, Runs
 from matex_data.transforms import select
 
@@ -33,7 +36,10 @@ def test_slices_numbers_and_ranks(seed: int, samples: int, fraction: float, gap:
     assert chosen.total == len(numbers)
     edges = np.sort(np.array(data.draw(st.lists(st.integers(0, len(numbers)), min_size=6, max_size=6))))
     start, stop = edges[::2], edges[1::2]
-    runs = chosen.slice(start, stop - start)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(index.runs, "_STEP", data.draw(st.sampled_from([1, 2, 256])))
+        runs = chosen.slice(start, stop - start)
+    assert (runs.start[1:] > runs.stop[:-1]).all()  # as few as possible
     found = [n for b, c in zip(runs.start.tolist(), runs.count.tolist(), strict=True) for n in range(b, b + c)]
     assert found == [n for b, e in zip(start, stop, strict=True) for n in numbers[b:e].tolist()]
     at = np.array(data.draw(st.lists(st.integers(0, max(0, len(numbers) - 1)), max_size=5)), np.int64)[: len(numbers)]
@@ -61,3 +67,14 @@ def test_many_runs_are_kept_as_bits(monkeypatch: pytest.MonkeyPatch) -> None:
     assert isinstance(select.as_samples(np.packbits([1, 0, 1, 0, 0, 0, 0, 0, 1])), Runs)
     chosen = select.as_samples(np.packbits([1, 0, 1, 0, 1, 0, 0, 0, 1]))
     assert isinstance(chosen, Chosen) and chosen.total == 4
+
+
+def test_memory_of_a_slice_of_many_is_that_of_its_runs() -> None:
+    chosen = Chosen.of(np.repeat(_mask(0, 4 << 10, 0.9, gap=False), 1 << 10))
+    tracemalloc.start()
+    try:
+        runs = chosen.part(0, chosen.total)
+        assert tracemalloc.get_traced_memory()[1] < 10 * chosen.total  # the number of each, and more, would be 25
+    finally:
+        tracemalloc.stop()
+    assert runs.total == chosen.total

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,39 @@ lengths = st.lists(st.integers(0, 300), min_size=1, max_size=5)
 @given(runs=st.lists(st.tuples(st.integers(0, 90_000), lengths), min_size=1, max_size=150))
 def test_every_destination_receives_its_bytes(descriptor: int, runs: list[tuple[int, list[int]]]) -> None:
     assert _read(descriptor, runs) == _expected(runs)
+
+
+@given(
+    gaps=st.lists(st.tuples(st.integers(0, 40), st.lists(st.integers(0, 5), min_size=1, max_size=3)), min_size=20),
+    far=st.sampled_from([0, preadv.GAP_BYTES + 1]),
+    begin=st.sampled_from([0, len(FILE) - 200]),
+)
+def test_short_runs_near_one_another(descriptor: int, gaps: list[tuple[int, list[int]]], far: int, begin: int) -> None:
+    runs = []
+    for number, (gap, lengths) in enumerate(gaps):
+        begin += gap + far * (number == len(gaps) // 2)
+        runs.append((begin, lengths))
+        begin += sum(lengths)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preadv, "SPAN_BYTES", 50)
+        found = _read(descriptor, runs)
+    count, content = _expected(runs)
+    padded = [one + bytes(n - len(one)) for one, n in zip(content, (n for _, of in runs for n in of), strict=True)]
+    assert found == (count, padded)
+
+
+def test_a_run_of_a_byte_is_no_call_and_no_buffer(descriptor: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    original, calls = os.preadv, []
+    monkeypatch.setattr(os, "preadv", lambda *given: calls.append(given[2]) or original(*given))
+    runs, out = np.arange(0, len(FILE), 2), np.zeros(len(FILE) // 2, np.uint8)
+    numbers = np.arange(len(runs))
+    tracemalloc.start()
+    try:
+        assert preadv.read(descriptor, runs, numbers, out.ctypes.data + numbers, np.ones_like(runs)) == len(runs)
+        assert tracemalloc.get_traced_memory()[1] < 150 * len(runs)  # a ctypes buffer for each would be 300 bytes
+    finally:
+        tracemalloc.stop()
+    assert len(calls) == 1 and out.tobytes() == FILE[::2].tobytes()
 
 
 def test_more_destinations_than_one_system_call_takes(descriptor: int) -> None:
