@@ -24,7 +24,7 @@ from matex_data.index.files import DerivedFiles, Facts, FileIndex, LayoutFacts
 from matex_data.index.layout import Composed, Layout, ReadRequest
 from matex_data.index.model import Finish, FromOne, Index, Read, Wanted
 from matex_data.index.ragged import RaggedArray, RaggedOutput, empty_output, scatter_lists
-from matex_data.index.runs import RowSelection
+from matex_data.index.runs import RowSelection, ranges
 from matex_data.index.scatter import scatter
 from matex_data.locks import cached_property
 
@@ -43,7 +43,7 @@ class Call:
         or a `RaggedOutput`.
     outs : array [samples, ...] of each result that is wanted, to be filled.
     placed : arguments whose rows lie in the results already, where `Computation.place` wants them.
-    numbers : int64[samples], numbers of the samples.
+    numbers : returns int64[samples], numbers of the samples: few functions need these 8 bytes of each.
     fields : of the arguments.
     variables : of the arguments.
     joined : lists of variables that are joined already.
@@ -52,7 +52,7 @@ class Call:
     inputs: Mapping[str, Any]
     outs: Mapping[str, Any]
     placed: frozenset[str]
-    numbers: Integers
+    numbers: Callable[[], Integers]
     epoch: int
     fields: Schema
     variables: Mapping[str, str]
@@ -304,7 +304,7 @@ class _Window:
         count = len(wanted.destination)
         low = int(wanted.destination.min()) if count else 0
         self._views = bool(not count or int(wanted.destination.max()) - low + 1 == count)
-        self.rows = wanted.destination - low if self._views else np.arange(count)
+        self.rows = np.arange(count) if not self._views else wanted.destination - low if low else wanted.destination
         self.memory: dict[str, Any] = {}
         self._copies: list[tuple[Any, str]] = []
         for name, out in wanted.arrays.items():
@@ -343,13 +343,21 @@ class _Window:
         for finish in finishes:
             if finish is not None:
                 finish()
-        numbers = np.empty(len(self.rows), np.int64)
-        numbers[self.rows] = self._wanted.runs.numbers(np.arange(len(self.rows)))
-        located, of_set = partial(self._located, numbers), numbers + self._wanted.first
-        run_steps(self._steps, self._placed, self.memory, self._made.variables, of_set, self._epoch, located)
+        variables = self._made.variables
+        run_steps(self._steps, self._placed, self.memory, variables, self._numbers_of_set, self._epoch, self._located)
         for out, variable in self._copies:
             self._copy(out, variable)
         self.memory.clear()  # free, whatever still refers to this call
+
+    def _numbers(self) -> Integers:
+        """Return the number of the sample of each row."""
+        runs = self._wanted.runs
+        numbers = np.empty(len(self.rows), np.int64)
+        numbers[self.rows] = ranges(runs.start, runs.count)
+        return numbers
+
+    def _numbers_of_set(self) -> Integers:
+        return self._numbers() + self._wanted.first
 
     def _copy(self, out: Any, variable: str) -> None:
         values = self.memory[variable]
@@ -360,9 +368,9 @@ class _Window:
         else:
             scatter(out, rows, values)
 
-    def _located(self, numbers: Integers, error: DataError) -> DataError:
+    def _located(self, error: DataError) -> DataError:
         """Add the file and the row of its sample to the error of a function, and return it."""
-        base = self._made.base
+        base, numbers = self._made.base, self._numbers()
         if not len(numbers):
             return error
         if isinstance(error, FunctionError):
@@ -382,7 +390,7 @@ def run_steps(
     placed: Sequence[frozenset[str]],
     memory: Mapping[str, Any],
     fields: Schema,
-    numbers: Integers,
+    numbers: Callable[[], Integers],
     epoch: int,
     located: Callable[[DataError], DataError] = lambda error: error,
 ) -> None:
@@ -505,7 +513,7 @@ class Drawing:
         memory = dict(arrays)
         for step in self.steps:
             memory |= {variable: step.fields[name].empty(len(numbers)) for name, variable in step.results.items()}
-        run_steps(self.steps, [frozenset()] * len(self.steps), memory, self.variables, numbers, epoch)
+        run_steps(self.steps, [frozenset()] * len(self.steps), memory, self.variables, lambda: numbers, epoch)
         return {name: memory[variable] for name, variable in self.delivered.items() if variable not in arrays}
 
 
@@ -531,4 +539,4 @@ def drawing(index: Index) -> Drawing | None:
 
 
 def _number(call: Call) -> None:
-    call.fill(NUMBER, call.numbers)
+    call.fill(NUMBER, call.numbers())

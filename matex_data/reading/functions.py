@@ -120,7 +120,7 @@ class SampleFunction:
         for name, field in self.given.items():
             lists = field.ragged and isinstance(call.inputs[name], RaggedOutput)
             arrays[name] = call.lists(name).samples() if lists else deepcopy(call.inputs[name])
-        for name, values in self(arrays, call.numbers, call.epoch).items():
+        for name, values in self(arrays, call.numbers(), call.epoch).items():
             call.fill(name, values)
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -291,3 +292,15 @@ def test_a_field_of_the_name_of_the_missing_number_stands_in_backticks() -> None
     found = open_dataset(arrays, comm=SELF, derive={"y": "x + `nan`"}, where="`nan` > 3").load()
     assert found["y"].tolist() == [6.0]
     assert np.isnan(open_dataset({"x": np.ones(1)}, comm=SELF, derive={"y": "x + nan"}).load()["y"]).all()
+
+
+def test_numbers_of_samples_that_no_function_asks_for_take_no_memory(tmp_path: Path) -> None:
+    rows = 1 << 20
+    np.save(tmp_path / "flags.npy", np.ones(rows, np.int8))
+    data = open_dataset(tmp_path / "flags.npy", comm=SELF, derive={"next": "data + 1"})
+    tracemalloc.start()
+    try:
+        assert next(iter(data.batches(1024)))["next"].tolist() == [2] * 1024
+        assert tracemalloc.get_traced_memory()[1] < 40 * rows  # with the number of each sample it was 56 bytes
+    finally:
+        tracemalloc.stop()
