@@ -31,7 +31,7 @@ from matex_data.reading.execute import run
 from matex_data.reading.plan import Arrays, ReadPlan
 from matex_data.reading.skipping import SampleRead, SkippedSamples, Tally, present
 from matex_data.sampling.schedule import rank_range
-from matex_data.sampling.sizing import KEPT_WINDOWS, POSITION_BYTES, WINDOW_LIMIT
+from matex_data.sampling.sizing import KEPT_WINDOWS, POSITION_BYTES, WINDOW_LIMIT, position_bytes
 from matex_data.storage.objects import is_url
 
 Taking = TypeVar("Taking")
@@ -394,7 +394,7 @@ class Source:
 
     def _ranges(self, runs: Samples, row_bytes: int) -> Iterator[tuple[Runs, int]]:
         """Yield ranges of samples, and their first rows: as many on every rank, the last one empty. *Collective*."""
-        step = rows_at_once(row_bytes)
+        step = rows_at_once(max(row_bytes, position_bytes(runs)))
         (longest,) = self.comm.maximum(runs.total)
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)

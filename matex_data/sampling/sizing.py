@@ -30,6 +30,7 @@ KEPT_WINDOWS = 4  # of whose size the blocks are that all ranks keep to read the
 WINDOW_BYTES = 8 << 20  # least window: a few of this size stay in the processor's cache
 BATCH_BLOCKS = 2  # blocks of a window for each sample of a batch, if the limit on its bytes allows
 POSITION_BYTES = 16  # of a sample: where it lies and goes; a smaller one counts as much, where no order depends on it
+CHOSEN_BYTES = 64  # of a sample that a condition chose: most of them are runs of their own
 WINDOW_BLOCKS = 512  # least blocks of a window, if half of the limit on its bytes allows
 
 
@@ -106,10 +107,16 @@ def make_schedule(
         kept = segments.total * kept_bytes // count
         held = KEPT_WINDOWS * window_bytes // (2 * kept) if kept else window_bytes // (2 * block_bytes)
         lanes = choose_lanes(batch_size, max(1, min(count, held)))
-    most = max(1, window_bytes // (batch_size * (max(row_bytes, POSITION_BYTES) if seed is None else row_bytes)))
+    held_bytes = max(row_bytes, position_bytes(chosen or samples)) if seed is None else row_bytes
+    most = max(1, window_bytes // (batch_size * held_bytes))
     blocks = blocks.astype(np.int64, copy=False)
     schedule = Schedule(segments, batch_size, lanes, most, seed, blocks, remainder, chosen=chosen)
     return replace(schedule, window_steps=_even(schedule.steps, most))
+
+
+def position_bytes(samples: Samples) -> int:
+    """Return the bytes of a sample's position, about, while it is read: a smaller sample counts as much."""
+    return CHOSEN_BYTES if isinstance(samples, Chosen) else POSITION_BYTES
 
 
 def most_window_bytes(batch_size: int, row_bytes: int, total_bytes: int) -> int:

@@ -23,10 +23,11 @@ from matex_data.epochs.strategies import EXCHANGE_BYTES
 from matex_data.fields import Field
 from matex_data.index.files import FileIndex, columns_of
 from matex_data.index.model import Index
-from matex_data.index.runs import Runs
+from matex_data.index.runs import Chosen, Runs
 from matex_data.index.strided import Strided
 from matex_data.io.counters import process_profile
 from matex_data.sampling.sizing import (
+    WINDOW_LIMIT,
     ShuffleQuality,
     block_borders,
     choose_block_rows,
@@ -303,3 +304,13 @@ def test_advice_asks_for_no_more_than_all_blocks() -> None:
     quality = ShuffleQuality(256, 12, 40 << 20, 1, 1, 20, 8.0)
     assert "window_bytes=480 << 20" in quality.remedy
     assert "window_bytes=480 << 20" in quality.remedy_for_windows
+
+
+def test_windows_in_order_leave_room_for_a_run_of_each_chosen_sample() -> None:
+    rows = 1 << 24
+    every_second, none = Chosen.of_bits(np.full(rows // 8, 0b01010101, np.uint8)), np.zeros(1, np.int64)
+    of_flags = make_schedule(every_second, none, 1024, 1, None, seed=None, remainder="drop")
+    of_rows = make_schedule(Runs.between(0, rows), none, 1024, 1, None, seed=None, remainder="drop")
+    assert of_flags.window_rows <= WINDOW_LIMIT // 64 < of_rows.window_rows
+    shuffled = make_schedule(every_second, none, 1024, 1, None, seed=1, remainder="drop")
+    assert shuffled.window_rows == rows // 2  # the order of a seed depends on it
