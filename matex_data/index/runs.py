@@ -326,11 +326,11 @@ class Chosen:
         parts: list[Runs] = []
         for low in range(0, len(tiles), _STEP):  # all at once would be 25 bytes for each chosen sample
             group = tiles[low : low + _STEP]
-            inner = slice(np.searchsorted(last, group[0]), np.searchsorted(first, group[-1], side="right"))
-            begin = np.maximum(start[inner], self.before[group[0]])
-            end = np.minimum((start + count)[inner], self.before[group[-1] + 1])
+            of_first, of_last = np.searchsorted(last, group[0]), np.searchsorted(first, group[-1], side="right")
+            begin = np.maximum(start[of_first:of_last], self.before[group[0]])
+            end = np.minimum((start + count)[of_first:of_last], self.before[group[-1] + 1])
             chosen, ahead = self._of_tiles(group)
-            index = np.searchsorted(group, np.maximum(first[inner], group[0]))
+            index = np.searchsorted(group, np.maximum(first[of_first:of_last], group[0]))
             parts.append(compress(chosen[ranges(begin - ahead[index], end - begin)]))
         return parts[0] if len(parts) == 1 else merge(join_runs(*parts))
 

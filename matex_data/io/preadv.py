@@ -63,7 +63,7 @@ def _read_near(descriptor: int, offset: Integers, first: Integers, address: Inte
         begin, of_buffers = int(offset[low]), slice(ends[low], ends[high])
         columns = position[of_buffers] - begin, address[of_buffers], nbytes[of_buffers]
         between = np.empty(int(end[low:high].max()) - begin, np.uint8)
-        if os.preadv(descriptor, [between], begin) == len(between):
+        if os.preadv(descriptor, [between.data], begin) == len(between):
             _copy(between, *columns)
             total += int(columns[2].sum())
         else:
@@ -81,7 +81,7 @@ def _divided(offset: Integers, end: Integers) -> Iterator[tuple[int, int]]:
 def _copy(source: Bytes, position: Integers, address: Integers, nbytes: Integers) -> None:
     """Copy ranges of bytes at these positions of an array to these addresses: those of one length at once."""
     base = int(address.min())
-    memory = (ctypes.c_char * (int((address + nbytes).max()) - base)).from_address(base)
+    memory: Any = (ctypes.c_char * (int((address + nbytes).max()) - base)).from_address(base)
     order = np.argsort(nbytes, kind="stable")
     for low, count in zip(*(column.tolist() for column in runs_where(np.diff(nbytes[order]) == 0)), strict=True):
         alike = order[low : low + count]
