@@ -394,8 +394,8 @@ class Source:
 
     def _ranges(self, runs: Samples, row_bytes: int) -> Iterator[tuple[Runs, int]]:
         """Yield ranges of samples, and their first rows: as many on every rank, the last one empty. *Collective*."""
-        step = rows_at_once(max(row_bytes, position_bytes(runs)))
-        (longest,) = self.comm.maximum(runs.total)
+        longest, nbytes = self.comm.maximum(runs.total, max(row_bytes, position_bytes(runs)))
+        step = rows_at_once(nbytes)
         for begin in range(0, -(-longest // step) * step + 1, step):
             low, high = min(begin, runs.total), min(begin + step, runs.total)
             yield runs.part(low, high), low
