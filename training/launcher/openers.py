@@ -273,7 +273,7 @@ def _listed(files: Overlay, path: Any) -> str:
         with contextlib.suppress(OSError):
             path = os.readlink(f"/proc/self/fd/{path}")  # noqa: PTH115
     folder = files.path_of("." if path is None else path)
-    return folder if folder and _may_differ(files, folder) else ""
+    return folder if folder and (files.has_private(folder) or _may_differ(files, folder)) else ""
 
 
 def list_directory(files: Overlay, original: Any, path: Any = None) -> Any:

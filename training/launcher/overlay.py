@@ -531,9 +531,13 @@ class Overlay:
         """Return whether there is the folder of a file, as this rank has to see it."""
         return self.look(os.path.dirname(path)).exists  # noqa: PTH120
 
+    def has_private(self, folder: str) -> bool:
+        """Return whether this rank has private copies of files in a folder."""
+        return any(os.path.dirname(path) == folder for path in self._mine)  # noqa: PTH120
+
     def is_private(self, path: str) -> bool:
-        """Return whether this rank has a private copy of a file, or of one in a folder."""
-        return any(path in (mine, os.path.dirname(mine)) for mine in self._mine)  # noqa: PTH120
+        """Return whether this rank has a private copy of a file."""
+        return path in self._mine
 
     def differs(self, path: str) -> bool:
         """Return whether this rank has to see another file than the file system shows at a path."""

@@ -79,7 +79,7 @@ def _trained(comm, name, optimizer, model_ranks, deferred, epochs, **options):
         pytest.param("convolutions", "sgd", 1e-6, True, marks=pytest.mark.slow),
         pytest.param("convolutions", "sgd", 1e-6, False, marks=pytest.mark.slow),
         pytest.param("vocabulary", "sgd", 1e-6, True, marks=pytest.mark.slow),
-        pytest.param("vocabulary", "adam", 1e-5, False, marks=pytest.mark.slow),
+        ("vocabulary", "adam", 1e-5, False),
         pytest.param("transformer", "sgd", 1e-6, False, marks=pytest.mark.slow),
     ],
 )
