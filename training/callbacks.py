@@ -77,7 +77,8 @@ def rank_callbacks(
     if channel.size > 1:
         writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
         writes = any(type(callback) not in WRITERS for callback in writers)
-        hooks = _has_batch_hooks(selected), any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
+        in_batches = _has_batch_hooks(selected) or any(map(_writes_in_batches, selected))
+        hooks = in_batches, any(map(_reads_batch_logs, selected)), any(map(_reads_test_logs, selected))
         agreed = channel.communicator.maximum(*hooks, writes, bool(writers))
         batch_hooks, trained, evaluated, changed, may_fail = map(bool, agreed)
         selected[:0] = _batch_logs(distributed, trained, evaluated)
@@ -210,8 +211,8 @@ def _call_alone(callback: Any, name: str, hook: Callable[..., Any], *args: Any, 
         try:
             hook(*args, **kwargs)
         except Exception as error:
-            if failures is None or "batch" in name:  # ranks do not agree after each batch
-                raise
+            if failures is None or ("batch" in name and not _writes_in_batches(callback)):
+                raise  # ranks do not agree after each batch
             failures.append(error)
 
 
@@ -245,6 +246,13 @@ def _reads_batch_logs(callback: Any) -> bool:
     return _has_hooks(callback, _BATCH_ENDS) and not isinstance(
         callback, keras.callbacks.ProgbarLogger | keras.callbacks.BackupAndRestore
     )
+
+
+def _writes_in_batches(callback: Any) -> bool:
+    """Return whether a callback may write files in the hooks of single batches, and so fail there."""
+    if type(callback) in WRITERS:
+        return any(vars(callback).get(name, "epoch") != "epoch" for name in ("save_freq", "update_freq"))
+    return isinstance(callback, WRITERS) and _has_hooks(callback, _BATCH_HOOKS)
 
 
 def _reads_test_logs(callback: Any) -> bool:
@@ -396,13 +404,17 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
             self._distributed.broadcast()
 
     def _synchronize(self, of_batch: bool = False) -> None:
-        """Exchange learning rate, stop flag and changes in one message, since this may run after every batch."""
+        """Exchange learning rate, stop flag, changes and failures in one message: this may run after every batch."""
         rate = learning_rate(self.model.optimizer)
         local = 0.0 if rate is None else float(rate.numpy())
         own_rate = local if self._channel.rank == 0 else 0.0
-        shared = np.array([bool(self.model.stop_training), own_rate, self._watch.changed(small=of_batch)])
+        shared = np.array(
+            [bool(self.model.stop_training), own_rate, self._watch.changed(small=of_batch), bool(self._failures)]
+        )
         self._channel.host.reduce(shared)
         self._watch.due |= bool(shared[2])
+        if shared[3]:
+            self._raise_failure()
         if shared[0]:
             self.model.stop_training = True
         if local != shared[1]:

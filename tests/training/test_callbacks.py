@@ -430,3 +430,28 @@ def test_a_file_that_one_rank_cannot_write_is_an_error_of_all(ranks: Pools, tmp_
     assert others == [[first, ""]]
     assert second == ""
     assert len((tmp_path / "log.csv").read_text().splitlines()) == 3
+
+
+def _fails_to_save(comm: Any, file: Path) -> Any:
+    """Return the error and the steps of a training whose file of the second batch has no folder."""
+    import keras
+
+    from matex_data import training
+
+    model = problems.compiled(problems.perceptron(), "sgd")
+    data = problems.shard(problems.table(96), 24, comm.rank, comm.size)
+    save = keras.callbacks.ModelCheckpoint(str(file), save_weights_only=True, save_freq=2)
+    try:
+        training.fit(model, data, comm=comm, callbacks=[save], verbose=0)
+    except Exception as error:
+        return str(error), int(model.optimizer.iterations)
+    return "", 0
+
+
+def test_a_file_that_one_rank_cannot_write_after_a_batch_is_an_error_of_all(ranks: Pools, tmp_path: Path) -> None:
+    """A script that goes on after the error would leave the others in the step after."""
+    (tmp_path / "file").touch()
+    (error, steps), *others = ranks(2).run(_fails_to_save, tmp_path / "file" / "new.weights.h5", timeout=120)
+    assert str(tmp_path / "file") in error
+    assert steps == 2
+    assert others == [(error, steps)]
