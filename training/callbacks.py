@@ -164,7 +164,8 @@ def _saved_on_all(distributed: TrainedModel, user_callbacks: list[Any], selected
     savers = [c for c in user_callbacks if isinstance(c, keras.callbacks.ModelCheckpoint)]
     paths = {"ModelCheckpoint": [str(callback.filepath) for callback in savers]}
     problem = "each rank has a part of what ModelCheckpoint saves, and the ranks have other ones"
-    remedy = "give ModelCheckpoint on every rank, with the same path, which rank 0 writes"
+    remedy = "give ModelCheckpoint on every rank, with the same path, which rank 0 writes; tempfile.mkdtemp() makes "
+    remedy += "another folder on each rank: name one of your own, such as 'checkpoints'"
     distributed.world.communicator.agree(equal=Equal(paths, problem, remedy))
     for callback in savers:
         vars(callback).pop("set_model", None)

@@ -34,7 +34,7 @@ from matex_data.training.exact.digests import check_same
 from matex_data.training.exact.errors import unwrapped_errors
 from matex_data.training.exact.preprocessing import check_preprocessing
 from matex_data.training.exact.rows import batch_count, is_sharded, shard_rows
-from matex_data.training.exact.variables import build_without_optimizer, check_equal_weights
+from matex_data.training.exact.variables import build, build_without_optimizer, check_equal_weights
 from matex_data.training.model_parallel.deferred import initialize_absent
 from matex_data.training.model_parallel.layouts.cut_model import cut_model
 from matex_data.training.model_parallel.mesh import Mesh
@@ -343,7 +343,12 @@ def cut_over(model: Any, mesh: Mesh | None, element_spec: Any, shard_optimizer: 
         )
     is_cut = mesh is not None and mesh.shape[2] > 1
     if is_cut or shard_optimizer:
-        build_without_optimizer(model, element_spec)
+        try:
+            build_without_optimizer(model, element_spec)
+        except NotImplementedError:  # no call(): its train_step alone makes its variables
+            if is_cut:
+                raise
+            build(model, element_spec)
     if mesh is None or not is_cut:
         initialize_absent(model.variables)
         yield []

@@ -129,6 +129,49 @@ def test_a_backup_of_one_section_is_an_error(tmp_path: Path, ranks: Pools) -> No
         ranks(2).run(_train, "adamw", True, callbacks=[backup])
 
 
+class TwoParts(keras.Model):
+    """Model without ``call``, as in Keras's example of a GAN: its step trains two parts with an optimizer for each."""
+
+    def compile(self, **options):
+        super().compile(**options)
+        self.parts = [keras.Sequential([keras.layers.Dense(n)]) for n in (3, 1)]
+        self.own = [keras.optimizers.Adam(0.01) for _ in self.parts]
+
+    def train_step(self, data):
+        import tensorflow as tf
+
+        x, y = data
+        for part, optimizer in zip(self.parts, self.own, strict=True):
+            with tf.GradientTape() as tape:
+                loss = keras.ops.mean(keras.ops.square(part(x) - y))
+            optimizer.apply_gradients(
+                zip(tape.gradient(loss, part.trainable_weights), part.trainable_weights, strict=True)
+            )
+        return {"loss": loss}
+
+
+def _train_two_parts(comm, shard):
+    import tensorflow as tf
+
+    from matex_data import training
+
+    keras.utils.set_random_seed(3)
+    model = TwoParts()
+    model.compile(jit_compile=False)
+    x, y = np.random.default_rng(2).normal(size=(2, 4, 12, 1)).astype("float32")
+    own = slice(comm.rank * 12 // comm.size, (comm.rank + 1) * 12 // comm.size)
+    data = tf.data.Dataset.from_tensor_slices((x[:, own], y[:, own]))
+    training.fit(model, data, epochs=2, comm=comm, shard_optimizer=shard, verbose=0)
+    return model.get_weights()
+
+
+def test_models_without_call(ranks: Pools) -> None:
+    plain, cut = (ranks(2).run(_train_two_parts, shard)[0] for shard in (False, True))
+    assert len(plain) == len(cut) == 4
+    for expected, found in zip(plain, cut, strict=True):
+        np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("count", [3, 4])
 def test_more_ranks(ranks: Pools, count: int) -> None:
