@@ -67,6 +67,8 @@ CONTEXT = "_matex_context"
 """Attribute of a model: the context that is open."""
 BY_LAUNCHER = "_matex_distributed"
 """Attribute of a model: the context that ``matex run`` has opened, and leaves open."""
+UNMERGED = "_matex_unmerged"
+"""Attribute of a model: in the context that was left last, steps came after the latest epoch that has ended."""
 LATEST = "_matex_latest_context"
 """Attribute of a model: the context of its latest training, whose traced functions the next one may use."""
 
@@ -112,6 +114,7 @@ class DistributedModel:
         self._sync_batch_norm = sync_batch_norm
         self._compiled = model._loss_tracker
         self.prepared = False
+        self._merged = 0  # samples after which the states of the ranks were merged
         self.watch = Watch(self.step)
         self._warned: set[str] = set()
         self._losses: list[DistributedLoss] | None = None
@@ -153,6 +156,7 @@ class DistributedModel:
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         try:
+            object.__setattr__(self.model, UNMERGED, self._has_unmerged())
             self.replacements.suspend()
             for optimizer in self._attached:
                 detach_average(optimizer)
@@ -214,6 +218,8 @@ class DistributedModel:
             build(self.model, element_spec)
             return
         check_preprocessing(self.model, self.channel)
+        if self._has_unmerged():
+            self._merge()
         equal = self._equal_weights(element_spec)
         with assignments_of_build(self.model.optimizer) as assigned:
             build(self.model, element_spec)
@@ -253,6 +259,16 @@ class DistributedModel:
         broadcast_in(self.channel, weights)
         return {id(weight) for weight in weights}
 
+    def _has_unmerged(self) -> bool:
+        """Return whether each rank has its own state of steps: an error has ended their epoch, or they had none."""
+        return vars(self.model).get(UNMERGED, False) or int(self.samples_seen.numpy()) != self._merged
+
+    def _merge(self) -> None:
+        """Give all ranks the average of what each has of its own rows. *Collective*."""
+        average_moving_statistics(self.model, self.channel)
+        self._merged = int(self.samples_seen.numpy())
+        object.__setattr__(self.model, UNMERGED, False)
+
     def unrounded_gradients(self) -> Replacements:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
         return replaced(self._reducer, wire_dtype=None)
@@ -265,7 +281,7 @@ class DistributedModel:
         merge : steps on shards came before: the ranks get one state, that of rank 0.
         """
         if merge:
-            average_moving_statistics(self.model, self.channel)
+            self._merge()
             broadcast_in(self.channel, replicated_variables(self.model))
             combine_metrics(self.channel, self.model)
         self.step.whole = self.test.whole = True
@@ -341,6 +357,8 @@ class DistributedModel:
         if self.channel.size == 1 or self.step.whole or (evaluated and self.test.whole):
             return type(self.model)._get_metrics_result_or_logs(self.model, logs)
         average_moving_statistics(self.model, self.channel)
+        if not evaluated:
+            self._merged = int(self.samples_seen.numpy())
         return self.combined(logs, evaluated=evaluated)
 
     def batch_logs(self, logs: dict[str, Any], evaluated: bool = False) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,33 @@ def test_weights_and_state_are_those_of_one_process(ranks: Pools, pool: Pool, ki
         for part in range(2):
             of_ranks = [found[number][part] for found, _ in results]
             problems.assert_same_weights(of_ranks, expected[number][part], 5e-3 if kind == "float16" else 1e-5)
+
+
+def _trained_after_error(comm: Any, alone: bool = False) -> Any:
+    """Train again after an error within an accumulation, which the script catches."""
+    import keras
+
+    from matex_data import training
+
+    def fail(batch: int, logs: Any) -> None:
+        if batch == 5:
+            raise ZeroDivisionError
+
+    model = _model("clipped")
+    data = problems.shard(_arrays("clipped"), BATCH, 0 if alone else comm.rank, 1 if alone else comm.size)
+    for callbacks in [[keras.callbacks.LambdaCallback(on_train_batch_end=fail)], []]:
+        with contextlib.suppress(ZeroDivisionError):
+            if alone:
+                model.fit(data, verbose=0, callbacks=callbacks)
+            else:
+                training.fit(model, data, verbose=0, callbacks=callbacks, comm=comm, verify="never")
+    return problems.weights(model)
+
+
+@pytest.mark.rank_counts(2)
+def test_what_is_added_up_before_an_error_counts_for_all_ranks(ranks: Pools, pool: Pool) -> None:
+    (expected,) = ranks(1).run(_trained_after_error, alone=True)
+    problems.assert_same_weights(pool.run(_trained_after_error, timeout=120), expected)
 
 
 @pytest.mark.rank_counts(2)
