@@ -263,6 +263,11 @@ class DistributedModel:
         """Return whether each rank has its own state of steps: an error has ended their epoch, or they had none."""
         return vars(self.model).get(UNMERGED, False) or int(self.samples_seen.numpy()) != self._merged
 
+    def merge_accumulated(self) -> None:
+        """Give all ranks what they add up by themselves before the script may save it. *Collective*."""
+        if self._waits:
+            self._merge()
+
     def _merge(self) -> None:
         """Give all ranks the average of what each has of its own rows. *Collective*."""
         average_moving_statistics(self.model, self.channel)

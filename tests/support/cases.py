@@ -26,7 +26,7 @@ MORE = (
         "outputs_masked",
         "sum_alone",
     ),
-    *("guide", "guide_few_rows", "beside", "weights_and_split", "on_single_batches"),
+    *("guide", "guide_few_rows", "beside", "weights_and_split", "on_single_batches", "accumulated_on_batch"),
     *("aggregations", "many_classes", "own_metrics", "own_metrics_equal_batches", "evaluated_within_epochs"),
 )
 """Cases of ``scripts/reported.py``, by the job that runs them."""

@@ -532,8 +532,9 @@ class KerasPatches:
             return original(**options)
         data = {name: value for name, value in data.items() if value is not None}
         as_dict = options.pop("return_dict", False)
-        logs = distributed.combined(original(**{**options, **data}, return_dict=True), of_batch=True)
-        logs = pythonify_logs(logs)
+        own = original(**{**options, **data}, return_dict=True)
+        distributed.merge_accumulated()
+        logs = pythonify_logs(distributed.combined(own, of_batch=True))
         return logs if as_dict else model._flatten_metrics_in_order(logs)
 
 

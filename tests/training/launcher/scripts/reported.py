@@ -399,6 +399,16 @@ def on_single_batches():
 
 
 @case
+def accumulated_on_batch():
+    """What a script may save within an accumulation."""
+    model = dense(3)
+    model.compile(keras.optimizers.SGD(0.1, gradient_accumulation_steps=3), cross_entropy())
+    x, y = classes(24)
+    found = [model.train_on_batch(x, y) for _ in range(4)]
+    return {"logs": found, "state": [v.numpy() for v in model.optimizer.variables]}
+
+
+@case
 def evaluated_within_epochs():
     model = dense(3)
     model.compile(keras.optimizers.Adam(0.02), cross_entropy(), metrics=["accuracy"])
