@@ -218,7 +218,7 @@ class DistributedModel:
             build(self.model, element_spec)
             return
         check_preprocessing(self.model, self.channel)
-        if self._has_unmerged():
+        if self.channel.communicator.maximum(self._has_unmerged())[0]:  # one rank may have been ahead by a step
             self._merge()
         equal = self._equal_weights(element_spec)
         with assignments_of_build(self.model.optimizer) as assigned:
