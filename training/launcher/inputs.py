@@ -1,4 +1,4 @@
-"""Clock, UUIDs, standard input, locks, ports and children of a script: all ranks get what rank 0 gets.
+"""Clock, UUIDs, ``secrets``, standard input, locks, ports and children of a script: all ranks get what rank 0 gets.
 
 Names and loops that depend on them are so the same on all ranks.
 """
@@ -14,13 +14,14 @@ import io
 import logging
 import multiprocessing.process
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 import uuid
 from collections.abc import Callable
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 from matex_data.mpi.activity import busy, user_location
@@ -52,14 +53,24 @@ def patch_inputs(root: Root, files: Overlay) -> None:
 def _patch_clocks(root: Root) -> None:
     def clock(original: Any, *args: Any) -> Any:
         name = original.__name__
-        if len(args) > WITHOUT_TIME.get(name, 0) or not is_of_user(sys._getframe(2)):
+        frame = sys._getframe(2)
+        names_files = frame.f_globals.get("__name__") == "logging.handlers" and is_called_by_script()
+        if len(args) > WITHOUT_TIME.get(name, 0) or not (names_files or is_of_user(frame)):
             return original(*args)
         return root.value(name, lambda: original(*args))
 
     def identity(original: Any, *args: Any) -> Any:
         return root.value(original.__name__, lambda: original(*args))  # libraries name files by it as well
 
+    def entropy(original: Any, size: int) -> Any:
+        frame: FrameType | None = sys._getframe(2)
+        while frame and frame.f_globals.get("__name__") in ("random", "secrets"):
+            frame = frame.f_back
+        return root.value("urandom", lambda: original(size)) if frame and is_of_user(frame) else original(size)
+
     stamp = time.time
+    patch(os, entropy, "urandom")
+    random._urandom = os.urandom  # type: ignore[attr-defined]  # by which ``secrets`` draws
     patch(time, clock, *CLOCKS, *WITHOUT_TIME)
     patch(uuid, identity, "uuid1", "uuid4")
 

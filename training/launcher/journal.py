@@ -68,13 +68,18 @@ Numbered = list[tuple[int, Change]]
 
 
 class Journal:
-    """Changes by rank 0, on another rank as far as this one knows them."""
+    """Changes by rank 0, on another rank as far as this one knows them.
+
+    Attributes
+    ----------
+    lock : no reply is given while it is held.
+    """
 
     def __init__(self) -> None:
         self._changes: list[Change] = []
         self._by_path: defaultdict[str, list[Change]] = defaultdict(list)
         self._unclosed: dict[int, Change] = {}  # those that are not complete, by their numbers
-        self._lock = threading.RLock()
+        self.lock = threading.RLock()
 
     def __len__(self) -> int:
         return len(self._changes)
@@ -89,7 +94,7 @@ class Journal:
 
     def is_held(self, path: str) -> bool:
         """Return whether a change of a file is not complete."""
-        with self._lock:  # the thread that answers closes changes
+        with self.lock:  # the thread that answers closes changes
             return any(change.path == path for change in self._unclosed.values())
 
     def add(self, change: Change, moves: Iterable[tuple[str, str]] = ()) -> None:
@@ -99,7 +104,7 @@ class Journal:
         ----------
         moves : files to rename, and their new paths: whoever misses one of them finds the change in the next reply.
         """
-        with self._lock:
+        with self.lock:
             for source, path in moves:
                 os.rename(source, path)  # noqa: PTH104
             change.number = len(self._changes)
@@ -110,7 +115,7 @@ class Journal:
 
     def close(self, path: str = "") -> None:
         """Note on rank 0 which files are closed meanwhile: one, or all."""
-        with self._lock:
+        with self.lock:
             for number, change in list(self._unclosed.items()):
                 if change.ended and path in ("", change.path) and not is_open(change.path):
                     change.version = version_of(status_of(change.path))
@@ -124,13 +129,13 @@ class Journal:
     def reply(self, known: tuple[int, list[int]]) -> Numbered:
         """Return the changes that another rank does not know; runs in another thread of rank 0."""
         begin, unclosed = known
-        with self._lock:
+        with self.lock:
             self.close()
             return [(number, self._changes[number]) for number in (*unclosed, *range(begin, len(self._changes)))]
 
     def take(self, answer: Numbered) -> None:
         """Take in an answer of rank 0."""
-        with self._lock:
+        with self.lock:
             for number, change in answer:
                 if number >= len(self._changes):
                     self.add(change)

@@ -260,10 +260,14 @@ def _make_temporary(files: Overlay, original: Any, *args: Any, **kwargs: Any) ->
     bound = inspect.signature(original).bind(*args, **kwargs)
     if files.rank > 0 and files.path_of(bound.arguments.get("dir") or tempfile.gettempdir()):
         bound.arguments["dir"] = files.private_folder()
+
+    def name(made: Any) -> str:
+        return os.fsdecode(made[1] if original.__name__ == "mkstemp" else getattr(made, "name", made))
+
     with unpatched():
-        made = original(*bound.args, **bound.kwargs)
+        made = files.make_alone(lambda: original(*bound.args, **bound.kwargs), name)
     if original.__name__ == "mkdtemp":
-        files.add_own_folder(os.fsdecode(made))
+        files.add_own_folder(name(made))
     return made
 
 

@@ -100,6 +100,7 @@ class Overlay:
         self._read: set[str] = set()  # files that rank 0 has read since it has last changed them
         self._linked: set[int] = set()  # inodes of files that rank 0 keeps by links, at other paths after a rename
         self._counts: Counter[str] = Counter()  # changes of this rank, by path
+        self._told: dict[str, tuple[int, ...]] = {}  # versions of which rank 0 was asked since this rank's last change
         self._mine: dict[str, str] = {}  # private copies, by path
         self._outlines: dict[str, tuple[int, str]] = {}  # files as they were before a change, without content, by path
         self._holes: dict[str, int] = {}  # bytes that a file had before this rank appended to its copy, by the copy
@@ -316,6 +317,7 @@ class Overlay:
 
         if not is_complete():
             self._ask(f"go on with {path!r}, which rank 0 writes", is_complete)
+        self._told.clear()
         return last()
 
     def _later(self, path: str) -> list[Change]:
@@ -356,12 +358,14 @@ class Overlay:
         while True:
             status, changes = status_of(path), self._journal.of(path)
             known = len(changes), bool(changes) and changes[-1].closed
-            current = known[1] and status is not None and version_of(status) == changes[-1].version
+            version = version_of(status)
+            current = (known[1] and bool(version) and version == changes[-1].version) or self._told.get(path) == version
             if current or not (changes or status is None or status.st_ctime > self._known - SLACK):
                 return status
             self._refresh()
             changes = self._journal.of(path)
             if self._later(path) or known == (len(changes), bool(changes) and changes[-1].closed):
+                self._told[path] = version
                 return status  # otherwise rank 0 has changed the file, before or after this rank has looked
 
     def private_folder(self) -> str:
@@ -627,6 +631,21 @@ class Overlay:
             raise pickle.loads(done.error)
         self._note_links(path, source or path, done.real)
         return done.result  # type: ignore[no-any-return]
+
+    def make_alone(self, make: Callable[[], T], name: Callable[[T], str]) -> T:
+        """Make a file that there is not for other ranks, which make their own of other names.
+
+        Parameters
+        ----------
+        name : returns the name of what was made.
+        """
+        if self.rank > 0:
+            return make()
+        with self._journal.lock:  # whoever lists the file finds it in the next reply
+            made = make()
+            path = self.real(os.path.abspath(name(made)))  # noqa: PTH100
+            self._journal.add(Change(path, False, 0, ended=True, closed=True))
+        return made
 
     def _end(self) -> None:
         """Remove private copies, and what is kept for other ranks, when all ranks have ended."""

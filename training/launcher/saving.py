@@ -22,6 +22,7 @@ from matex_data.mpi.activity import busy
 from matex_data.mpi.processes import is_child_process
 from matex_data.training.comm.channel import Channel
 from matex_data.training.comm.world import alone, running_alone
+from matex_data.training.exact.rows import is_sharded
 from matex_data.training.exact.step import DistributedTestStep
 from matex_data.training.keras_api import CHECKPOINT_MANAGER, tf_keras_models, tf_keras_saving
 from matex_data.training.launcher.journal import status_of, version_of
@@ -50,9 +51,11 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
         patch(tf.train.Checkpoint, functools.partial(_read, written), "read")
         patch(keras.Model, opening(files, lambda *_, **__: "load", "self", "filepath"), "load_weights")
         patch(tf.saved_model, opening(files, lambda *_, **__: "load", "export_dir"), "load")
+        patch(tf.data.Dataset, opening(files, lambda *_, **__: "load", "path"), "load")
     save = functools.partial(saving, channel, files, written)
     _patch_saves(keras.Model, save("filepath"), "save", "save_weights", "export")
     _patch_saves(tf.saved_model, save("export_dir"), "save")
+    _patch_saves(tf.data.Dataset, save("path"), "save")
     _patch_saves(tf.train.Checkpoint, save("file_prefix"), "write")
     _patch_saves(tf.train.Checkpoint, save("file_prefix", _counter, _set_counter), "save")
     _patch_saves(tf.train.CheckpointManager, save("directory", _manager_state, _set_manager_state), "save")
@@ -97,7 +100,8 @@ def saving(
         path = bound[path_name] if path_name in bound else getattr(first, path_name, None)
         in_graph = path_name != "filepath" and not tf.executing_eagerly()
         target = os.path.abspath(path) if isinstance(path, str | os.PathLike) else ""  # noqa: PTH100
-        alike = bool(target) and not (alone.get() or is_child_process() or in_graph)
+        parted = isinstance(first, tf.data.Dataset) and is_sharded(first)  # of which each rank has its rows
+        alike = bool(target) and not (alone.get() or is_child_process() or in_graph or parted)
 
         def run() -> Any:
             with running_alone(), busy(f"{original.__name__}()"):  # patched functions call each other

@@ -28,7 +28,7 @@ def seed_all_ranks(channel: Channel, number: int | None = None) -> None:
     Notes
     -----
     ``np.random.default_rng()`` then splits data in the same way on all ranks. Keras, TensorFlow and PyTorch are seeded
-    when the script imports them. Python's ``secrets`` and ``tempfile`` still give different results.
+    when the script imports them. Names of Python's ``tempfile`` still differ.
     """
     entropy = channel.communicator.broadcast(secrets.randbits(128)) if number is None else number
     random.seed(entropy % 2**32)

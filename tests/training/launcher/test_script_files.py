@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -372,7 +373,12 @@ def saved(value):
     yield lambda: tf.saved_model.load("module").x
 
 
-for make in (frame, table, feather, text, records, folder, chunks, lines, saved):
+def dataset(value):
+    tf.data.Dataset.from_tensor_slices(value).save("dataset")
+    yield lambda: list(tf.data.Dataset.load("dataset").as_numpy_iterator())
+
+
+for make in (frame, table, feather, text, records, folder, chunks, lines, saved, dataset):
     found = []
     for number in range(3):
         late(number)
@@ -423,7 +429,7 @@ def test_libraries_read_what_rank_0_has_written_at_the_same_line(size: int, tmp_
     steps = [(([f"{i}.json"], [f"trials/{i}.json"], i), f"{i} of 0") for i in range(3)]
     assert found.pop("TENSORFLOW") == [str(steps)] * size
     assert [text[:38] for text in found.pop("BEHIND")] == ["0 rank 0 has written a checkpoint again"[:38]] * (size - 1)
-    names = "FRAME", "TABLE", "FEATHER", "TEXT", "RECORDS", "FOLDER", "CHUNKS", "LINES", "SAVED"
+    names = "FRAME", "TABLE", "FEATHER", "TEXT", "RECORDS", "FOLDER", "CHUNKS", "LINES", "SAVED", "DATASET"
     assert found == {name: ["[0, 1, 2]"] * size for name in names}
     assert len(list((tmp_path / "files" / "cache").rglob("*"))) == 6
 
@@ -1131,6 +1137,32 @@ def test_a_save_into_a_folder_leaves_the_open_files_of_it_alone(
     assert _read(late, log) == "all"
 
 
+def test_other_ranks_do_not_see_the_temporary_files_of_rank_0(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    """The list of the folder had them until rank 0 had renamed them."""
+    ahead, late = two_ranks
+    made = [Path(ahead.make_alone(lambda: tempfile.mkdtemp(dir=tmp_path), str)) for _ in range(2)]
+    ahead.change(str(tmp_path / "kept"), lambda: made[0].rename(tmp_path / "kept"), "remove", str(made[0]))
+    assert made[1].is_dir() and late.names(str(tmp_path), os.listdir) == []
+
+
+def test_rank_0_is_asked_once_about_a_file_that_nobody_changes(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (ahead, late), path, purposes = two_ranks, tmp_path / "log", list[str]()
+    ask = late.root.ask
+    monkeypatch.setattr(late.root, "ask", lambda *given: purposes.append(given[-1]) or ask(*given))
+    assert [late.look(str(path)).exists for _ in range(3)] == [False] * 3 and len(purposes) == 1
+    _written(ahead, path)
+    assert [late.look(str(path)).exists for _ in range(3)] == [False] * 3 and len(purposes) == 2
+    _written(late, path)
+    assert _read(late, path) == "0"
+    _written(ahead, path, text="later")
+    _written(late, path)
+    assert _read(late, path) == "later"
+
+
 def test_the_error_of_a_call_that_has_begun_a_file_is_raised_once(
     two_ranks: tuple[Overlay, Overlay], tmp_path: Path
 ) -> None:
@@ -1169,7 +1201,7 @@ def test_a_file_that_rank_0_makes_while_this_rank_looks_is_not_there(tmp_path: P
 
 
 UNEQUAL = """
-import datetime, fcntl, os, pathlib, subprocess, sys, time, uuid
+import datetime, fcntl, logging.handlers, os, pathlib, secrets, subprocess, sys, time, uuid
 import numpy as np
 
 rank = int(os.environ._data[b"PMI_RANK"])
@@ -1195,8 +1227,10 @@ for _ in range(2):
     os.makedirs(folder)
     told("EXP", folder)
 late(1)
-os.makedirs(os.path.join("clock", datetime.datetime.now().strftime(f"%H%M%S.%f-{uuid.uuid4()}")))
+os.makedirs(os.path.join("clock", datetime.datetime.now().strftime(f"%H%M%S.%f-{uuid.uuid4()}-{secrets.token_hex(4)}")))
 told("CLOCK", *sorted(os.listdir("clock")), time.strftime("%H") == f"{datetime.datetime.now():%H}")
+time.sleep(1 if rank == 1 else 0)  # whole seconds name the files
+told("ROLLED", logging.handlers.TimedRotatingFileHandler("clock.log", when="S", delay=True).rolloverAt)
 end, steps = time.time() + 0.2, 0
 while time.time() < end:
     time.sleep(0.01 + 0.02 * rank)
@@ -1244,6 +1278,7 @@ def test_ranks_see_what_rank_0_saw_at_the_same_line(size: int, tmp_path: Path) -
     assert split[0].startswith("True")
     assert sorted(found.pop("EXP")) == sorted(["runs/exp1", "runs/exp2"] * size)
     assert len(set(found.pop("CLOCK"))) == 1
+    assert len(set(found.pop("ROLLED"))) == 1
     assert len(set(found.pop("STEPS"))) == 1
     assert sorted(found.pop("CHILD")) == ["0 0", *["0 True"] * (size - 1)]
     assert found == {
