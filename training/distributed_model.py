@@ -156,7 +156,8 @@ class DistributedModel:
 
     def __exit__(self, kind: type[BaseException] | None = None, *_: object) -> None:
         try:
-            object.__setattr__(self.model, UNMERGED, self._has_unmerged())
+            if self._has_unmerged():
+                object.__setattr__(self.model, UNMERGED, True)
             self.replacements.suspend()
             for optimizer in self._attached:
                 detach_average(optimizer)
@@ -261,7 +262,7 @@ class DistributedModel:
 
     def _has_unmerged(self) -> bool:
         """Return whether each rank has its own state of steps: an error has ended their epoch, or they had none."""
-        return vars(self.model).get(UNMERGED, False) or int(self.samples_seen.numpy()) != self._merged
+        return UNMERGED in vars(self.model) or int(self.samples_seen.numpy()) != self._merged
 
     def merge_accumulated(self) -> None:
         """Give all ranks what they add up by themselves before the script may save it. *Collective*."""
@@ -272,7 +273,7 @@ class DistributedModel:
         """Give all ranks the average of what each has of its own rows. *Collective*."""
         average_moving_statistics(self.model, self.channel)
         self._merged = int(self.samples_seen.numpy())
-        object.__setattr__(self.model, UNMERGED, False)
+        vars(self.model).pop(UNMERGED, None)
 
     def unrounded_gradients(self) -> Replacements:
         """Return a context manager: gradients are sent as they are, whatever the wire dtype."""
