@@ -46,6 +46,7 @@ TABLE: dict[str, list[tuple[str, Kind, list[str]]]] = {
     "pyarrow.orc": [("write_table", _whole, ["table", "where"]), ("ORCFile.__init__", _loaded, ["self", "source"])],
     "pyarrow.parquet": [
         ("ParquetWriter.__init__", _whole, ["self", "where"]),
+        ("read_table", _loaded, ["source"]),
         ("ParquetDataset.__init__", _loaded, ["self", "path_or_paths"]),
         ("ParquetFile.__init__", _loaded, ["self", "source"]),
     ],

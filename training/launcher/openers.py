@@ -65,10 +65,10 @@ def patch_openers(files: Overlay) -> None:
     """Patch functions of Python, h5py, netCDF4 and SQLite that open, rename or remove files, or look at them."""
     everywhere: list[tuple[Any, Replacement, list[str]]] = [
         (io, opening(files, _kind_for_python, "file"), ["open"]),
-        (np, opening(files, lambda *_, **__: "replace", "fname"), ["savetxt"]),
-        (np, opening(files, lambda *_, **__: "load", "fname"), ["loadtxt", "genfromtxt"]),
-        (np, opening(files, lambda *_, **__: "load", "file"), ["fromregex"]),
-        (os, opening(files, lambda *_, **__: "change", "path"), ["truncate"]),
+        (np, opening(files, "replace", "fname"), ["savetxt"]),
+        (np, opening(files, "load", "fname"), ["loadtxt", "genfromtxt"]),
+        (np, opening(files, "load", "file"), ["fromregex"]),
+        (os, opening(files, "change", "path"), ["truncate"]),
         (h5py.File, opening(files, _kind_for_hdf5, "self", "name"), ["__init__"]),
         (os, changing(files, "remove", "path"), ["remove", "unlink", "rmdir"]),
         (shutil, changing(files, "remove", "path"), ["rmtree"]),
@@ -105,13 +105,13 @@ def _positional(names: Sequence[str], args: Sequence[Any], kwargs: dict[str, Any
     return [*args, *(kwargs.pop(name) for name in names[len(args) :] if name in kwargs)]
 
 
-def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Replacement:
+def opening(files: Overlay, kind: str | Callable[..., str | None], *names: str) -> Replacement:
     """Return what replaces a function that opens a file.
 
     Parameters
     ----------
-    kind : gets the arguments, and returns the kind of ``Overlay.open``; "create" if the file must not exist; "load" to
-        read a file or a folder; None: the call opens no file.
+    kind : of ``Overlay.open``; "create" if the file must not exist; "load" to read a file or a folder; or a function
+        that gets the arguments and returns it, or None if the call opens no file.
     names : of the first parameters of the function, of which the last one is the file.
     """
 
@@ -122,7 +122,9 @@ def opening(files: Overlay, kind: Callable[..., str | None], *names: str) -> Rep
 
     def call(original: Any, *args: Any, **kwargs: Any) -> Any:
         given = _positional(names, args, kwargs)
-        how = kind(*given, **kwargs) if len(given) > at else None
+        how = None
+        if len(given) > at:
+            how = kind if isinstance(kind, str) else kind(*given, **kwargs)
         path = "" if how is None else files.path_of(given[at])
         if not path or is_called_by_package() or not (how == "load" or is_file(path)):
             return original(*given, **kwargs)

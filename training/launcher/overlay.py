@@ -70,9 +70,10 @@ class Seen(NamedTuple):
     version: tuple[int, ...] = ()
 
     def is_current(self) -> bool:
-        """Return whether the file is as it was seen."""
-        version = version_of(status_of(self.path))
-        return bool(version) == self.exists and self.version in ((), version)
+        """Return whether the file is surely as it was seen; of a folder, only rank 0 knows what lies in it."""
+        version = version_of(status := status_of(self.path))
+        is_folder = status is not None and stat.S_ISDIR(status.st_mode)
+        return not is_folder and bool(version) == self.exists and self.version in ((), version)
 
     def is_same(self, other: Seen) -> bool:
         """Return whether this is the same file as one that was seen at another time."""
@@ -271,16 +272,17 @@ class Overlay:
         That is below the working directory, or as near to the root of the file system as this user may write, else in
         the folder itself. File systems that are mounted twice look like one, so that a move has to be tried.
         """
-        if parent not in self._keeping:
-            made = Path(parent, unfinished_name(HIDDEN, str(len(self._keeping))))
-            made.mkdir()
-            for above in (Path(self._begin), *reversed(made.parents[1:])):
-                with contextlib.suppress(OSError):
-                    made = made.rename(above / made.name)
-                    break
-            self._keeping[parent] = str(made)
-            remove_unfinished(made.parent, HIDDEN)
-        return self._keeping[parent]
+        with self.creating:
+            if parent not in self._keeping:
+                made = Path(parent, unfinished_name(HIDDEN, str(len(self._keeping))))
+                made.mkdir()
+                for above in (Path(self._begin), *reversed(made.parents[1:])):
+                    with contextlib.suppress(OSError):
+                        made = made.rename(above / made.name)
+                        break
+                self._keeping[parent] = str(made)
+                remove_unfinished(made.parent, HIDDEN)
+            return self._keeping[parent]
 
     # other ranks
 
@@ -463,11 +465,17 @@ class Overlay:
             self._read.add(path)
             return open_file(path)
 
+        def find(path: str) -> Seen:
+            status = status_of(path)
+            if status is not None and stat.S_ISDIR(status.st_mode):
+                self._refresh()  # a change of what lies in it does not show
+            return self.look(path)
+
         def call(target: str) -> T:
             self._fill(path)
             return open_file(target)
 
-        return self._steady(path, self.look, call)
+        return self._steady(path, find, call)
 
     def view(self, path: str, call: Callable[[str], T]) -> T:
         """Return what a function returns, or raise what it raises, for a file as this rank has to see it.
@@ -511,7 +519,7 @@ class Overlay:
             called, error = seen, None
             try:
                 result = call(seen.path)
-            except OSError as failed:
+            except Exception as failed:  # TensorFlow's and pyarrow's are no OSError
                 error = failed
             if not seen.is_current():
                 seen = find(path)  # by what rank 0 has done meanwhile; others may write files as well

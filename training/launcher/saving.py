@@ -49,9 +49,9 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
         patch_tensorflow_openers(files)
         _patch_latest(files.root)
         patch(tf.train.Checkpoint, functools.partial(_read, written), "read")
-        patch(keras.Model, opening(files, lambda *_, **__: "load", "self", "filepath"), "load_weights")
-        patch(tf.saved_model, opening(files, lambda *_, **__: "load", "export_dir"), "load")
-        patch(tf.data.Dataset, opening(files, lambda *_, **__: "load", "path"), "load")
+        patch(keras.Model, opening(files, "load", "self", "filepath"), "load_weights")
+        patch(tf.saved_model, opening(files, "load", "export_dir"), "load")
+        patch(tf.data.Dataset, opening(files, "load", "path"), "load")
     save = functools.partial(saving, channel, files, written)
     _patch_saves(keras.Model, save("filepath"), "save", "save_weights", "export")
     _patch_saves(tf.saved_model, save("export_dir"), "save")
@@ -64,9 +64,9 @@ def patch_saving(channel: Channel, files: Overlay | None) -> None:
             module, save("filepath"), *(name for name in ("save_model", "save_weights") if hasattr(module, name))
         )
         if files is not None:
-            patch(module, opening(files, lambda *_, **__: "load", "filepath"), "load_model")
+            patch(module, opening(files, "load", "filepath"), "load_model")
             if hasattr(module, "load_weights"):
-                patch(module, opening(files, lambda *_, **__: "load", "model", "filepath"), "load_weights")
+                patch(module, opening(files, "load", "model", "filepath"), "load_weights")
     if channel.rank > 0:
         tf.summary.create_file_writer = lambda *_, **__: tf.summary.create_noop_writer()
 

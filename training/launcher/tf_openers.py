@@ -27,7 +27,7 @@ def patch_tensorflow_openers(files: Overlay) -> None:
     patch(gfile.GFile, _hold, "__init__")
     patch(gfile.GFile, opening(files, lambda _, name, mode="r": kind_of(mode), "self", "name"), "__init__")
     patch(gfile.GFile, _release, "close")
-    patch(tf.io.TFRecordWriter, opening(files, lambda *_, **__: "replace", "self", "path"), "__init__")
+    patch(tf.io.TFRecordWriter, opening(files, "replace", "self", "path"), "__init__")
     eagerly = opening(files, lambda *_, **__: "replace" if tf.executing_eagerly() else None, "filename")
     patch(tf.io, eagerly, "write_file")
     patch(gfile, changing(files, "remove", "path"), "remove", "rmtree")
