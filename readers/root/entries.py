@@ -60,9 +60,9 @@ def scatter_entries(
 
 def _member_of(values: Array, member: BranchField) -> Array:
     """Return a member of structured values, or their native and nested counterpart if it has members itself."""
-    if values.dtype.names is None:
-        return values
     dtype = member.field.dtype
+    if values.dtype.names is None or values.dtype == dtype:  # awkward's are nested already
+        return values
     if member.path:
         return values["/".join(member.path)]
     out = np.empty(values.shape, dtype)

@@ -108,12 +108,13 @@ def choose_tree(file: Any, path: str, tree: str | None) -> str:
 
 def _number_error(path: str, classes: Mapping[str, str], trees: list[str]) -> FormatError:
     if trees:
+        likely = next((name for name in trees if name.lower().endswith("events")), trees[0])
         return FormatError(
             "the file has several trees",
             file=path,
             expected="one tree",
             found=", ".join(map(repr, trees)),
-            remedy=f"name one of them, for example tree={trees[0]!r}",
+            remedy=f"name one of them, for example tree={likely!r}",
         )
     shown = shortened((f"{key!r} ({kind})" for key, kind in classes.items()), MAX_SHOWN)
     return FormatError(

@@ -180,6 +180,15 @@ def test_lists_of_vectors_are_lists_of_rows(tmp_path: Path, monkeypatch: pytest.
         np.testing.assert_array_equal(batch.values, rows)
 
 
+def test_lists_of_records_within_records(tmp_path: Path) -> None:
+    """Such as the four-vectors of ROOT's library, ``x.fCoordinates.fPt``, where the list is a field itself."""
+    vectors = ak.Array([[{"p": {"a": 1.0, "b": 2}}], [], [{"p": {"a": 3.0, "b": 4}}, {"p": {"a": 5.0, "b": 6}}]])
+    with uproot.recreate(tmp_path / "a.root") as file:
+        file.mkrntuple("events", {"x": vectors})
+    found = opened(str(tmp_path / "a.root"), inputs="x").load()["x"]
+    assert [[{"p": {"a": a, "b": b}} for ((a, b),) in row.tolist()] for row in found] == vectors.to_list()
+
+
 def test_lists_without_offsets_are_cut_by_the_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of CMS; uproot, which writes none, counts by the basket of the same number, whose entries may be others."""
     written = {"Muon": events(50)["Muon"]}
