@@ -220,7 +220,10 @@ class MatlabFile:
         except DataError:
             raise
         except Exception as error:  # SciPy raises many kinds on damaged bytes
-            raise undecodable(FormatError, "the file cannot be read as MATLAB's", self.path, error) from error
+            remedy = f"{RESTORE}; if Octave has written it as text, save it there with save -v7"
+            raise undecodable(
+                FormatError, "the file cannot be read as MATLAB's", self.path, error, remedy=remedy
+            ) from error
         arrays: dict[str, Array] = {}
         unread: dict[str, str] = {}
         for name, value in variables.items():
