@@ -24,7 +24,7 @@ from scipy.io.matlab import MatlabFunction, MatlabOpaque, MatReadWarning
 from matex_data._types import Array
 from matex_data.codecs.bounded import decompress
 from matex_data.declared import declared
-from matex_data.errors import DataError, DecodeError, FormatError
+from matex_data.errors import RESTORE, DataError, DecodeError, FormatError
 from matex_data.fields import Field, is_pattern
 from matex_data.index.library import LibraryRows
 from matex_data.index.model import Index
