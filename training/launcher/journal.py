@@ -39,6 +39,7 @@ class Change:
     existed : there was a file before.
     size, mode, times : its bytes, type and permissions, and times of its last access and change in nanoseconds.
     number : of the change, in the order of rank 0.
+    held : rank 0 had the file open from an earlier change.
     kept : path at which rank 0 keeps it as it was; empty if nobody needs it.
     ended : the call has returned.
     closed : the change is complete.
@@ -54,6 +55,7 @@ class Change:
     mode: int = 0
     times: tuple[int, int] = (0, 0)
     number: int = 0
+    held: bool = False
     kept: str = ""
     ended: bool = False
     closed: bool = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -34,6 +35,12 @@ def _by_mode(at: int) -> Kind:
     return kind
 
 
+def _of_duckdb(database: Any = "", read_only: bool = False, *_: Any, **__: Any) -> str | None:
+    if ":" in os.fspath(database) or not database:  # in memory, or of a service
+        return None
+    return "load" if read_only else "change"
+
+
 POLARS = "parquet", "csv", "ipc", "ndjson"
 """Formats of its files."""
 TABLE: dict[str, list[tuple[str, Kind, list[str]]]] = {
@@ -63,6 +70,8 @@ TABLE: dict[str, list[tuple[str, Kind, list[str]]]] = {
         ]
         for kind in ("numpy", "tensorflow", "torch")
     },
+    "duckdb": [("connect", _of_duckdb, ["database"])],
+    "rasterio": [("open", _by_mode(0), ["fp"])],
     "cv2": [("imwrite", _whole, ["filename"]), ("imread", _loaded, ["filename"])],
 }
 """Functions, by the module in which scripts find them: how they open a file, and their first parameters up to it."""
@@ -72,6 +81,24 @@ def patch_native_openers(files: Overlay) -> None:
     """Patch the functions of the table, once their libraries are imported."""
     for name in TABLE:
         after_import((name,), functools.partial(_patch, files, name))
+    after_import(("ase.parallel",), _write_as_one_process)
+    if files.rank > 0:
+        after_import(("wandb",), functools.partial(_track_on_rank_0, files))
+
+
+def _write_as_one_process() -> None:
+    """Let ASE write files on all ranks: since mpi4py is imported, it would on rank 0 alone."""
+    parallel = sys.modules["ase.parallel"]
+    parallel.world.comm = parallel.DummyMPI()
+
+
+def _track_on_rank_0(files: Overlay) -> None:
+    """Let runs of Weights & Biases on this rank record nothing: they would be further runs, by processes of their own."""
+
+    def begin(original: Any, *args: Any, **kwargs: Any) -> Any:
+        return original(*args, **(kwargs | ({"mode": "disabled"} if files.root.is_shared() else {})))
+
+    patch(sys.modules["wandb"], begin, "init")
 
 
 def _patch(files: Overlay, name: str) -> None:

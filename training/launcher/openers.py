@@ -68,6 +68,7 @@ def patch_openers(files: Overlay) -> None:
         (np, opening(files, "replace", "fname"), ["savetxt"]),
         (np, opening(files, "load", "fname"), ["loadtxt", "genfromtxt"]),
         (np, opening(files, "load", "file"), ["fromregex"]),
+        (os, opening(files, _kind_for_descriptor, "path"), ["open"]),
         (os, opening(files, "change", "path"), ["truncate"]),
         (h5py.File, opening(files, _kind_for_hdf5, "self", "name"), ["__init__"]),
         (os, changing(files, "remove", "path"), ["remove", "unlink", "rmdir"]),
@@ -156,6 +157,15 @@ def kind_of(mode: str) -> str:
 def _kind_for_python(file: Any, mode: Any = "r", *rest: Any, opener: Any = None, **_: Any) -> str | None:
     has_opener = opener is not None or len(rest) > 5  # the last parameter
     return None if has_opener or not isinstance(mode, str) else kind_of(mode)
+
+
+def _kind_for_descriptor(path: Any, flags: int, *_: Any, dir_fd: int | None = None, **__: Any) -> str | None:
+    if dir_fd is not None:
+        return None
+    if flags & os.O_CREAT and flags & os.O_EXCL:
+        return "create"
+    writes = "replace" if flags & os.O_TRUNC else "append" if flags & os.O_APPEND else "change"
+    return writes if flags & (os.O_WRONLY | os.O_RDWR) else ""
 
 
 def _kind_for_hdf5(file: Any, name: Any, mode: Any = "r", driver: Any = None, *_: Any, **__: Any) -> str | None:

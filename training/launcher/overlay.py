@@ -147,8 +147,8 @@ class Overlay:
         self._own_folders.append(os.path.abspath(folder) + os.sep)  # noqa: PTH100
 
     def is_own(self, path: str) -> bool:
-        """Return whether a file is no concern of other ranks: of the system, a library, or a folder of this rank's."""
-        of_system = path.startswith(("/dev/", "/proc/", "/sys/")) and not path.startswith("/dev/shm/")
+        """Return whether a file is no concern of other ranks: of the system, GDAL, a library, or a folder of this rank's."""
+        of_system = path.startswith(("/dev/", "/proc/", "/sys/", "/vsi")) and not path.startswith("/dev/shm/")
         return of_system or path.startswith(tuple(self._own_folders)) or is_library(path)
 
     def real(self, path: str, follow: bool = True) -> str:
@@ -210,10 +210,11 @@ class Overlay:
         read = path in self._read or (kind == "remove" and bool(_within(self._read, path)))
         read = read or (status is not None and status.st_ino in self._linked)
         self._read.discard(path)
+        change.held = self._journal.is_held(path)
         with unpatched():
             moves: list[tuple[str, str]] = []
-            if change.existed and kind != "make" and (read or kind in ("change", "remove")):
-                change.kept, moves = ("", []) if self._journal.is_held(path) else self._keep(path, kind, read)
+            if change.existed and not change.held and kind != "make" and (read or kind in ("change", "remove")):
+                change.kept, moves = self._keep(path, kind, read)
             try:
                 self._journal.add(change, moves)
                 yield change
@@ -315,7 +316,7 @@ class Overlay:
 
         def is_complete() -> bool:
             change = last()
-            return change is not None and (change.closed or held)
+            return change is not None and (change.closed or held or self._is_held(path))
 
         if not is_complete():
             self._ask(f"go on with {path!r}, which rank 0 writes", is_complete)
@@ -325,6 +326,10 @@ class Overlay:
     def _later(self, path: str) -> list[Change]:
         """Return the changes of a file that rank 0 has made, and this rank has not."""
         return self._journal.of(path)[self._counts[path] :]
+
+    def _is_held(self, path: str) -> bool:
+        """Return whether rank 0 made its next change of a file with the file still open, so that there is none between."""
+        return any(change.held for change in self._later(path)[:1])
 
     def _first(self, path: str) -> tuple[Change | None, str]:
         """Return the first change since this rank's that tells where it finds a file, and what of the path is below.
@@ -418,8 +423,13 @@ class Overlay:
                     left -= filled.write(block)
 
     def _meet(self, path: str) -> None:
-        """Take rank 0's file in place of the private copy; or write the file, if rank 0 does not."""
+        """Take rank 0's file in place of the private copy; or write the file, if rank 0 does not.
+
+        The copy remains while rank 0 has the file open: memory that Python frees late may hold it on one rank alone.
+        """
         done = self._done(path)
+        if self._is_held(path):
+            return
         copy = self._mine.pop(path)
         with unpatched():
             if done is None:
@@ -532,12 +542,9 @@ class Overlay:
         """Return a file as this rank has to see it."""
         if self.rank == 0:
             return Seen(status_of(path) is not None, path)
-        copy = self._mine.get(path)
-        if copy is not None and is_open(copy):
-            return Seen(True, copy)
-        if copy is not None:
+        if path in self._mine and not is_open(self._mine[path]):
             self._meet(path)
-        return self._state(path)
+        return Seen(True, self._mine[path]) if path in self._mine else self._state(path)
 
     def has_folder(self, path: str) -> bool:
         """Return whether there is the folder of a file, as this rank has to see it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -309,7 +310,7 @@ def cached(folder, text):
 # Libraries that write and read by themselves: each rank is late at another line, and would write another number.
 LIBRARIES = """
 import os, sys, time
-import numpy as np, pandas as pd, pyarrow as pa, tensorflow as tf, zarr
+import ase.db, ase.io, numpy as np, pandas as pd, pyarrow as pa, tensorflow as tf, zarr
 import pyarrow.csv, pyarrow.dataset, pyarrow.feather, pyarrow.parquet as pq
 import matex_data as md
 
@@ -380,7 +381,22 @@ def dataset(value):
     yield lambda: list(tf.data.Dataset.load(path).as_numpy_iterator())
 
 
-for make in (frame, table, feather, text, records, folder, chunks, lines, saved, dataset):
+def descriptor(value):
+    file = os.open("x.bin", os.O_CREAT | os.O_TRUNC | os.O_WRONLY)
+    os.write(file, value.tobytes())
+    os.close(file)
+    yield lambda: np.fromfile("x.bin", "i8")
+
+
+def atoms(value):
+    atom, database = ase.Atoms("H", [(value[0], 0, 0)]), ase.db.connect("atoms.db")
+    ase.io.write("x.xyz", atom)
+    database.write(atom)  # with a lock, and a connection that Python frees late
+    yield lambda: ase.io.read("x.xyz").positions[0] if len(database) == value[0] % 10 + 1 else [-1]
+
+
+makes = frame, table, feather, text, records, folder, chunks, lines, saved, dataset, descriptor, atoms
+for make in makes:
     found = []
     for number in range(3):
         late(number)
@@ -431,8 +447,8 @@ def test_libraries_read_what_rank_0_has_written_at_the_same_line(size: int, tmp_
     steps = [(([f"{i}.json"], [f"trials/{i}.json"], i), f"{i} of 0") for i in range(3)]
     assert found.pop("TENSORFLOW") == [str(steps)] * size
     assert [text[:38] for text in found.pop("BEHIND")] == ["0 rank 0 has written a checkpoint again"[:38]] * (size - 1)
-    names = "FRAME", "TABLE", "FEATHER", "TEXT", "RECORDS", "FOLDER", "CHUNKS", "LINES", "SAVED", "DATASET"
-    assert found == {name: ["[0, 1, 2]"] * size for name in names}
+    (makes,) = re.findall("^makes = (.*)", LIBRARIES, re.MULTILINE)
+    assert found == {name: ["[0, 1, 2]"] * size for name in makes.upper().split(", ")}
     assert len(list((tmp_path / "files" / "cache").rglob("*"))) == 6
 
 
@@ -1055,6 +1071,21 @@ def test_a_file_that_rank_0_has_renamed_and_written_since_is_as_it_was(
         files.change(str(other), lambda: path.rename(other), "remove", str(path))
         _written(files, other, kind, "new")
         assert _read(files, other) == ("oldnew" if kind == "append" else "new")
+
+
+def test_a_file_that_rank_0_alone_has_still_open_is_the_copy_meanwhile(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    """Python may close it late, when it frees memory: the rank waited, or saw what rank 0 wrote later."""
+    path, (ahead, late) = tmp_path / "rows", two_ranks
+    with contextlib.ExitStack() as held:
+        for _ in range(2):
+            file = ahead.open(str(path), "change", lambda target: Path(target).open("a"))
+            held.enter_context(file).write("0")
+        _written(late, path, "change", "1")
+        assert _read(late, path) == "1"
+    _written(late, path, "change", "1")
+    assert _read(late, path) == "00"
 
 
 def test_what_rank_0_makes_or_appends_meanwhile_is_not_seen(two_ranks: tuple[Overlay, Overlay], tmp_path: Path) -> None:
