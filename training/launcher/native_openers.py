@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -41,6 +42,8 @@ def _of_duckdb(database: Any = "", read_only: bool = False, *_: Any, **__: Any) 
     return "load" if read_only else "change"
 
 
+LOCKED = 3.0
+"""Seconds for which a lock of DuckDB may be another rank's."""
 POLARS = "parquet", "csv", "ipc", "ndjson"
 """Formats of its files."""
 TABLE: dict[str, list[tuple[str, Kind, list[str]]]] = {
@@ -93,7 +96,7 @@ def _write_as_one_process() -> None:
 
 
 def _track_on_rank_0(files: Overlay) -> None:
-    """Let runs of Weights & Biases on this rank record nothing: they would be further runs, by processes of their own."""
+    """Let runs of Weights & Biases on this rank record nothing: they would be further runs, of other processes."""
 
     def begin(original: Any, *args: Any, **kwargs: Any) -> Any:
         return original(*args, **(kwargs | ({"mode": "disabled"} if files.root.is_shared() else {})))
@@ -103,6 +106,8 @@ def _track_on_rank_0(files: Overlay) -> None:
 
 def _patch(files: Overlay, name: str) -> None:
     module = sys.modules[name]
+    if name == "duckdb":
+        patch(module, _connect, "connect")
     for dotted, kind, parameters in TABLE[name]:
         owner, _, function = dotted.rpartition(".")
         holder = getattr(module, owner, None) if owner else module
@@ -112,6 +117,18 @@ def _patch(files: Overlay, name: str) -> None:
         patch(module, changing(files, "change", "data", "base_dir"), "write_dataset")
     if name == "pyarrow":
         module.OSFile = _os_file(files, module.OSFile)  # type: ignore[attr-defined]
+
+
+def _connect(original: Any, *args: Any, **kwargs: Any) -> Any:
+    """Connect to a database of DuckDB, whose lock a rank may hold that has yet to see that rank 0 has gone on."""
+    end = time.monotonic() + LOCKED
+    while True:
+        try:
+            return original(*args, **kwargs)
+        except sys.modules["duckdb"].IOException:  # type: ignore[attr-defined]
+            if time.monotonic() > end:
+                raise
+            time.sleep(0.05)
 
 
 def _os_file(files: Overlay, original: Any) -> Any:

@@ -71,9 +71,13 @@ class Seen(NamedTuple):
 
     def is_current(self) -> bool:
         """Return whether the file is surely as it was seen; of a folder, only rank 0 knows what lies in it."""
-        version = version_of(status := status_of(self.path))
-        is_folder = status is not None and stat.S_ISDIR(status.st_mode)
-        return not is_folder and bool(version) == self.exists and self.version in ((), version)
+        version = version_of(status_of(self.path))
+        return not self.is_folder() and bool(version) == self.exists and self.version in ((), version)
+
+    def is_folder(self) -> bool:
+        """Return whether there is a folder."""
+        status = status_of(self.path)
+        return status is not None and stat.S_ISDIR(status.st_mode)
 
     def is_same(self, other: Seen) -> bool:
         """Return whether this is the same file as one that was seen at another time."""
@@ -104,6 +108,7 @@ class Overlay:
         self._told: dict[str, tuple[int, ...]] = {}  # versions of which rank 0 was asked since this rank's last change
         self._mine: dict[str, str] = {}  # private copies, by path
         self._outlines: dict[str, tuple[int, str]] = {}  # files as they were before a change, without content, by path
+        self._linking: dict[tuple[tuple[str, str], ...], str] = {}  # folders of links, by these
         self._holes: dict[str, int] = {}  # bytes that a file had before this rank appended to its copy, by the copy
         of_joblib = f"joblib_memmapping_folder_{os.getpid()}_"  # arrays for the processes of this rank
         self._own_folders = [f"/dev/shm/{of_joblib}", f"{tempfile.gettempdir()}/{of_joblib}"]
@@ -147,7 +152,7 @@ class Overlay:
         self._own_folders.append(os.path.abspath(folder) + os.sep)  # noqa: PTH100
 
     def is_own(self, path: str) -> bool:
-        """Return whether a file is no concern of other ranks: of the system, GDAL, a library, or a folder of this rank's."""
+        """Return whether a file is no concern of other ranks: of the system, GDAL, a library, or this rank alone."""
         of_system = path.startswith(("/dev/", "/proc/", "/sys/", "/vsi")) and not path.startswith("/dev/shm/")
         return of_system or path.startswith(tuple(self._own_folders)) or is_library(path)
 
@@ -328,7 +333,7 @@ class Overlay:
         return self._journal.of(path)[self._counts[path] :]
 
     def _is_held(self, path: str) -> bool:
-        """Return whether rank 0 made its next change of a file with the file still open, so that there is none between."""
+        """Return whether rank 0 had a file still open when it next changed it, so that nothing was kept between."""
         return any(change.held for change in self._later(path)[:1])
 
     def _first(self, path: str) -> tuple[Change | None, str]:
@@ -472,20 +477,45 @@ class Overlay:
 
     def _opened_to_read(self, path: str, open_file: Callable[[str], T]) -> T:
         if self.rank == 0:
-            self._read.add(path)
+            with unpatched():
+                self._read.update((path,), *([f"{at}/{name}" for name in names] for at, _, names in os.walk(path)))
             return open_file(path)
-
-        def find(path: str) -> Seen:
-            status = status_of(path)
-            if status is not None and stat.S_ISDIR(status.st_mode):
-                self._refresh()  # a change of what lies in it does not show
-            return self.look(path)
 
         def call(target: str) -> T:
             self._fill(path)
             return open_file(target)
 
-        return self._steady(path, find, call)
+        return self._steady(path, self._whole, call)
+
+    def _whole(self, path: str) -> Seen:
+        """Return a file, or a folder with links to files where rank 0 has since changed what lies in it."""
+        if not (seen := self.look(path)).is_folder():
+            return seen
+        for own in _within(self._mine, path):
+            self.look(own)
+        self._refresh()  # a change of what lies in it does not show
+        if not any(map(self._later, _within(self._journal.paths(), path))) and not _within(self._mine, path):
+            return self.look(path)
+        with unpatched():
+            links = tuple(self._links_within(path))
+            if links not in self._linking:
+                linking = Path(tempfile.mkdtemp(dir=self.private_folder()), Path(path).name)
+                linking.mkdir()
+                for below, target in links:
+                    (linking / below).parent.mkdir(parents=True, exist_ok=True)
+                    (linking / below).symlink_to(target)
+                self._linking[links] = str(linking)
+        return Seen(True, self._linking[links])
+
+    def _links_within(self, folder: str, below: str = "") -> Iterator[tuple[str, str]]:
+        """Yield the files in a folder as this rank has to see them: their paths below it, and where they are."""
+        for name in self.names(os.path.join(folder, below), os.listdir):  # noqa: PTH118
+            inner = os.path.join(below, name)  # noqa: PTH118
+            seen = self.look(os.path.join(folder, inner))  # noqa: PTH118
+            if seen.is_folder():
+                yield from self._links_within(folder, inner)
+            elif seen.exists:
+                yield inner, seen.path
 
     def view(self, path: str, call: Callable[[str], T]) -> T:
         """Return what a function returns, or raise what it raises, for a file as this rank has to see it.

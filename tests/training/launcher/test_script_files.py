@@ -388,6 +388,12 @@ def descriptor(value):
     yield lambda: np.fromfile("x.bin", "i8")
 
 
+def parts(value):
+    os.makedirs("rounds", exist_ok=True)
+    pq.write_table(pa.table({"x": value}), f"rounds/{value[0] % 10}.parquet")
+    yield lambda: [pa.dataset.dataset("rounds").count_rows() // 6 - 1]
+
+
 def atoms(value):
     atom, database = ase.Atoms("H", [(value[0], 0, 0)]), ase.db.connect("atoms.db")
     ase.io.write("x.xyz", atom)
@@ -395,7 +401,7 @@ def atoms(value):
     yield lambda: ase.io.read("x.xyz").positions[0] if len(database) == value[0] % 10 + 1 else [-1]
 
 
-makes = frame, table, feather, text, records, folder, chunks, lines, saved, dataset, descriptor, atoms
+makes = frame, table, feather, text, records, folder, chunks, lines, saved, dataset, descriptor, parts, atoms
 for make in makes:
     found = []
     for number in range(3):
@@ -1080,12 +1086,31 @@ def test_a_file_that_rank_0_alone_has_still_open_is_the_copy_meanwhile(
     path, (ahead, late) = tmp_path / "rows", two_ranks
     with contextlib.ExitStack() as held:
         for _ in range(2):
-            file = ahead.open(str(path), "change", lambda target: Path(target).open("a"))
-            held.enter_context(file).write("0")
+            file = ahead.open(str(path), "change", lambda target: held.enter_context(Path(target).open("a")))
+            file.write("0")
         _written(late, path, "change", "1")
         assert _read(late, path) == "1"
     _written(late, path, "change", "1")
     assert _read(late, path) == "00"
+
+
+def test_a_folder_is_loaded_with_the_files_that_rank_0_saw_in_it(
+    two_ranks: tuple[Overlay, Overlay], tmp_path: Path
+) -> None:
+    folder, (ahead, late) = tmp_path / "parts", two_ranks
+    (folder / "of").mkdir(parents=True)
+
+    def load(files: Overlay) -> dict[str, str]:
+        def read(target: str) -> dict[str, str]:
+            return {path.name: path.read_text() for path in Path(target).rglob("*") if path.is_file()}
+
+        return files.open(str(folder), "", read)
+
+    for files in (ahead, late):
+        for number in range(2):
+            _written(files, folder / "of" / "a", text=f"{number + 10 * files.rank}")
+            assert load(files) == {"a": f"{number}", **({"b": "0"} if number else {})}
+            _written(files, folder / "b")
 
 
 def test_what_rank_0_makes_or_appends_meanwhile_is_not_seen(two_ranks: tuple[Overlay, Overlay], tmp_path: Path) -> None:
