@@ -125,7 +125,7 @@ def _connect(original: Any, *args: Any, **kwargs: Any) -> Any:
     while True:
         try:
             return original(*args, **kwargs)
-        except sys.modules["duckdb"].IOException:  # type: ignore[attr-defined]
+        except sys.modules["duckdb"].IOException:
             if time.monotonic() > end:
                 raise
             time.sleep(0.05)
