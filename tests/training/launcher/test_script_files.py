@@ -307,6 +307,14 @@ def cached(folder, text):
         return file.read()
 """
 
+# Libraries that are not installed: how they are called.
+CALLED = {
+    "duckdb": "class IOException(Exception):\n    pass\n\n\n"
+    "def connect(database, read_only=False):\n    return open(database, 'r' if read_only else 'a')\n",
+    "wandb": "def init(mode):\n    return mode\n",
+    "cache": CACHE,
+}
+
 # Libraries that write and read by themselves: each rank is late at another line, and would write another number.
 LIBRARIES = """
 import os, sys, time
@@ -317,6 +325,7 @@ import matex_data as md
 rank, size = (int(os.environ._data[name]) for name in (b"PMI_RANK", b"PMI_SIZE"))  # without asking for it
 os.chdir(sys.argv[1])
 sys.path.insert(0, "site-packages")
+import duckdb, wandb
 from cache import cached
 
 
@@ -401,7 +410,19 @@ def atoms(value):
     yield lambda: ase.io.read("x.xyz").positions[0] if len(database) == value[0] % 10 + 1 else [-1]
 
 
-makes = frame, table, feather, text, records, folder, chunks, lines, saved, dataset, descriptor, parts, atoms
+def database(value):
+    with duckdb.connect("x.duckdb") as file:
+        file.write(f"{value[0] // 10}")
+
+    def read():
+        with duckdb.connect("x.duckdb", read_only=True) as file:
+            text = file.read()
+        return [len(text) - 1 if set(text) == {"0"} else text]
+
+    yield read
+
+
+makes = frame, table, feather, text, records, folder, chunks, lines, saved, dataset, descriptor, parts, atoms, database
 for make in makes:
     found = []
     for number in range(3):
@@ -411,6 +432,7 @@ for make in makes:
             found.append(int(np.asarray(read())[0]))
     sys.stdout.write(f"{make.__name__.upper()} {found}\\n")
 
+sys.stdout.write(f"TRACKED {wandb.init(mode='offline')}\\n")
 gfile, found = tf.io.gfile, []
 checkpoint = tf.train.Checkpoint(x=tf.Variable(0))
 for number in range(3):
@@ -443,7 +465,8 @@ for number in range(2):
 def test_libraries_read_what_rank_0_has_written_at_the_same_line(size: int, tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(LIBRARIES)
     (tmp_path / "files" / "site-packages").mkdir(parents=True)
-    (tmp_path / "files" / "site-packages" / "cache.py").write_text(CACHE)
+    for name, code in CALLED.items():
+        (tmp_path / "files" / "site-packages" / f"{name}.py").write_text(code)
     options = ["--all-output", str(tmp_path / "script.py"), str(tmp_path / "files")]
     done = run_script(size, LAUNCHER, *options, timeout=120, env={"MATEX_TIMEOUT": "30"})
     assert done.returncode == 0, done.stderr
@@ -452,6 +475,7 @@ def test_libraries_read_what_rank_0_has_written_at_the_same_line(size: int, tmp_
         found.setdefault(name, []).append(values)
     steps = [(([f"{i}.json"], [f"trials/{i}.json"], i), f"{i} of 0") for i in range(3)]
     assert found.pop("TENSORFLOW") == [str(steps)] * size
+    assert sorted(found.pop("TRACKED")) == ["disabled"] * (size - 1) + ["offline"]
     assert [text[:38] for text in found.pop("BEHIND")] == ["0 rank 0 has written a checkpoint again"[:38]] * (size - 1)
     (makes,) = re.findall("^makes = (.*)", LIBRARIES, re.MULTILINE)
     assert found == {name: ["[0, 1, 2]"] * size for name in makes.upper().split(", ")}
