@@ -68,7 +68,8 @@ def rank_callbacks(
     channel = distributed.world
     cut = channel is not distributed.channel or (shard_optimizer and channel.size > 1)
     failures: list[Exception] = []
-    selected = _select(channel, user_callbacks, failures) if channel.size > 1 else list(user_callbacks)
+    share = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: distributed.broadcast())
+    selected = _select(channel, user_callbacks, failures, share) if channel.size > 1 else list(user_callbacks)
     gather = distributed.gather_weights if isinstance(distributed, StagedModel) else None
     if cut or gather is not None:
         channel.communicator.agreed(lambda: _check_backups(user_callbacks))
@@ -125,7 +126,9 @@ def evaluation_callbacks(distributed: TrainedModel, callbacks: Any) -> Any:
     return callbacks if own else [*_batch_logs(distributed, False, bool(reads)), *given]
 
 
-def _select(channel: Channel, user_callbacks: list[Any], failures: list[Exception] | None = None) -> list[Any]:
+def _select(
+    channel: Channel, user_callbacks: list[Any], failures: list[Exception] | None = None, share: Any = None
+) -> list[Any]:
     """Return the callbacks that run on this rank. *Collective*.
 
     Callbacks that write files run on rank 0 alone, which alone may have them, unless each rank gives a temporary folder
@@ -134,6 +137,7 @@ def _select(channel: Channel, user_callbacks: list[Any], failures: list[Exceptio
     Parameters
     ----------
     failures : gets what their hooks raise, which all ranks then raise; None: they raise it on this rank.
+    share : callback after each that restores a backup, so that those behind it find its weights on all ranks.
     """
     writers = [callback for callback in user_callbacks if isinstance(callback, WRITERS)]
     by_rank = channel.host.allgather_object([_temporary(callback) for callback in writers])
@@ -145,7 +149,13 @@ def _select(channel: Channel, user_callbacks: list[Any], failures: list[Exceptio
     for callback in writers:
         if id(callback) in here:
             _run_alone(callback, failures)
-    return [callback for callback in user_callbacks if not isinstance(callback, WRITERS) or id(callback) in here]
+    selected = []
+    for callback in user_callbacks:
+        if not isinstance(callback, WRITERS) or id(callback) in here:
+            selected.append(callback)
+        if alike and share is not None and isinstance(callback, keras.callbacks.BackupAndRestore):
+            selected.append(share)
+    return selected
 
 
 def _check_backups(user_callbacks: list[Any]) -> None:
@@ -212,9 +222,9 @@ def _call_alone(callback: Any, name: str, hook: Callable[..., Any], *args: Any, 
         try:
             hook(*args, **kwargs)
         except Exception as error:
-            if failures is None or ("batch" in name and not _writes_in_batches(callback)):
-                raise  # ranks do not agree after each batch
-            failures.append(error)
+            if failures is None:
+                raise
+            failures.append(error)  # ranks without agreement after each batch agree after the first one and the epoch
 
 
 def release(callbacks: Sequence[Any]) -> None:
@@ -362,7 +372,9 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         super().__init__()
         if batch_hooks:
             self.on_train_batch_end = lambda batch, logs: self._synchronize(of_batch=True)
-        self._distributed = distributed
+        elif failures is not None:  # TensorBoard writes the graph after the first batch
+            self.on_train_batch_end = self._after_first_batch
+        self._distributed, self._after_first = distributed, False
         self._channel = distributed.world
         self._watch = distributed.watch
         self._restored, self._changed, self._failures = restored, changed, failures
@@ -389,6 +401,11 @@ class Synchronization(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         """Broadcast the variables that a callback of rank 0 may have changed. *Collective* if there is one."""
         self._raise_failure()
         self._broadcast()
+
+    def _after_first_batch(self, batch: int, logs: Any = None) -> None:
+        if not self._after_first:
+            self._after_first = True
+            self._raise_failure()
 
     def _raise_failure(self) -> None:
         """Raise on all ranks what a callback has raised on one of them alone. *Collective* if there are such ones."""

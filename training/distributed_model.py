@@ -206,7 +206,7 @@ class DistributedModel:
 
     def broadcast(self) -> None:
         """Broadcast the variables of rank 0 that are equal on all ranks. *Collective*."""
-        broadcast_in(self.channel, replicated_variables(self.model))
+        broadcast_in(self.channel, [*replicated_variables(self.model), *seeds(self.model)])
 
     def prepare(self, element_spec: Any, whole_batches: bool = False) -> None:
         """Create the variables of the model and broadcast them from rank 0. *Collective*.

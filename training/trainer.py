@@ -203,9 +203,7 @@ def fit(
             options["callbacks"].append(fit_check(distributed, verify, data.element_spec))
         with session.running(), training_run.iterating(data):
             history = model.fit(data, validation_data=validation_data, **options)
-        if isinstance(distributed, StagedModel):
-            distributed.gather_weights()
-        else:
+        if isinstance(distributed, DistributedModel):
             check_equal_weights(model, channel)
         return history
 

@@ -296,8 +296,10 @@ def _restored(comm: Any, folder: Path, epochs: int) -> Any:
     model = problems.compiled(problems.perceptron(1 + comm.rank), keras.optimizers.Adam())
     data = problems.shard(problems.table(24), 12, comm.rank, comm.size)
     backup = keras.callbacks.BackupAndRestore(str(folder), delete_checkpoint=False)
-    history = training.fit(model, data, epochs=epochs, callbacks=[backup], comm=comm, verbose=0)
-    return problems.weights(model), len(history.epoch)
+    seen: list[Any] = []
+    note = keras.callbacks.LambdaCallback(on_train_begin=lambda logs: seen.extend(problems.weights(model)))
+    history = training.fit(model, data, epochs=epochs, callbacks=[backup, note], comm=comm, verbose=0)
+    return problems.weights(model), len(history.epoch), [w.tolist() for w in seen]
 
 
 @pytest.mark.rank_counts(2)
@@ -305,8 +307,9 @@ def test_backup_restores_all_ranks(pool: Pool, tmp_path: Path) -> None:
     straight = pool.run(_restored, tmp_path / "straight", 4)
     pool.run(_restored, tmp_path / "broken", 3)
     again = pool.run(_restored, tmp_path / "broken", 4)
-    assert [epochs for _, epochs in again] == [1, 1]
-    for weights, _ in again:
+    assert [epochs for _, epochs, _ in again] == [1, 1]
+    assert again[0][2] == again[1][2]  # callbacks behind it find what rank 0 has restored
+    for weights, *_ in again:
         assert all(a.tobytes() == b.tobytes() for a, b in zip(weights, straight[0][0], strict=True))
 
 
@@ -455,3 +458,26 @@ def test_a_file_that_one_rank_cannot_write_after_a_batch_is_an_error_of_all(rank
     assert str(tmp_path / "file") in error
     assert steps == 2
     assert others == [(error, steps)]
+
+
+def _fails_to_draw(comm: Any, folder: Path) -> Any:
+    """Return the error and the steps of a training whose TensorBoard cannot write the graph, as without its package."""
+    import keras
+
+    from matex_data import training
+
+    model = problems.compiled(problems.perceptron(), "sgd")
+    data = problems.shard(problems.table(96), 24, comm.rank, comm.size)
+    fail = mock.Mock(side_effect=ImportError("TensorBoard is not installed"))
+    with mock.patch.object(keras.callbacks.TensorBoard, "_write_keras_model_train_graph", fail):
+        try:
+            training.fit(model, data, comm=comm, callbacks=[keras.callbacks.TensorBoard(str(folder))], verbose=0)
+        except ImportError as error:
+            return str(error), int(model.optimizer.iterations)
+    return "", 0
+
+
+def test_a_graph_that_rank_0_cannot_write_is_an_error_of_all_after_the_first_batch(
+    ranks: Pools, tmp_path: Path
+) -> None:
+    assert ranks(2).run(_fails_to_draw, tmp_path, timeout=120) == [("TensorBoard is not installed", 1)] * 2

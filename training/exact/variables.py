@@ -225,6 +225,11 @@ def check_equal_weights(model: Any, channel: Channel) -> None:
             )
 
 
+def _placed(op: Any) -> str:
+    """Return the device of an operation as it is: a function of the user's own is traced again where this places it."""
+    return str(op.device)
+
+
 @contextlib.contextmanager
 def separate_draws(rank: int) -> Iterator[None]:
     """Context manager: random layers, and functions such as ``tf.random.normal``, draw other numbers on each rank.
@@ -239,7 +244,8 @@ def separate_draws(rank: int) -> Iterator[None]:
         seed = following(generator, ordered)
         return seed + tf.cast([shift, 0], seed.dtype) if threading.get_ident() == thread else seed
 
-    with Replacements() as replacements:
+    tracing = not tf.executing_eagerly()
+    with Replacements() as replacements, graph.device(_placed) if tracing else contextlib.nullcontext():
         if rank:
             replacements.set(keras.random.SeedGenerator, "next", drawn)
             if not tf.executing_eagerly() and graph.seed is not None:

@@ -96,9 +96,7 @@ class StagePatches:
             replaced(self, _running=staged),
         ):
             session.begin(lambda: (call.spec, False))
-            history = call_within(call, original, options)
-            staged.gather_weights()
-        return history
+            return call_within(call, original, options)
 
 
 def _refuse_own_loops() -> None:

@@ -57,7 +57,7 @@ def test_a_shard_without_rows_draws_none() -> None:
     assert [len(numbers) for numbers in empty] == [0, 0, 0, 0, 12, 1, 0, 0]
 
 
-def _dropped(comm: Any, eager: bool) -> Any:
+def _dropped(comm: Any, eager: bool, compiled: bool) -> Any:
     """Return what a layer draws in a step of ``fit``, and what dropout leaves in a call of the script afterwards."""
     import keras
 
@@ -72,6 +72,10 @@ def _dropped(comm: Any, eager: bool) -> Any:
                 self.drawn.assign(keras.random.randint((3,), 0, 2**30, seed=self.seed_generator))
             return super().call(x, training=training)
 
+    if compiled:
+        import tensorflow as tf
+
+        Drawing.call = tf.function(Drawing.call)
     keras.utils.set_random_seed(comm.rank)
     layer = Drawing(0.5)
     model = keras.Sequential([keras.Input((problems.FEATURES,)), layer, keras.layers.Dense(3)])
@@ -83,8 +87,8 @@ def _dropped(comm: Any, eager: bool) -> Any:
 
 
 @pytest.mark.rank_counts(2)
-@pytest.mark.parametrize("eager", [False, True])
-def test_random_layers_differ_between_ranks_in_steps_alone(pool: Pool, eager: bool) -> None:
-    (first, dropped), (second, also) = pool.run(_dropped, eager)
+@pytest.mark.parametrize(("eager", "compiled"), [(False, False), (True, False), (False, True)])
+def test_random_layers_differ_between_ranks_in_steps_alone(pool: Pool, eager: bool, compiled: bool) -> None:
+    (first, dropped), (second, also) = pool.run(_dropped, eager, compiled)
     assert not np.any(first == second)
     np.testing.assert_array_equal(dropped, also)

@@ -21,7 +21,7 @@ from matex_data.training.exact.batch_norm import average_moving_statistics, batc
 from matex_data.training.exact.metrics import combine_states, note_reset, results_of_all
 from matex_data.training.exact.state import Watch, step_state
 from matex_data.training.exact.step import pad_batches
-from matex_data.training.exact.variables import changing_variables, seeds
+from matex_data.training.exact.variables import changing_variables, inner_optimizer, seeds
 from matex_data.training.keras_api import pythonify_logs
 from matex_data.training.model_parallel.deferred import initialize_absent, is_deferred, leave_to_others
 from matex_data.training.model_parallel.graph import Container, ModelGraph, containers, model_graph
@@ -77,6 +77,8 @@ STAGED = "_matex_staged"
 """Attribute of a model: the context in which it is trained, or whose stages have its weights."""
 CUT = "_matex_cut"
 """Attribute of a deferred model: the number of its stages, and the calls after which these end."""
+_LINEAR = (keras.optimizers.SGD,)
+"""Optimizers whose updates by sparse gradients are those by their sums."""
 MicroBatches = int | Literal["auto"] | None
 """Number of micro-batches; "auto": by the times of the first steps; None: by their rows."""
 
@@ -135,7 +137,7 @@ class StagedModel:
         self._logs: dict[str, Any] = {}
         self.samples_seen = eager_variable(0, tf.int64)
         self.traces = 0
-        self._prepared = False
+        self._prepared = self._stepped = False
         self.watch = Watch(self)
         self.plans: list[StagePlan] = []
 
@@ -160,7 +162,10 @@ class StagedModel:
             if self._prepared and self.deferred:
                 self._replacements.set(self.model, "make_train_function", self._refuse_training)
             else:
-                self.release(joined=all_leave(self.ranks.channel, kind))
+                joined = all_leave(self.world, kind)
+                if joined and self._prepared:
+                    self.gather_weights()
+                self.release(joined)
 
     def release(self, joined: bool = False) -> None:
         """Restore what entering has replaced; if ``joined``, parts of weights are whole again. *Collective* then."""
@@ -191,7 +196,7 @@ class StagedModel:
         self.variables = [v for v in self.model.trainable_variables if id(v) in own_ids]
         self.world.communicator.agreed(lambda: check_optimizer(self.model.optimizer, self.variables))
         self._state = StagedState(self.model, self.layers, self.mesh, held)
-        sums = GradientSums(self.variables)
+        sums = self._sums = GradientSums(self.variables)
         trained = trained_stages(self.plans)
         self._take_optimizer(held, trained)
         reducer = None if self._owns else self._reducer
@@ -350,6 +355,9 @@ class StagedModel:
             with self._trial.step(batch.rows, rows) if self._trial else contextlib.nullcontext():
                 self._agreement.step(functools.partial(self._accumulate, batch, rows))
                 self._update()
+            if not self._stepped:
+                self._stepped = True
+                self._warn_of_slices()
             self.samples_seen.assign_add(rows)
         return dict(self._logs)
 
@@ -440,6 +448,20 @@ class StagedModel:
     def _finalize(self, variables: Any) -> None:
         """Let the optimizer set the final values of the weights of this stage, such as moving averages."""
         type(self.model.optimizer).finalize_variable_values(self.model.optimizer, self.variables)
+
+    def _warn_of_slices(self) -> None:
+        """Warn if an optimizer takes the sums of sparse gradients for other ones than one process. *Collective*."""
+        inner = inner_optimizer(self.model.optimizer)
+        clips = (inner.clipnorm, inner.global_clipnorm, inner.clipvalue) != (None,) * 3
+        (differs,) = self.world.communicator.maximum(self._sums.of_slices and (clips or type(inner) not in _LINEAR))
+        if differs and self.world.rank == 0:
+            log.warning(
+                "where several rows of a batch have the same index, stages add up the gradients of an Embedding before "
+                "%s%s, and one process does not: weights differ from those of one process\n"
+                "  remedy: train with SGD and without clipping, or without stages, where this matters",
+                type(inner).__name__,
+                " clips them" if type(inner) in _LINEAR else " sees them",
+            )
 
     def _warn_of_normalizations(self) -> None:
         normalizations = batch_normalizations(self.model)

@@ -24,16 +24,22 @@ class GradientSums:
     """Sum of the gradients of each variable, dense, in its dtype.
 
     Memory is taken when the first gradient of a variable comes; variables that no gradient reaches have none.
+
+    Attributes
+    ----------
+    of_slices : some gradients were sparse, as those of an embedding.
     """
 
     def __init__(self, variables: Sequence[Any]) -> None:
         self.variables = list(variables)
         self._sums: list[Any] = [None] * len(self.variables)
+        self.of_slices = False
 
     def add(self, gradients: Sequence[Any]) -> None:
         """Add the gradients of all variables, in graphs and in eager code; None adds nothing."""
         for i, gradient in enumerate(gradients):
             if isinstance(gradient, tf.IndexedSlices):
+                self.of_slices = True
                 self.total(i).scatter_add(gradient)
             elif gradient is not None:
                 self.total(i).assign_add(gradient, read_value=False)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -16,8 +18,6 @@ class _OwnStep(keras.Sequential):  # type: ignore[misc]  # Keras has no types
 
 
 def _fit(comm, layouts, constraint=None, optimizer="sgd", own_step=False, different=False, deferred=False):
-    import contextlib
-
     import tensorflow as tf
 
     from matex_data import training
@@ -66,6 +66,38 @@ def test_errors(pool: Pool, layouts: dict, options: dict, text: str | None) -> N
     assert str(outcomes[0]) == str(outcomes[1])
     with pytest.raises(PartitionError, match=text):
         raise outcomes[0]
+
+
+def _interrupted(comm, axis):
+    """Return the shapes of the weights, and how far those of the ranks differ, after a callback has ended ``fit``."""
+    import tensorflow as tf
+
+    from matex_data import training
+
+    mesh = training.Mesh(**{axis: 2}, comm=comm)
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(6, name="up"), keras.layers.Dense(3, name="down")])
+    model.compile("adam", "mse", jit_compile=False)
+    rows = np.random.default_rng(0).normal(size=(8, 4)).astype(np.float32)
+    data = tf.data.Dataset.from_tensor_slices((rows, rows[:, :3])).batch(2)
+
+    def stop(batch, logs):
+        if batch == 2:
+            raise KeyboardInterrupt
+
+    before = [w.copy() for w in model.get_weights()]
+    with contextlib.suppress(KeyboardInterrupt):
+        callback = keras.callbacks.LambdaCallback(on_train_batch_end=stop)
+        training.fit(model, data, mesh=mesh, callbacks=[callback], verbose=0)
+    weights = model.get_weights()
+    changed = all(np.any(a != b) for a, b in zip(before, weights, strict=True)) if axis == "stages" else True
+    return [w.shape for w in weights], changed, [w.tolist() for w in weights]
+
+
+@pytest.mark.parametrize("axis", ["model", "stages"])
+def test_weights_are_whole_after_an_interrupt(ranks: Pools, axis: str) -> None:
+    one, other = ranks(2).run(_interrupted, axis, timeout=60)
+    assert one == other
+    assert one[:2] == ([(4, 6), (6,), (6, 3), (3,)], True)
 
 
 def _refused(comm):

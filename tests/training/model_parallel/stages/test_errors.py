@@ -20,6 +20,7 @@ from matex_data.training.model_parallel.stages.messages import Line
 from matex_data.training.replacements import replaced
 from matex_data.training.trainer import fit
 from tests.support.launch import run_script
+from tests.support.logs import logged
 from tests.support.ranks import Pools
 from tests.training.model_parallel.stages.problems import build, dataset, weights_of
 
@@ -240,6 +241,20 @@ def test_a_failure_of_one_stage_is_the_error_of_all(ranks: Pools, fault: str, me
     assert message in one
     assert message.removeprefix("DecodeError: ") in other
     assert issubclass(PartitionError, DataError)
+
+
+def _said_of_slices(comm: Any) -> list[bool]:
+    """Return whether rank 0 says that stages add up sparse gradients, by optimizers."""
+    found = []
+    for name, optimizer in (("text", "sgd"), ("text", "adam"), ("text", "clipped"), ("chain", "adam")):
+        with logged() as said:
+            fit(build(name, optimizer), dataset(name), verbose=0, mesh=Mesh(stages=2, comm=comm), micro_batches=1)
+        found.append(any("same index" in line for line in said))
+    return found
+
+
+def test_sums_of_sparse_gradients_are_said_where_they_matter(ranks: Pools) -> None:
+    assert ranks(2).run(_said_of_slices, timeout=120) == [[False, True, True, False], [False] * 4]
 
 
 def _after_an_interrupt(comm: Any) -> list[Any]:
