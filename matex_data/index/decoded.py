@@ -19,6 +19,7 @@ from matex_data.index.layout import EMPTY, ReadRequest
 from matex_data.index.runs import RowSelection
 from matex_data.index.scatter import RowIndices
 from matex_data.index.table import Outputs, Table
+from matex_data.locks import cached_property
 
 
 @dataclass(frozen=True, eq=False)
@@ -37,7 +38,7 @@ class DecodedBlocks(Table):
     def rows(self) -> int:  # type: ignore[override]
         return int(self.edges[-1])
 
-    @property
+    @cached_property
     def block_rows(self) -> int:  # type: ignore[override]
         return self.longest(self.borders())
 

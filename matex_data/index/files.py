@@ -479,6 +479,8 @@ class FileColumnsBuilder:
 
 def columns_of(files: Iterable[FileIndex]) -> FileColumns:
     """Return the table of these files in columns."""
+    if isinstance(files, FileColumns):
+        return files
     builder = FileColumnsBuilder()
     for file in files:
         builder.add(file)

@@ -318,6 +318,8 @@ class Index:
         >>> index.with_stamps({}).files[0].stamp is None
         True
         """
+        if not stamps:
+            return self
         files = FileList(replace(file, stamp=stamps.get(file.path, file.stamp)) for file in self.files)
         return Index(self.fields, files, self.static, self.facts, self.made)
 

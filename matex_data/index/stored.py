@@ -20,7 +20,7 @@ from matex_data.errors import FormatError
 from matex_data.fields import Field
 from matex_data.index.columns import FAMILY, MAGIC, ColumnWriter, member, unpacked
 from matex_data.index.descriptors import Origin, Separated, damaged, join, pickled_class, separate
-from matex_data.index.files import FileColumns
+from matex_data.index.files import FileColumns, columns_of
 from matex_data.index.model import Index
 
 
@@ -47,8 +47,7 @@ def to_bytes(index: Index, key: str = "", of_job: bool = False) -> bytes:
     >>> key, found.fields == index.fields, found.files[0].layouts["t"].values
     ('of a.bin', True, array([1.5, 2.5]))
     """
-    files = index.files if isinstance(index.files, FileColumns) else index.in_columns().files
-    assert isinstance(files, FileColumns)
+    files = columns_of(index.files)
     columns = ColumnWriter()
     rest = separate({"fields": index.fields, "static": index.static, "facts": index.facts})
     undescribed = None if of_job else pickled_class(rest.described) or files.undescribed_class

@@ -240,14 +240,21 @@ def detect(text: bytes, given: Dialect, fixed: frozenset[str]) -> Dialect:
         dialect = replace(dialect, comment=text.lstrip()[:1].decode(), comment_lines=True)
     if "sep" not in fixed:
         possible = [sep for sep in SEPARATORS if sep not in (dialect.decimal, dialect.thousands)]
-        scores = {sep: _consistency(text, replace(dialect, sep=sep)) for sep in possible}
-        best = max(possible, key=scores.__getitem__)
-        dialect = replace(dialect, sep=best if scores[best] >= TYPICAL else ",")
+        best, score = ",", 0.0
+        for sep in possible:
+            found = _consistency(text, replace(dialect, sep=sep))
+            if found >= TYPICAL and found > score:
+                best, score = sep, found
+            if score == 1:
+                break
+        dialect = replace(dialect, sep=best)
     return dialect
 
 
 def _consistency(text: bytes, dialect: Dialect) -> float:
     """Return the share of the records that have the most common width; 0 if that is one field, or blanks part words."""
+    if not any(separator in text for separator in dialect.separators):
+        return 0.0
     records = dialect.records(text)
     widths = [len(record) for record in records]
     width, count = Counter(widths).most_common(1)[0] if widths else (0, 0)

@@ -206,7 +206,7 @@ class Parser:
             times.pop()  # ISO 8601 would take days for months
         if text[:3].tobytes() == BOM_UTF8:  # Arrow drops one at the beginning, which is not that of the file here
             text = np.frombuffer(BOM_UTF8 + text.tobytes(), np.uint8)
-        return pa.csv.read_csv(
+        reader = pa.csv.open_csv(  # of one block; read_csv would wait for a thread of Arrow for each text
             pa.BufferReader(pa.py_buffer(text)),
             read_options=pa.csv.ReadOptions(
                 use_threads=False, column_names=list(self.names), block_size=min(len(text) + 16, 2**31 - 1)
@@ -229,6 +229,7 @@ class Parser:
                 timestamp_parsers=times,
             ),
         )
+        return reader.read_all()
 
     def _parse_with_python(
         self, data: Bytes, types: Mapping[str, Any], count: int, line: int, error: Exception
