@@ -6,6 +6,7 @@ On TensorFlow, Keras itself accepts a distribution and trains whole weights.
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -103,11 +104,11 @@ def mesh_of(distribution: Any, channel: Channel) -> Mesh:
     return mesh
 
 
-SYNCHRONOUS = ("MirroredStrategy", "MultiWorkerMirroredStrategy")
+ONE_REPLICA = ("MirroredStrategy", "MultiWorkerMirroredStrategy", "OneDeviceStrategy", "CentralStorageStrategy")
 
 
 def patch_strategies(channel: Channel) -> None:
-    """Replace the strategies that train in parallel themselves; warn at the first use."""
+    """Replace the strategies that train synchronously themselves; warn at the first use."""
 
     class OneReplica:  # a class, since Keras calls isinstance with it
         def __new__(cls, *_: Any, **__: Any) -> Any:
@@ -115,5 +116,6 @@ def patch_strategies(channel: Channel) -> None:
             say_once(channel.rank, text, cls.__name__)
             return tf.distribute.get_strategy()
 
-    for name in SYNCHRONOUS:
-        setattr(tf.distribute, name, type(name, (OneReplica,), {}))
+    for name, owner in itertools.product(ONE_REPLICA, (tf.distribute, tf.distribute.experimental)):
+        if hasattr(owner, name):
+            setattr(owner, name, type(name, (OneReplica,), {}))

@@ -9,7 +9,8 @@ import tensorflow as tf
 keras.utils.set_random_seed(29)
 x = np.random.normal(size=(90, 5)).astype("float32")
 y = (x[:, 0] > 0).astype("int64")
-strategy = tf.distribute.MirroredStrategy()
+several = len(tf.config.list_physical_devices("GPU")) > 1
+strategy = tf.distribute.MirroredStrategy() if several else tf.distribute.OneDeviceStrategy("/cpu:0")
 global_batch = 10 * strategy.num_replicas_in_sync
 train = tf.data.Dataset.from_tensor_slices((x[:70], y[:70])).batch(global_batch)
 valid = tf.data.Dataset.from_tensor_slices((x[70:], y[70:])).batch(global_batch)
