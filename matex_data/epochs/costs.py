@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -31,6 +32,7 @@ GOOD_READ_BYTES = 1_000_000
 FEW_READS = 1000  # of a rank in an epoch, whose time does not count even if each takes some milliseconds
 FEWER_READS = 4  # times as many reads as with sharing make small reads worth its messages
 CHOICE_EFFORT = 1 << 19  # samples whose reads are planned to choose whether ranks share them: some 50 ms
+FILE_EFFORT = 1000  # samples whose reads are planned in the time of a file's: 0.1 ms
 MOST_WINDOWS = 512  # that are planned to obtain the costs
 SAMPLED_RANKS = 8
 SAMPLED_WINDOWS = 8
@@ -131,14 +133,15 @@ def estimate_costs(
     ranks_per_node : number of ranks that share a machine; None: unknown.
     effort : limit on the samples whose reads are planned.
     """
-    shared = shares_reads(source, schedule, ranks)
+    plans = _Plans(source, schedule, ranks)
+    shared = plans.share_reads()
     strategy = strategy_for(source, schedule, ranks, shared)
-    counted, exact = _plan_windows(strategy, effort)
+    counted, exact = plans.windows(type(strategy), effort)
     drawn = schedule.full_steps * schedule.batch_size + schedule.left_over
     total = counted.samples if exact else drawn  # a mixture draws samples again
-    needed = _bytes_in_order(source, schedule, effort)
-    per_sample = counted.nbytes / max(1, counted.samples)
-    reads = counted.reads / max(1, counted.samples) * total / ranks
+    needed = plans.in_order(effort).bytes_per_sample
+    per_sample = counted.bytes_per_sample
+    reads = counted.reads_per_sample * total / ranks
     files = len(source.index.sources)
     mode = choose(source.options.io, source.index.sources.paths, ranks)
     opens = files if mode.collective else counted.opens(total / ranks)
@@ -168,10 +171,8 @@ def estimate_costs(
     return replace(costs, remedies=tuple(_remedies(costs, strategy)))
 
 
-def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
-    """Return whether the ranks read blocks for one another.
-
-    They do if they would read too many bytes if each read for itself, or, in many small reads, what are few large ones.
+class _Plans:
+    """Plans of the windows of a schedule, and of its samples in the order of the files, each of which is made once.
 
     Parameters
     ----------
@@ -179,20 +180,41 @@ def shares_reads(source: Source, schedule: Schedule, ranks: int) -> bool:
     schedule : order of the samples.
     ranks : number of ranks.
     """
-    if ranks == 1 or schedule.uniform or source.options.cache is not None or not source.sessions.threaded:
-        return False
-    if source.shared is not None:
-        return source.shared
-    counted, _ = _plan_windows(Streamed(source, schedule, ranks), CHOICE_EFFORT)
-    needed = _bytes_in_order(source, schedule, CHOICE_EFFORT)
-    if counted.nbytes > GOOD_AMPLIFICATION * needed * counted.samples:
-        return True
-    reads = counted.reads / max(1, counted.samples)
-    many = reads * schedule.segments.total / ranks > FEW_READS
-    if not many or counted.nbytes >= GOOD_READ_BYTES * counted.reads:
-        return False
-    shared, _ = _plan_windows(Shared(source, schedule, ranks), CHOICE_EFFORT)
-    return reads * shared.samples > FEWER_READS * shared.reads
+
+    def __init__(self, source: Source, schedule: Schedule, ranks: int) -> None:
+        self._source, self._schedule, self._ranks = source, schedule, ranks
+        self._file_effort = 1 + FILE_EFFORT * len(source.index.sources) // max(1, len(source.index))  # of a sample
+        self.windows, self.in_order = cache(self._windows), cache(self._in_order)
+
+    def _windows(self, kind: type[Strategy], effort: int) -> tuple[_Counted, bool]:
+        strategy = kind(self._source, self._schedule, self._ranks)
+        return _plan_windows(strategy, effort // self._file_effort)
+
+    def _in_order(self, effort: int) -> _Counted:
+        return _plan_in_order(self._source, self._schedule, effort // self._file_effort)
+
+    def share_reads(self) -> bool:
+        """Return whether the ranks read blocks for one another.
+
+        They do if they would read too many bytes if each read for itself, or, in many small reads, what are few large
+        ones.
+        """
+        source, schedule, ranks = self._source, self._schedule, self._ranks
+        if ranks == 1 or schedule.uniform or source.options.cache is not None or not source.sessions.threaded:
+            return False
+        if source.shared is not None:
+            return source.shared
+        counted, _ = self.windows(Streamed, CHOICE_EFFORT)
+        needed = self.in_order(CHOICE_EFFORT)
+        if counted.bytes_per_sample > GOOD_AMPLIFICATION * needed.bytes_per_sample:
+            return True
+        many = counted.reads_per_sample * schedule.segments.total / ranks > FEW_READS
+        if not many or counted.nbytes >= GOOD_READ_BYTES * counted.reads:
+            return False
+        if counted.reads_per_sample <= FEWER_READS * needed.reads_per_sample:  # as few as there can be
+            return False
+        shared, _ = self.windows(Shared, CHOICE_EFFORT)
+        return counted.reads_per_sample > FEWER_READS * shared.reads_per_sample
 
 
 class _Counted:
@@ -211,6 +233,16 @@ class _Counted:
         self.ranks = ranks
         self.samples = self.nbytes = self.reads = self.windows = 0
         self._opens = self._files = 0
+
+    @property
+    def bytes_per_sample(self) -> float:
+        """Bytes to read for a sample."""
+        return self.nbytes / max(1, self.samples)
+
+    @property
+    def reads_per_sample(self) -> float:
+        """Reads of a sample."""
+        return self.reads / max(1, self.samples)
 
     def add(self, samples: int, plan: ReadPlan) -> None:
         """Count a window."""
@@ -275,8 +307,8 @@ def _planned(
     return plan_reads(index, runs, destination, arrays, chunks, scratch)
 
 
-def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
-    """Return the bytes to read for a sample in the order of the files.
+def _plan_in_order(source: Source, schedule: Schedule, effort: int) -> _Counted:
+    """Return the reads of samples in the order of the files.
 
     The sample in front of a section is planned before it, so that a chunk which they share counts where it begins.
     """
@@ -290,7 +322,7 @@ def _bytes_in_order(source: Source, schedule: Schedule, effort: int) -> float:
         section = samples.part(first, stop)
         plan = _planned(source.index, section, np.arange(stop - first), stop - first, chunks, scratch)
         counted.add(stop - first, plan)
-    return counted.nbytes / max(1, counted.samples)
+    return counted
 
 
 def _sections(schedule: Schedule, step: int, effort: int) -> Iterator[tuple[int, int]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import warnings
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ import matex_data as md
 from benchmarks.cases import scale
 from benchmarks.cases.scale import Stored
 from matex_data import PartitionError, batching
-from matex_data.epochs.costs import estimate_costs
+from matex_data.epochs.costs import CHOICE_EFFORT, estimate_costs
 from matex_data.epochs.strategies import ORDERED_SAMPLES, READ_BYTES, steps_within
+from matex_data.index import table
 from matex_data.io.counters import process_profile
 from tests.support.ranks import Pool, Pools
 from tests.support.sources import with_source
@@ -155,6 +157,19 @@ def test_files_that_are_opened(tmp_path: Path) -> None:
     assert data.read_plan(60, ranks=1).opens_per_rank == pytest.approx(150, abs=10)
     assert data.read_plan(60, ranks=30).opens_per_rank < 60
     assert len(data.read_plan(60, ranks=30).as_dict()["remedies"]) == 0
+
+
+def test_few_of_many_small_files_are_looked_at(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(1500):
+        np.save(tmp_path / f"{number}.npy", np.arange(4.0))
+    data = _open(tmp_path, sample="file")
+    looked_at: list[str] = []
+    plan = table.plan_reads
+    monkeypatch.setattr(table, "plan_reads", lambda *args: looked_at.append("file") or plan(*args))
+    monkeypatch.setattr(batching, "estimate_costs", partial(estimate_costs, effort=CHOICE_EFFORT))
+    costs = data.read_plan(100, ranks=2, shuffle=True, seed=1)
+    assert costs.amplification == pytest.approx(1) and not costs.shared
+    assert len(looked_at) <= 1500  # half of them by a window of one rank, and some in the order of the files
 
 
 def test_text_is_read_by_the_library_and_not_counted(tmp_path: Path) -> None:
