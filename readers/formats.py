@@ -106,7 +106,7 @@ class Format:
         (True, True, False)
         """
         lower = path.lower()
-        return _last_part(lower).endswith(self.suffixes) or _matches(lower, self.names)
+        return lower.rstrip("/").endswith(self.suffixes) or _matches(lower, self.names)
 
     def magic_offset(self, head: bytes) -> int:
         """Return the position of the magic bytes that the file has; 0 without any.
@@ -159,8 +159,11 @@ def _last_part(path: str) -> str:
 
 def _matches(path: str, patterns: tuple[str, ...]) -> bool:
     """Return whether a path matches one of the patterns of ``pathlib.PurePath.match``."""
+    if not patterns:
+        return False
     name = _last_part(path)
-    return any(Path(path).match(one) if "/" in one else fnmatchcase(name, one) for one in patterns)
+    likely = [one for one in patterns if fnmatchcase(name, _last_part(one))]
+    return any("/" not in one or Path(path).match(one) for one in likely)
 
 
 @dataclass(frozen=True)
