@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
@@ -121,12 +122,13 @@ class Probe:
         """Return the effects of the step for a batch. *Collective* unless the batch is whole."""
         leaves = [leaf for leaf, kept in zip(tf.nest.flatten(batch), self._kept, strict=True) if kept]
         metrics = resources(numeric_states(self._distributed.model))
-        self._recorded = {}
+        self._recorded.clear()
         with kept_variables(self._restored) as before:
             old = {id(v.handle): value.numpy() for v, value in zip(self._restored, before, strict=True)}
             self._prepare_loss_scales()
             rows, returned = self._function(*leaves)
             found: dict[str, Array | None] = dict(self._recorded)
+            self._recorded.clear()
             for name, variable in self._compared.items():
                 new = np.array(variable.read_value().numpy())
                 found[name] = new - old[id(variable.handle)] if variable.trainable else new
@@ -184,14 +186,8 @@ class Probe:
                 self._recorded.setdefault(name, None)
         given = [(name, g) for name, g in zip(names, gradients, strict=True) if g is not None]
         if given:
-
-            def keep(*arrays: Array) -> None:
-                for (name, _), array in zip(given, arrays, strict=True):
-                    before = self._recorded.get(name)
-                    self._recorded[name] = np.array(array, np.float32 if array.itemsize < 8 else np.float64)
-                    if before is not None:
-                        self._recorded[name] += before
-
+            # TensorFlow keeps the function as long as the program runs, but not the model.
+            keep = functools.partial(_keep, self._recorded, [name for name, _ in given])
             tf.numpy_function(keep, [tf.convert_to_tensor(g) for _, g in given], [], name=RECORDED)
 
     def _find_variables(self) -> None:
@@ -249,6 +245,15 @@ class Probe:
         for optimizer in optimizers(self._distributed.model):
             if hasattr(optimizer, "dynamic_scale"):
                 optimizer.dynamic_scale.assign(1.0)
+
+
+def _keep(recorded: dict[str, Array | None], names: Sequence[str], *arrays: Array) -> None:
+    """Add gradients to those that have been recorded."""
+    for name, array in zip(names, arrays, strict=True):
+        before = recorded.get(name)
+        recorded[name] = np.array(array, np.float32 if array.itemsize < 8 else np.float64)
+        if before is not None:
+            recorded[name] += before
 
 
 def refuse_eager(model: Any) -> None:

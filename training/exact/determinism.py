@@ -50,6 +50,9 @@ class FirstBatchCheck(keras.callbacks.Callback):  # type: ignore[misc]  # Keras 
         self._varied = any(leaf.size and bool((leaf != leaf.flat[0]).any()) for leaf in leaves)
         return np.True_
 
+    def set_model(self, model: Any) -> None:
+        """Keep no model: TensorFlow keeps ``_record`` as long as the program runs."""
+
     def on_train_batch_begin(self, batch: int, logs: Any = None) -> None:
         """Compare the digests before the second step. *Collective* then; ``on_train_batch_end`` may run in a thread."""
         if self._began and self._of == "training":

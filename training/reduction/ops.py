@@ -258,12 +258,12 @@ def run_chained(channel: Channel, payloads: Sequence[Payload], weight: Any) -> l
     results: list[list[Any]] = []
     with _sequence_counter(channel, "chained").advance() as cursor:
         for group in [[payload] for payload in payloads] if _can_overlap() else [list(payloads)]:
+            forms = [(payload.without_tensors(), len(payload.inputs)) for payload in group]
 
-            def run(number: Any, weight: Any, *arrays: Array, group: list[Payload] = group) -> list[Any]:
+            def run(number: Any, weight: Any, *arrays: Array, forms: list[tuple[Payload, int]] = forms) -> list[Any]:
                 remaining, out = iter(arrays), [number + 1]
-                for payload in group:
-                    own = list(islice(remaining, len(payload.inputs)))
-                    out += payload.prepare(float(weight), own)(channel.graph)
+                for payload, count in forms:
+                    out += payload.prepare(float(weight), list(islice(remaining, count)))(channel.graph)
                 return out
 
             inputs = [tensor for payload in group for tensor in payload.inputs]
@@ -318,9 +318,10 @@ def _run_in_pool(channel: Channel, pool: CommunicationPool, payloads: list[Paylo
     with _sequence_counter(channel, pool).advance() as cursor:
         numbers = []
         for payload in payloads:
+            form = payload.without_tensors()
 
-            def start(number: Any, weight: Any, *arrays: Array, payload: Payload = payload) -> Any:
-                pool.submit(int(number), payload.prepare(float(weight), arrays))
+            def start(number: Any, weight: Any, *arrays: Array, form: Payload = form) -> Any:
+                pool.submit(int(number), form.prepare(float(weight), arrays))
                 return number + 1
 
             numbers.append(cursor.number)

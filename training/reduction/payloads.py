@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import logging
 from abc import ABC, abstractmethod
@@ -32,6 +33,16 @@ class Payload(ABC):
 
     inputs: list[Any]
     dtypes: list[Any]
+
+    def without_tensors(self) -> Payload:
+        """Return what can prepare the operation: TensorFlow keeps functions of operations as long as the program runs.
+
+        With its tensors they would keep the graph, and the weights that this reads.
+        """
+        kept = copy.copy(self)
+        for name in ("inputs", "_tensors", "_slices", "_rows"):
+            vars(kept).pop(name, None)
+        return kept
 
     @abstractmethod
     def prepare(self, weight: float, arrays: Sequence[Array]) -> Callable[[Collectives], list[Array]]:

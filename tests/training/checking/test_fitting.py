@@ -523,3 +523,35 @@ def test_a_proof_names_its_exceptions(pool: Pool) -> None:
     assert "is proven to train" in first[0] and "except for BatchNormalization" in first[0]
     assert "loss scaling" not in first[0] and "except for the steps that loss scaling skips" in second[0]
     assert first[1] == second[1] == ""
+
+
+def _kept(comm: Any, strategy: str) -> int:
+    """Return how many models there still are after each has been trained, and its steps have been checked."""
+    import gc
+    import weakref
+
+    import keras
+
+    from matex_data import training
+
+    class Own(keras.Sequential):  # type: ignore[misc]
+        def call(self, x: Any, training: bool = False) -> Any:
+            return super().call(x, training=training)
+
+    models = []
+    data = problems.shard(problems.table(24), BATCH, comm.rank, comm.size)
+    for _ in range(2):
+        model = Own([keras.Input((problems.FEATURES,)), keras.layers.Dense(3)])
+        optimizer = training.distribute(keras.optimizers.Adam(), comm, strategy=strategy) if strategy else "adam"
+        problems.compiled(model, optimizer)
+        training.fit(model, data, comm=comm, verbose=0)
+        models.append(weakref.ref(model))
+        del model, optimizer
+    gc.collect()
+    return sum(model() is not None for model in models)
+
+
+@pytest.mark.rank_counts(2)
+@pytest.mark.parametrize("strategy", ["", "concurrent"])
+def test_a_program_keeps_no_models_that_have_been_trained(pool: Pool, strategy: str) -> None:
+    assert pool.run(_kept, strategy) == [0, 0]

@@ -208,7 +208,7 @@ class StagedModel:
         positions = [self._graph.inputs.index(number) for number in own.inputs]
         last = own.number == len(self.plans) - 1
         self._pipeline = PipelineStage(self._messages, lambda receives: self._stage(receives, sums, last), positions)
-        self._warn_of_normalizations()
+        self._warn_of_micro_batches()
         self._prepared = True
 
     def _take_optimizer(self, held: Mapping[int, Sequence[int]], trained: Sequence[int]) -> None:
@@ -463,7 +463,9 @@ class StagedModel:
                 " clips them" if type(inner) in _LINEAR else " sees them",
             )
 
-    def _warn_of_normalizations(self) -> None:
+    def _warn_of_micro_batches(self) -> None:
+        if seeds(self.model) and (self._micro_batches != 1 or self.replicas.size > 1) and self.world.rank == 0:
+            log.warning("random layers draw for each micro-batch by itself: other numbers than one process for a batch")
         normalizations = batch_normalizations(self.model)
         if normalizations and self.world.rank == 0:
             log.warning(
