@@ -39,7 +39,7 @@ class DecodedBlocks(Table):
         return int(self.edges[-1])
 
     @cached_property
-    def block_rows(self) -> int:  # type: ignore[override]
+    def block_rows(self) -> int:
         return self.longest(self.borders())
 
     def borders(self) -> Integers:
