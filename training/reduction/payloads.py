@@ -40,7 +40,7 @@ class Payload(ABC):
         With its tensors they would keep the graph, and the weights that this reads.
         """
         kept = copy.copy(self)
-        for name in ("inputs", "_tensors", "_slices", "_rows"):
+        for name in ("inputs", "_tensors", "_slices"):
             vars(kept).pop(name, None)
         return kept
 
