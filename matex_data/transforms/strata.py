@@ -29,6 +29,7 @@ from matex_data.transforms.names import field_of_values
 from matex_data.transforms.select import AT_ONCE, samples_of_mask
 
 MOST_CLASSES = 10_000  # of which every rank knows the counts of every other one
+ROWS_OF_CLASS = 1000  # of each, about, to which sets are assigned at once: a call costs Python time
 UNREAD = -1  # set of a sample that cannot be read, with on_error="skip"
 NO_VALUE = "a split by values needs one value for each sample"
 VALUELESS = "a split by values needs a value of each sample"
@@ -80,18 +81,21 @@ def stratify(source: Source, samples: Samples, name: str, fractions: Sequence[fl
     codes, counts = _encode(source, samples, name)
     comm = source.comm
     comm.agree(_too_many_classes(name, len(counts)))
-    order = np.argsort(codes.astype(np.int16), kind="stable")  # a radix sort
-    first = np.searchsorted(codes, np.arange(len(counts) + 1, dtype=codes.dtype), sorter=order)
-    before = comm.sum_of_lower(np.diff(first))
+    step = max(AT_ONCE, ROWS_OF_CLASS * len(counts))  # an order of all samples would take 16 bytes for each
+    parts = [codes[begin : begin + step] for begin in range(0, len(codes), step)]
+    own = sum((np.bincount(part + 1, minlength=len(counts) + 1)[1:] for part in parts), np.zeros_like(counts))
+    before = comm.sum_of_lower(own)
     ends = np.cumsum(sizes_by_class(counts, fractions), axis=1)
-    own = np.full(len(codes), UNREAD, np.int32)
-    for number, (low, high) in enumerate(zip(first[:-1].tolist(), first[1:].tolist(), strict=True)):
-        drawn = None if seed is None else Permutation(int(counts[number]), check_seed(seed), number)
-        for begin in range(low, high, AT_ONCE):
-            part = order[begin : min(begin + AT_ONCE, high)]
-            at = before[number] + begin - low + np.arange(len(part))  # the number of each sample within its class
-            own[part] = np.searchsorted(ends[number], at if drawn is None else drawn(at), side="right")
-    return Assignment(source, samples, len(fractions), own)
+    for part in parts:
+        order = np.argsort(part.astype(np.int16), kind="stable")  # a radix sort
+        first = np.searchsorted(part, np.arange(len(counts) + 1, dtype=part.dtype), sorter=order)
+        for number in np.flatnonzero(np.diff(first)).tolist():
+            rows = order[first[number] : first[number + 1]]
+            at = before[number] + np.arange(len(rows))  # the number of each sample within its class
+            drawn = at if seed is None else Permutation(int(counts[number]), check_seed(seed), number)(at)
+            part[rows] = np.searchsorted(ends[number], drawn, side="right")  # in place of the class
+            before[number] += len(rows)
+    return Assignment(source, samples, len(fractions), codes)
 
 
 def sizes_by_class(counts: Integers, fractions: Sequence[float]) -> Integers:

@@ -124,8 +124,8 @@ def test_a_split_by_classes_keeps_some_bytes_of_each_sample(tmp_path: Path, monk
         peak = tracemalloc.get_traced_memory()[1]
     finally:
         tracemalloc.stop()
-    assert len(train) + len(valid) == len(classes)
-    assert peak < 40 * len(classes)
+    assert train.value_counts("data") == valid.value_counts("data") == {0: 258048, 1: 4096}
+    assert peak < 12 * len(classes)
 
 
 def test_folds_are_those_of_scikit_learn(table: str) -> None:
