@@ -40,8 +40,9 @@ class Payload(ABC):
         With its tensors they would keep the graph, and the weights that this reads.
         """
         kept = copy.copy(self)
-        for name in ("inputs", "_tensors", "_slices"):
-            vars(kept).pop(name, None)
+        for name, value in vars(self).items():
+            if any(map(tf.is_tensor, tf.nest.flatten(value))):
+                delattr(kept, name)
         return kept
 
     @abstractmethod

@@ -542,9 +542,9 @@ def _kept(comm: Any, strategy: str) -> int:
     data = problems.shard(problems.table(24), BATCH, comm.rank, comm.size)
     for _ in range(2):
         model = Own([keras.Input((problems.FEATURES,)), keras.layers.Dense(3)])
-        optimizer = training.distribute(keras.optimizers.Adam(), comm, strategy=strategy) if strategy else "adam"
+        optimizer = training.distribute(keras.optimizers.Adam(), comm, strategy=strategy) if strategy != "sections" else "adam"
         problems.compiled(model, optimizer)
-        training.fit(model, data, comm=comm, verbose=0)
+        training.fit(model, data, comm=comm, verbose=0, shard_optimizer=strategy == "sections")
         models.append(weakref.ref(model))
         del model, optimizer
     gc.collect()
@@ -552,6 +552,6 @@ def _kept(comm: Any, strategy: str) -> int:
 
 
 @pytest.mark.rank_counts(2)
-@pytest.mark.parametrize("strategy", ["", "concurrent"])
+@pytest.mark.parametrize("strategy", ["chained", "concurrent", "sections"])
 def test_a_program_keeps_no_models_that_have_been_trained(pool: Pool, strategy: str) -> None:
     assert pool.run(_kept, strategy) == [0, 0]
