@@ -113,8 +113,9 @@ def test_every_number_of_ranks_has_the_sets(table: str, pool: Pool, options: dic
 
 def test_a_split_by_classes_keeps_some_bytes_of_each_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("matex_data.sampling.permutation.TABLE_ITEMS", 0)
-    monkeypatch.setattr("matex_data.transforms.strata.AT_ONCE", 1 << 14)
-    monkeypatch.setattr("matex_data.reading.source.LOAD_BYTES", 1 << 20)
+    for module in ("strata", "select"):
+        monkeypatch.setattr(f"matex_data.transforms.{module}.AT_ONCE", 1 << 14)
+    monkeypatch.setattr("matex_data.reading.source.LOAD_BYTES", 1 << 16)
     classes = (np.arange(1 << 19) % 64 == 0).astype(np.int8)
     np.save(tmp_path / "x.npy", classes)
     data = open_dataset(tmp_path / "x.npy")
