@@ -542,7 +542,9 @@ def _kept(comm: Any, strategy: str) -> int:
     data = problems.shard(problems.table(24), BATCH, comm.rank, comm.size)
     for _ in range(2):
         model = Own([keras.Input((problems.FEATURES,)), keras.layers.Dense(3)])
-        optimizer = training.distribute(keras.optimizers.Adam(), comm, strategy=strategy) if strategy != "sections" else "adam"
+        optimizer = (
+            training.distribute(keras.optimizers.Adam(), comm, strategy=strategy) if strategy != "sections" else "adam"
+        )
         problems.compiled(model, optimizer)
         training.fit(model, data, comm=comm, verbose=0, shard_optimizer=strategy == "sections")
         models.append(weakref.ref(model))
