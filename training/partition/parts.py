@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from matex_data._types import Array
-from matex_data.errors import PartitionError
+from matex_data.errors import DataError, PartitionError
 from matex_data.locks import setting
 from matex_data.mpi.polling import poll
 from matex_data.training import keras_api
@@ -281,10 +281,10 @@ def all_leave(channel: Channel, kind: type[BaseException] | None) -> bool:
 
     Parameters
     ----------
-    kind : class of the exception by which this rank leaves; None: there is none. It may be of this rank alone. An exit
-        that is asked for needs no whole variables.
+    kind : class of the exception by which this rank leaves; None: there is none. Nearly every ``DataError``, and Ctrl-C,
+        is raised on all ranks; an error of another class may be of one, and ends the job.
     """
-    return kind is None or (not issubclass(kind, SystemExit) and all_come(channel))
+    return kind is None or (issubclass(kind, DataError | KeyboardInterrupt) and all_come(channel))
 
 
 def hiding_parts(hidden: bool = True) -> contextlib.AbstractContextManager[None]:
