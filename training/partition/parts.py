@@ -281,8 +281,8 @@ def all_leave(channel: Channel, kind: type[BaseException] | None) -> bool:
 
     Parameters
     ----------
-    kind : class of the exception by which this rank leaves; None: there is none. Nearly every ``DataError``, and Ctrl-C,
-        is raised on all ranks; an error of another class may be of one, and ends the job.
+    kind : class of the exception by which this rank leaves; None: there is none. Nearly every ``DataError``, and
+        Ctrl-C, is raised on all ranks; an error of another class may be of one, and ends the job.
     """
     return kind is None or (issubclass(kind, DataError | KeyboardInterrupt) and all_come(channel))
 
